@@ -1,0 +1,59 @@
+"""Every setting of one model's engine, with its default, in one place."""
+
+from typing import Literal
+
+import msgspec
+
+from chairlift.errors import ConfigError
+
+Strategy = Literal["none", "static", "dynamic", "continuous"]
+
+
+class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
+
+    `batch_size` and `max_wait_ms` belong to the static and dynamic strategies, `max_num_seqs` and
+    `max_num_batched_tokens` to continuous. `kv_cache_gb=None` and `max_model_len=None` are derived from the machine and
+    the model. Raises ConfigError naming the setting.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    ops: Literal["auto", "native", "reference"] = "auto"
+    strategy: Strategy = "continuous"
+    batch_size: int = 8
+    max_wait_ms: float = 5.0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_gb: float | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions by name."""
+        for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_wait_ms < 0:
+            raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
+        for name in ("kv_cache_gb", "max_model_len", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if self.max_num_batched_tokens < self.seats:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of seats "
+                f"({self.seats}), or a running sequence could get no token in a step"
+            )
+
+    @property
+    def seats(self) -> int:
+        """The most sequences that may run at once under the chosen strategy."""
+        if self.strategy == "none":
+            return 1
+        return self.max_num_seqs if self.strategy == "continuous" else self.batch_size

@@ -1,0 +1,1 @@
+"""The part that decides: pure, deterministic, standard library and msgspec only."""

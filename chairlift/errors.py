@@ -1,0 +1,41 @@
+"""Errors that a user can act on: each says what was wrong and what to change."""
+
+
+class ChairliftError(Exception):
+    """Base of every error that Chairlift raises on purpose."""
+
+
+class InvalidRequest(ChairliftError):
+    """The request can never be served as it is (HTTP 400). `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFull(ChairliftError):
+    """The queue is at its limit (HTTP 429). `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(ChairliftError):
+    """The model is loading, draining, or its worker died (HTTP 503). `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestFailed(ChairliftError):
+    """The request was accepted and then failed while it ran (HTTP 500)."""
+
+
+class UnsupportedModel(ChairliftError):
+    """The model folder asks for something that Chairlift does not implement; the message lists what works."""
+
+
+class ConfigError(ChairliftError):
+    """A setting is unknown, malformed or contradicts another; the message names it."""

@@ -1,0 +1,1 @@
+"""Runners compute steps; one folder or file a kind of model."""
