@@ -1,0 +1,1 @@
+"""The loop around the core: worker process, supervisor, in-process engine."""

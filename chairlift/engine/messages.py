@@ -1,0 +1,85 @@
+"""What the front and a model's worker say to each other, encoded as msgpack."""
+
+import msgspec
+
+from chairlift.core.request import FinishReason, Request, TokenLogprob
+from chairlift.runners.base import ModelInfo
+
+
+class SequenceUpdate(msgspec.Struct, array_like=True):
+    """What one step gave one request. Times in seconds of CLOCK_MONOTONIC, which all processes of a machine share.
+
+    `detail` is the stop token's id when `finish_reason` is stop, or the error's text. `num_cached_tokens` and
+    `first_scheduled` are those of the request's first boarding.
+    """
+
+    id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    detail: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    num_cached_tokens: int = 0
+    first_scheduled: float = 0.0
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's."""
+
+    step_requests: int = 0
+    step_tokens: int = 0
+    step_seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    waiting_reason: str | None = None
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Add(msgspec.Struct, tag=True):
+    """Front to worker: serve this request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Front to worker: forget these requests; no answer comes."""
+
+    request_ids: list[str]
+
+
+class CloseLine(msgspec.Struct, tag=True):
+    """Front to worker: nobody else will come, so a static batch may leave with empty seats."""
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """Front to worker: exit now."""
+
+
+ToWorker = Add | Abort | CloseLine | Shutdown
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Worker to front: loaded and warmed up."""
+
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, tag=True):
+    """Worker to front: the model can't be served as configured; restarting would not help."""
+
+    message: str
+
+
+class StepOutput(msgspec.Struct, tag=True):
+    """Worker to front: all that one step gave, in one message."""
+
+    updates: list[SequenceUpdate]
+    stats: EngineStats
+
+
+ToFront = Ready | LoadFailed | StepOutput

@@ -1,0 +1,1 @@
+"""Operations on tensors: the plain-torch truth and its faster equals."""

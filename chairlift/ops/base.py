@@ -1,0 +1,88 @@
+"""The operations a decoder is made of; `reference.py` is their meaning, the others are faster."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Where the tokens of one step lie. S sequences, T tokens packed end to end with no padding.
+
+    query_start [S + 1] int32: sequence i owns tokens query_start[i]:query_start[i + 1].
+    context_len [S] int32: KV length of each sequence once this step's tokens are written.
+    block_tables [S, max_blocks] int32: physical block of each logical block; entries past the context are undefined.
+    slot_mapping [T] int64: physical slot (block * block_size + offset) of each token's K and V.
+    positions [T] int64: position of each token in its sequence.
+    """
+
+    query_start: Tensor
+    context_len: Tensor
+    block_tables: Tensor
+    slot_mapping: Tensor
+    positions: Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class HeadShape:
+    """Attention heads of one layer. `window` is the sliding window in tokens (a token sees itself and window-1 before)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class Ops(Protocol):
+    """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`."""
+
+    name: str
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> [T, out] for weight [out, in]; may re-lay the weight once, here."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in float32."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x into `residual` in place and return rms_norm(residual)."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
+        ...
+
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, in this implementation's own layout."""
+        ...
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        batch: AttentionBatch,
+        cache: tuple[Tensor, Tensor],
+        heads: HeadShape,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Split qkv [T, (Hq + 2 Hkv) * D]; RMS-normalize each head of q and k if norms [D] are given (Qwen3); rotate both
+        halves-style (Llama) by cos_sin [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; write k
+        and v to the cache at batch.slot_mapping; return q [T, Hq * D].
+        """
+        ...
+
+    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+        """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D]."""
+        ...
