@@ -63,7 +63,7 @@ class Why(enum.StrEnum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """One decision and its reason. A waiting decision names the head of the line and speaks for the `count` behind it."""
+    """One decision and its reason. A waiting one names the head of the line and speaks for all `count` that wait."""
 
     why: Why
     request_id: str

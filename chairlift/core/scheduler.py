@@ -1,0 +1,358 @@
+"""One loop for every batching strategy: who runs in the next step, and with how many tokens.
+
+    step = scheduler.schedule(now)
+    result = runner.execute(step)
+    finished = scheduler.update(step, result, now)
+
+There is no prefill phase and no decode phase. Every sequence has some tokens (its prompt and what was generated) and
+some of them computed; each step gives it tokens until the two meet, whereupon the model samples one more. Chunked
+prefill, prefix hits and recomputation after preemption all follow from that rule. The idea is Orca's iteration-level
+scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's chunks (OSDI 2024).
+"""
+
+from bisect import insort
+
+from chairlift.core.blocks import BlockPool
+from chairlift.core.policy import Boarding, Policy
+from chairlift.core.queue import WaitingQueue
+from chairlift.core.request import Decision, Finished, FinishReason, Request, Start, Step, StepResult, Why
+from chairlift.core.sequence import Sequence
+
+
+def _urgency(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.key
+
+
+class Scheduler:
+    """Decides, and remembers just what it needs to decide. Pure: `now` comes in, a `Step` comes out.
+
+    `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
+    batch that have not started, or that were preempted. All others wait in `line`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: BlockPool,
+        *,
+        block_size: int = 16,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int = 2048,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.policy = policy
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.enable_prefix_caching = enable_prefix_caching
+        self.line: WaitingQueue[Sequence] = WaitingQueue()
+        self.seated: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.ask_again: float | None = None
+        self.waiting_decision: Decision | None = None
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._released: list[str] = []
+        self._serial = 0
+
+    # What the engine calls
+
+    def add(self, request: Request) -> None:
+        """Put a request in the line. Raises ValueError, saying why, if it could never be served."""
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is already in use")
+        prompt, new = len(request.prompt_ids), request.max_tokens
+        if prompt < 1 or new < 1:
+            raise ValueError(f"a request needs a prompt and max_tokens of at least 1 token, got {prompt} and {new}")
+        if prompt + new > self.max_model_len:
+            raise ValueError(
+                f"{prompt} prompt tokens and max_tokens={new} make {prompt + new}, "
+                f"over max_model_len={self.max_model_len}"
+            )
+        # The last token generated is never fed back, so it needs no slot.
+        if self._blocks_for(prompt + new - 1) > self.pool.num_blocks:
+            raise ValueError(
+                f"{prompt} prompt tokens and max_tokens={new} need more than the KV cache's "
+                f"{self.pool.num_blocks * self.block_size} slots; shorten the request or raise kv_cache_gb"
+            )
+        self._serial += 1
+        sequence = Sequence(request, self._serial)
+        if self._reads_prefix_cache(sequence):
+            sequence.hash_blocks(prompt // self.block_size, self.block_size)
+        self._sequences[request.id] = sequence
+        self.line.push(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request, wherever it is; its seat and blocks are free at once. False if it is not here."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._remove(sequence)
+        return True
+
+    def close_line(self) -> None:
+        """Nobody else will come: a static batch may leave with empty seats."""
+        self.line.closed = True
+
+    def schedule(self, now: float) -> Step:
+        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`."""
+        step = Step(self.num_steps, {}, [], {}, [], [])
+        self.ask_again = None
+        promised = self._continue_running(step)
+        self.waiting_decision = None
+        if step.decisions:
+            # Boarding after a preemption would take the very blocks that were just found missing.
+            last = step.decisions[-1]
+            self.waiting_decision = Decision(Why.BLOCKS, last.request_id, last.detail, self.num_waiting)
+        elif self.num_waiting:
+            self._board_waiting(step, now, promised)
+        if self.waiting_decision is not None:
+            step.decisions.append(self.waiting_decision)
+        if step.num_tokens:
+            self.num_steps += 1
+            step.released, self._released = self._released, []
+        return step
+
+    def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
+        """Take in what a step computed; return who ended and why. Their seats and blocks are free from here on."""
+        finished: list[Finished] = []
+        end: Finished | None
+        for request_id, num_tokens in step.num_tokens.items():
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                continue  # aborted while the step ran
+            if request_id in result.errors:
+                for block in sequence.published_now:
+                    self.pool.forget(block)
+                end = Finished(request_id, FinishReason.ERROR, result.errors[request_id])
+            else:
+                sequence.num_computed_tokens += num_tokens
+                end = self._take_tokens(sequence, result.tokens.get(request_id))
+            if sequence.published_now:
+                sequence.published_now = []
+            if end is not None:
+                self._remove(sequence)
+                finished.append(end)
+        return finished
+
+    # What a person asks
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no blocks: in the line, seated but not started, or preempted."""
+        return len(self.line) + len(self.seated)
+
+    def explain(self, request_id: str) -> Decision | None:
+        """Say why a request runs or still waits; None if it is not here."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        if sequence.block_table:
+            return Decision(Why.BOARDED, request_id, f"runs since {sequence.started:.3f} s")
+        head = self.waiting_decision
+        if head is None or head.request_id == request_id:
+            return head or Decision(Why.TOKENS, request_id, "no step was scheduled since it came")
+        return Decision(head.why, request_id, f"waits behind {head.request_id}: {head.detail}")
+
+    # Running sequences
+
+    def _continue_running(self, step: Step) -> int:
+        """Give tokens to all that run, most urgent first; return how many blocks their known tokens still need.
+
+        Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
+        blocks run out the least urgent makes room, so the most urgent always moves and there is no livelock.
+        """
+        running, budget, promised = self.running, self.max_num_batched_tokens, 0
+        num_tokens, block_size = step.num_tokens, self.block_size
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            computed = sequence.num_computed_tokens
+            wanted = len(sequence.token_ids) - computed
+            given = wanted
+            if given > 1:
+                given = min(wanted, budget - (len(running) - index - 1))
+                promised += self._blocks_for(computed + wanted) - self._blocks_for(computed + given)
+            if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
+                break  # it made room for others itself, and was the last
+            num_tokens[sequence.id] = given
+            budget -= given
+            if (computed + given) // block_size > sequence.num_published:
+                self._publish(sequence, computed + given)
+            index += 1
+        return promised
+
+    def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
+        """Take blocks for more tokens, preempting from the back if need be; False if it was preempted itself."""
+        target = self._blocks_for(sequence.num_computed_tokens + num_tokens)
+        missing = target - len(sequence.block_table)
+        while self.pool.num_free < missing:
+            victim = self.running[-1]
+            self._preempt(step, victim, sequence)
+            if victim is sequence:
+                return False
+        blocks = [self.pool.take() for _ in range(missing)]
+        sequence.block_table += blocks
+        step.new_blocks[sequence.id] = blocks
+        return True
+
+    def _preempt(self, step: Step, victim: Sequence, needy: Sequence) -> None:
+        """Take back a sequence's blocks; it keeps its place by arrival and is computed anew when there is room."""
+        self.running.pop()
+        self._release_blocks(victim)
+        self.num_preemptions += 1
+        if self.policy.closes_batch:
+            insort(self.seated, victim, key=_urgency)
+        else:
+            self.line.push(victim)
+        detail = f"no free block for {needy.id}, and this one is the least urgent of {len(self.running) + 1}"
+        step.decisions.append(Decision(Why.PREEMPTED, victim.id, detail))
+
+    # Boarding
+
+    def _board_waiting(self, step: Step, now: float, promised: int) -> None:
+        """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
+        boarding = self.policy.board(self.line, len(self.running) + len(self.seated), now)
+        if self.policy.closes_batch and boarding.seats > 0:
+            while self.line and len(self.seated) < boarding.seats:
+                self.seated.append(self.line.pop())
+        seats = 0 if self.policy.closes_batch else boarding.seats
+        budget = self.max_num_batched_tokens - step.total_tokens
+        while True:
+            sequence = self.seated[0] if self.seated else self.line.head()
+            if sequence is None:
+                return
+            refusal = self._refusal(sequence, boarding, seats, budget, promised)
+            if refusal is not None:
+                self.ask_again = boarding.ask_again
+                self.waiting_decision = refusal
+                return
+            if self.seated:
+                self.seated.pop(0)
+            else:
+                self.line.pop()
+                seats -= 1
+            given = self._start(step, sequence, budget, now)
+            budget -= given
+            tokens = len(sequence.token_ids)
+            promised += self._blocks_for(tokens) - self._blocks_for(sequence.num_computed_tokens + given)
+
+    def _refusal(
+        self, sequence: Sequence, boarding: Boarding, seats: int, budget: int, promised: int
+    ) -> Decision | None:
+        """Say why the head of the line can't start now, or None if it can."""
+        count = self.num_waiting
+        if not self.seated and seats < 1:
+            detail = boarding.detail if boarding.seats < 1 else "every seat was given in this step"
+            return Decision(boarding.why, sequence.id, detail, count)
+        if budget < 1:
+            detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
+            return Decision(Why.TOKENS, sequence.id, detail, count)
+        hits = self._match(sequence)
+        # A hit that nobody holds lies in the free list, so it uses up a free block as well.
+        free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
+        needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
+        # One spare block for each rider, else the next block any of them needs would throw the newcomer off again.
+        spare = free - promised - len(self.running)
+        if needed > spare and self.running:
+            detail = f"needs {needed} blocks; of {free} free, {promised + len(self.running)} are kept for those running"
+            return Decision(Why.BLOCKS, sequence.id, detail, count)
+        return None
+
+    def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
+        """Give a sequence its first blocks and tokens; return how many tokens."""
+        hits = self._match(sequence)
+        for block in hits:
+            self.pool.share(block)
+        computed = len(hits) * self.block_size
+        given = min(len(sequence.token_ids) - computed, budget)
+        missing = self._blocks_for(computed + given) - len(hits)
+        sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
+        sequence.num_computed_tokens = computed
+        sequence.num_published = len(hits)
+        resumed = sequence.started is not None
+        if not resumed:
+            sequence.started = now
+            sequence.num_cached_tokens = computed
+            if self._reads_prefix_cache(sequence):
+                self.prefix_queried_tokens += len(sequence.token_ids)
+                self.prefix_hit_tokens += computed
+        insort(self.running, sequence, key=_urgency)
+        step.num_tokens[sequence.id] = given
+        table = list(sequence.block_table)
+        step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
+        why = Why.RESUMED if resumed else Why.BOARDED
+        detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
+        step.decisions.append(Decision(why, sequence.id, detail))
+        self._publish(sequence, computed + given)
+        return given
+
+    # The prefix cache
+
+    def _reads_prefix_cache(self, sequence: Sequence) -> bool:
+        """Whether cached blocks may stand in for computing; log-probabilities of the prompt need all of it computed."""
+        request = sequence.request
+        return self.enable_prefix_caching and request.use_prefix_cache and request.params.prompt_logprobs is None
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        """Find cached blocks for a sequence's prefix, leaving at least one token to compute."""
+        if not self._reads_prefix_cache(sequence):
+            return []
+        most = (len(sequence.token_ids) - 1) // self.block_size
+        return self.pool.match(sequence.hashes[:most])
+
+    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let others find the blocks that this step fills; the runner writes all KV before any attention reads it."""
+        full = num_tokens // self.block_size
+        if not (self.enable_prefix_caching and sequence.request.use_prefix_cache):
+            sequence.num_published = full
+            return
+        sequence.hash_blocks(full, self.block_size)
+        for index in range(sequence.num_published, full):
+            block = sequence.block_table[index]
+            if self.pool.publish(block, sequence.hashes[index]):
+                sequence.published_now.append(block)
+        sequence.num_published = full
+
+    # Ends
+
+    def _take_tokens(self, sequence: Sequence, tokens: list[int] | None) -> Finished | None:
+        """Append what was sampled; say if that ends the sequence."""
+        if not tokens:
+            if sequence.num_computed_tokens < len(sequence.token_ids):
+                return None  # the prompt goes on in the next step
+            return Finished(sequence.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+        request = sequence.request
+        for token in tokens:
+            sequence.token_ids.append(token)
+            made = len(sequence.token_ids) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(sequence.id, FinishReason.STOP, token)
+            if made >= request.max_tokens:
+                return Finished(sequence.id, FinishReason.LENGTH)
+        return None
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of wherever it is and let go of all it holds."""
+        del self._sequences[sequence.id]
+        if sequence.block_table:
+            self.running.remove(sequence)
+            self._release_blocks(sequence)
+        elif sequence in self.seated:
+            self.seated.remove(sequence)
+        else:
+            self.line.remove(sequence)
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_published = 0
+        self._released.append(sequence.id)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
