@@ -1,0 +1,28 @@
+"""Chairlift: one inference server, and the batching strategy that suits each model.
+
+Names are imported when first used, so that `import chairlift` costs milliseconds and the HTTP front never loads torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chairlift.core.sampling import SamplingParams
+    from chairlift.llm import LLM
+    from chairlift.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "chairlift.llm",
+    "SamplingParams": "chairlift.core.sampling",
+    "CompletionOutput": "chairlift.outputs",
+    "RequestOutput": "chairlift.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'chairlift' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

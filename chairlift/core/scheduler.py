@@ -13,6 +13,7 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 from bisect import insort
 
 from chairlift.core.blocks import BlockPool
+from chairlift.core.limits import check_fits
 from chairlift.core.policy import Boarding, Policy
 from chairlift.core.queue import WaitingQueue
 from chairlift.core.request import Decision, Finished, FinishReason, Request, Start, Step, StepResult, Why
@@ -65,20 +66,14 @@ class Scheduler:
         """Put a request in the line. Raises ValueError, saying why, if it could never be served."""
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is already in use")
-        prompt, new = len(request.prompt_ids), request.max_tokens
-        if prompt < 1 or new < 1:
-            raise ValueError(f"a request needs a prompt and max_tokens of at least 1 token, got {prompt} and {new}")
-        if prompt + new > self.max_model_len:
-            raise ValueError(
-                f"{prompt} prompt tokens and max_tokens={new} make {prompt + new}, "
-                f"over max_model_len={self.max_model_len}"
-            )
-        # The last token generated is never fed back, so it needs no slot.
-        if self._blocks_for(prompt + new - 1) > self.pool.num_blocks:
-            raise ValueError(
-                f"{prompt} prompt tokens and max_tokens={new} need more than the KV cache's "
-                f"{self.pool.num_blocks * self.block_size} slots; shorten the request or raise kv_cache_gb"
-            )
+        prompt = len(request.prompt_ids)
+        check_fits(
+            prompt,
+            request.max_tokens,
+            max_model_len=self.max_model_len,
+            num_blocks=self.pool.num_blocks,
+            block_size=self.block_size,
+        )
         self._serial += 1
         sequence = Sequence(request, self._serial)
         if self._reads_prefix_cache(sequence):

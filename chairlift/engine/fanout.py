@@ -1,0 +1,68 @@
+"""From a client's request to the core's: one sequence for each sample, with everything the core needs filled in."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from chairlift.core.limits import check_fits
+from chairlift.core.request import Request
+from chairlift.core.sampling import SamplingParams
+from chairlift.errors import InvalidRequest
+from chairlift.runners.base import ModelInfo
+
+
+def fan_out(
+    request_id: str,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    *,
+    info: ModelInfo,
+    eos_ids: Sequence[int],
+    arrival: float,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> list[Request]:
+    """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
+
+    Raises InvalidRequest, naming the field, for lengths or token ids that this model can't take.
+    """
+    max_tokens = params.max_tokens or max(info.max_model_len - len(prompt_ids), 1)
+    try:
+        check_fits(
+            len(prompt_ids),
+            max_tokens,
+            max_model_len=info.max_model_len,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error), "prompt") from None
+    _check_token_ids("prompt", prompt_ids, info.vocab_size)
+    _check_token_ids("stop_token_ids", params.stop_token_ids or [], info.vocab_size)
+    _check_token_ids("logit_bias", list(params.logit_bias or {}), info.vocab_size)
+    stop_ids = tuple(params.stop_token_ids or ()) + (() if params.ignore_eos else tuple(eos_ids))
+    requests = []
+    for index in range(params.n):
+        one = params
+        if params.n > 1:
+            seed = None if params.seed is None else params.seed + index
+            one = msgspec.structs.replace(params, n=1, seed=seed)
+        requests.append(
+            Request(
+                id=request_id if params.n == 1 else f"{request_id}-{index}",
+                prompt_ids=prompt_ids,
+                params=one,
+                max_tokens=max_tokens,
+                arrival=arrival,
+                priority=priority,
+                stop_ids=stop_ids,
+                cache_salt=cache_salt,
+            )
+        )
+    return requests
+
+
+def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidRequest(f"{name} holds token id {bad}, outside the vocabulary of {vocab_size}", name)

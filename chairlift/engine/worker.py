@@ -1,0 +1,124 @@
+"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON`.
+
+It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
+the front: when that closes, the front is gone and so is the worker.
+"""
+
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+import zmq
+
+from chairlift.config import EngineConfig
+from chairlift.core.request import FinishReason
+from chairlift.engine.engine import Engine
+from chairlift.engine.messages import (
+    Abort,
+    Add,
+    CloseLine,
+    LoadFailed,
+    Ready,
+    SequenceUpdate,
+    Shutdown,
+    StepOutput,
+    ToFront,
+    ToWorker,
+)
+from chairlift.errors import ChairliftError
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Carries messages between a socket and an engine."""
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+        self.engine = engine
+        self.socket = socket
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+
+    def send(self, message: ToFront) -> None:
+        """Queue a message to the front."""
+        self.socket.send(self._encoder.encode(message))
+
+    def run(self) -> None:
+        """Serve until told to shut down, or until the front is gone."""
+        timeout: float | None = None
+        while self._listen(timeout):
+            output = self.engine.step()
+            if output is not None:
+                self.send(output)
+                timeout = 0.0
+            elif self.engine.ask_again is not None:
+                timeout = max(self.engine.ask_again - self.engine.clock(), 0.0)
+            else:
+                timeout = None
+
+    def _listen(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
+        # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
+        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999)))
+        if sys.stdin.fileno() in ready:
+            return False
+        while True:
+            try:
+                message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            if not self._take(message):
+                return False
+
+    def _take(self, message: ToWorker) -> bool:
+        match message:
+            case Add(request=request):
+                try:
+                    self.engine.add(request)
+                except ValueError as error:
+                    refusal = SequenceUpdate(request.id, [], FinishReason.ERROR, str(error))
+                    self.send(StepOutput([refusal], self.engine.stats()))
+            case Abort(request_ids=ids):
+                self.engine.abort(ids)
+            case CloseLine():
+                self.engine.close_line()
+            case Shutdown():
+                return False
+        return True
+
+
+def main(address: str, config_json: str) -> int:
+    """Load the model, say so, serve. Returns the process's exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
+    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.set_hwm(0)
+    socket.connect(address)
+    try:
+        from chairlift.runners.decoder.runner import DecoderRunner
+
+        config = msgspec.json.decode(config_json, type=EngineConfig)
+        engine = Engine(config, DecoderRunner(config))
+    except (ChairliftError, OSError, ValueError) as error:
+        socket.send(msgspec.msgpack.encode(LoadFailed(str(error))))
+        socket.close()
+        context.term()
+        return 1
+    worker = Worker(engine, socket)
+    worker.send(Ready(engine.info))
+    worker.run()
+    engine.close()
+    socket.close(linger=0)
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

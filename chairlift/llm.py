@@ -1,0 +1,214 @@
+"""The library: the same engine as the server's, in the calling process."""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from chairlift.config import EngineConfig
+from chairlift.core.request import FinishReason, Request, TokenLogprob
+from chairlift.core.sampling import SamplingParams
+from chairlift.engine.engine import Engine
+from chairlift.engine.fanout import fan_out
+from chairlift.engine.messages import SequenceUpdate
+from chairlift.errors import InvalidRequest
+from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from chairlift.text.output import TextStream
+from chairlift.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | dict[str, Any]
+
+
+class LLM:
+    """A model in this process: `LLM("path/to/folder").generate(["Hello"], SamplingParams(max_tokens=32))`.
+
+    Takes every field of `EngineConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
+    max_num_batched_tokens, max_model_len, block_size, kv_cache_gb, enable_prefix_caching, seed and so on. Raises
+    UnsupportedModel or ConfigError, naming what is wrong, if the model can't be loaded so. Not thread-safe.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        from chairlift.runners.decoder.runner import DecoderRunner
+
+        unknown = settings.keys() - set(EngineConfig.__struct_fields__)
+        if unknown:
+            known = ", ".join(EngineConfig.__struct_fields__)
+            raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {known}")
+        self.config = EngineConfig(model=str(model), **settings)
+        self.tokenizer = Tokenizer.from_folder(self.config.model)
+        self.engine = Engine(self.config, DecoderRunner(self.config))
+        # All requests of a call are in line before its first step, so no batch need wait for more.
+        self.engine.close_line()
+        self._serial = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: strings, lists of token ids, or {"prompt_token_ids": [...]} / {"prompt": "..."}.
+
+        One SamplingParams serves all, or give one each; likewise `priority`. Results come in the prompts' order. Raises
+        InvalidRequest before anything runs if any prompt can't be served; a request that fails while it runs has
+        finish_reason "error" and leaves the others alone.
+        """
+        wanted = _as_prompts(prompts)
+        params = _one_each(sampling_params or SamplingParams(), len(wanted), SamplingParams, "sampling_params")
+        priorities = _one_each(priority, len(wanted), int, "priority")
+        jobs = [self._job(*each) for each in zip(wanted, params, priorities, strict=True)]
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template."""
+        several = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts: list[Prompt] = []
+        for one in several:
+            text = self.tokenizer.render_chat(one, add_generation_prompt, **(chat_template_kwargs or {}))
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Release the model's memory."""
+        self.engine.close()
+
+    def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> "_Job":
+        text, ids = self._tokens(prompt)
+        self._serial += 1
+        requests = fan_out(
+            f"{self._serial}",
+            ids,
+            params,
+            info=self.engine.info,
+            eos_ids=self.tokenizer.eos_ids,
+            arrival=time.monotonic(),
+            priority=priority,
+        )
+        return _Job(self.tokenizer, text, requests)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, dict):
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if prompt.keys() - {"prompt", "prompt_token_ids"} or (text is None and ids is None):
+                raise InvalidRequest(
+                    f"a prompt dict holds 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", "prompt"
+                )
+            return text, self.tokenizer.encode(text or "") if ids is None else list(ids)
+        return None, list(prompt)
+
+    def _run(self, jobs: "list[_Job]", use_tqdm: bool) -> list[RequestOutput]:
+        routes: dict[str, tuple[_Job, int]] = {}
+        for job in jobs:
+            for index, request in enumerate(job.requests):
+                self.engine.add(request)
+                routes[request.id] = job, index
+        bar = tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True)
+        made, began = 0, time.perf_counter()
+        try:
+            while routes:
+                output = self.engine.step()
+                if output is None:
+                    raise RuntimeError(f"{len(routes)} requests wait, but none of them can run")
+                for update in output.updates:
+                    made += len(update.token_ids)
+                    job, index = routes[update.id]
+                    if job.take(index, update):
+                        del routes[update.id]
+                        if update.finish_reason is None:
+                            self.engine.abort([update.id])
+                        bar.update(job.output.finished)
+                if use_tqdm:
+                    bar.set_postfix_str(f"{made / (time.perf_counter() - began):.0f} tok/s", refresh=False)
+        finally:
+            self.engine.abort(routes)
+            bar.close()
+        return [job.output for job in jobs]
+
+
+class _Job:
+    """One prompt on its way to a RequestOutput."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, requests: list[Request]) -> None:
+        first = requests[0]
+        self.requests = requests
+        self.output = RequestOutput(
+            first.id.split("-")[0],
+            prompt,
+            first.prompt_ids,
+            [CompletionOutput(i) for i in range(len(requests))],
+            RequestMetrics(first.arrival),
+        )
+        self._tokenizer = tokenizer
+        self._streams = [TextStream(tokenizer, request.params, request.prompt_ids) for request in requests]
+        self._unfinished = len(requests)
+
+    def take(self, index: int, update: SequenceUpdate) -> bool:
+        """Add a step's tokens to a sample; True once the sample is complete."""
+        now, sample, metrics = time.monotonic(), self.output.outputs[index], self.output.metrics
+        if metrics.first_scheduled is None:
+            metrics.first_scheduled = update.first_scheduled
+            self.output.num_cached_tokens = update.num_cached_tokens
+        if metrics.first_token is None and update.token_ids:
+            metrics.first_token = now
+        stop_token = update.detail if isinstance(update.detail, int) else None
+        delta = self._streams[index].push(update.token_ids, update.finish_reason, stop_token)
+        sample.text += delta.text
+        sample.token_ids += update.token_ids[: delta.num_tokens]
+        self._take_logprobs(sample, update, delta.num_tokens)
+        if delta.finish_reason is None:
+            return False
+        sample.finish_reason = delta.finish_reason.value
+        failed = delta.finish_reason is FinishReason.ERROR
+        sample.stop_reason = update.detail if failed else delta.stop_reason
+        self._unfinished -= 1
+        if not self._unfinished:
+            self.output.finished, metrics.finished = True, now
+        return True
+
+    def _take_logprobs(self, sample: CompletionOutput, update: SequenceUpdate, num_tokens: int) -> None:
+        if update.prompt_logprobs is not None and self.output.prompt_logprobs is None:
+            self.output.prompt_logprobs = [None, *map(self._logprobs, update.prompt_logprobs)]
+        if update.logprobs is not None:
+            counted = update.logprobs[:num_tokens]
+            sample.logprobs = (sample.logprobs or []) + [self._logprobs(entry) for entry in counted]
+            sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + sum(e.logprob for e in counted)
+
+    def _logprobs(self, entry: TokenLogprob) -> dict[int, Logprob]:
+        """The chosen token's entry, then the likeliest others by rank."""
+        text = self._tokenizer.token_text
+        found = {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id))}
+        for rank, (token, logprob) in enumerate(entry.top, start=1):
+            found.setdefault(token, Logprob(logprob, rank, text(token)))
+        return found
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a list of numbers is one prompt."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _one_each(value: Any, count: int, kind: type, name: str) -> Iterable[Any]:
+    if isinstance(value, kind):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+    return values

@@ -1,0 +1,56 @@
+"""What `LLM.generate` returns, in the shape that vLLM's users know."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """A token's log-probability, its rank in the vocabulary (1 is the likeliest), and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Moments in a request's life, in seconds on the machine's monotonic clock; None if it never came to that."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample. `logprobs` has a dict for each token, the chosen token's entry first; None if not asked for.
+
+    `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop string or stop token id, or the
+    error's text.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One prompt and its samples. `prompt` is None when token ids were given.
+
+    `prompt_logprobs` starts with None, since nothing precedes the first token.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = False
