@@ -1,0 +1,112 @@
+"""Tokens to text, one at a time, never half a character."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from chairlift.text.vocabulary import Vocabulary
+
+# Enough neighbours for any decoder that looks around; a longer tail would only cost time.
+_PRIMING_TOKENS = 6
+# A UTF-8 character has at most four bytes: five tokens that still give U+FFFD will not become a character.
+_MAX_HELD_TOKENS = 5
+_BROKEN = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """Pieces of text whose concatenation is the decoded text."""
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the text that is now certain, often none or a little more than the token's."""
+
+    def finish(self) -> str:
+        """No more tokens: return what was held back, broken characters as U+FFFD."""
+
+
+def make_detokenizer(
+    vocabulary: Vocabulary, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+) -> Detokenizer:
+    """A detokenizer for one sequence, the fastest that is exact for the tokenizer.
+
+    With `prompt_ids`, the text is what follows the prompt's text, so the space that some tokenizers drop from the
+    start of a text stays in. Without, the text is that of the generated tokens alone.
+    """
+    if vocabulary.plain:
+        return ByteDetokenizer(vocabulary, skip_special_tokens, at_start=not prompt_ids)
+    return WindowDetokenizer(vocabulary, skip_special_tokens, prompt_ids)
+
+
+class ByteDetokenizer:
+    """For tokenizers whose text is their tokens' bytes in a row; a dictionary look-up and a UTF-8 step per token.
+
+    Broken UTF-8 differs from the `tokenizers` library in one way: after a run of `<0xNN>` tokens that is not UTF-8 as a
+    whole the library replaces every byte of the run, and here only the broken ones, since the rest was sent long ago.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, at_start: bool) -> None:
+        self._bytes_of = vocabulary.bytes_of
+        self._skip: frozenset[int] = vocabulary.special if skip_special_tokens else frozenset()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strip = (vocabulary.strip_left or 0) if at_start else 0
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the characters that it completes."""
+        if token_id in self._skip:
+            return ""
+        text = self._decode(self._bytes_of(token_id))
+        return self._stripped(text) if self._strip and text else text
+
+    def finish(self) -> str:
+        """Return a broken last character, if there is one."""
+        return self._decode(b"", True)
+
+    def _stripped(self, text: str) -> str:
+        """Drop leading spaces of the whole text, which may come in several pieces."""
+        kept = text
+        while self._strip and kept.startswith(" "):
+            kept = kept[1:]
+            self._strip -= 1
+        if kept:
+            self._strip = 0
+        return kept
+
+
+class WindowDetokenizer:
+    """For every other tokenizer: decode the last few tokens with and without the new one, and take the difference.
+
+    The window starts where text was last released and is cut as soon as text is released again, so a token costs the
+    same however long the sequence is.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, prompt_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._skip = skip_special_tokens
+        self._window = list(prompt_ids[-_PRIMING_TOKENS:])
+        self._done = len(self._window)
+        self._done_text = self._text(self._window)
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the text that is now certain."""
+        if self._skip and token_id in self._vocabulary.special:
+            return ""
+        self._window.append(token_id)
+        text = self._text(self._window)
+        if text.endswith(_BROKEN) and len(self._window) - self._done < _MAX_HELD_TOKENS:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._release(self._text(self._window))
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._done_text) :]
+        if new:
+            # Keep the tokens just released as the neighbours of those to come.
+            self._window = self._window[self._done :]
+            self._done = len(self._window)
+            self._done_text = self._text(self._window)
+        return new
+
+    def _text(self, ids: list[int]) -> str:
+        return self._vocabulary.decode(ids, self._skip)
