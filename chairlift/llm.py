@@ -65,7 +65,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
@@ -73,7 +73,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template."""
-        several = [messages] if messages and isinstance(messages[0], dict) else messages
+        several: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = []
         for one in several:
             text = self.tokenizer.render_chat(one, add_generation_prompt, **(chat_template_kwargs or {}))

@@ -1,4 +1,4 @@
-"""Whether a request could ever be served; asked by the front before it queues one and by the scheduler as it takes one."""
+"""Whether a request could ever be served; the front asks before queueing it, the scheduler as it takes it in."""
 
 
 def check_fits(num_prompt: int, max_tokens: int, *, max_model_len: int, num_blocks: int, block_size: int) -> None:

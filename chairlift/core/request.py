@@ -104,10 +104,12 @@ class StepResult(msgspec.Struct):
     """What a forward pass gave. A request whose prompt is not yet fully computed has no entry in `tokens`.
 
     `prompt_logprobs` holds one entry per prompt token of this pass, for requests that asked for them; the prompt's very
-    first token has none. `errors` ends a request and says why. `seconds` is the time that the pass took.
+    first token has none. `errors` ends a request and says why. `seconds` is the time that the pass took. `num_rows` is
+    how many rows of activations the model computed; what exceeds the step's tokens is padding.
     """
 
     tokens: dict[str, list[int]]
+    num_rows: int = 0
     seconds: float = 0.0
     logprobs: dict[str, list[TokenLogprob]] = {}
     prompt_logprobs: dict[str, list[TokenLogprob]] = {}

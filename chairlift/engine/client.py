@@ -215,7 +215,8 @@ class EngineClient:
         socket.bind(address)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "chairlift.engine.worker", address, msgspec.json.encode(self.config).decode()),
+            # -P: a folder named chairlift in the working directory must not stand in for the installed package.
+            *("-P", "-m", "chairlift.engine.worker", address, msgspec.json.encode(self.config).decode()),
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )

@@ -85,7 +85,7 @@ class Engine:
         self.runner.close()
 
     def _execute(self, step: Step) -> StepResult:
-        """Run the step; if it fails as a whole its requests get the error, and the engine carries on with the others."""
+        """Run the step; if it fails as a whole its requests get the error and the engine carries on."""
         try:
             return self.runner.execute(step)
         except Exception as error:

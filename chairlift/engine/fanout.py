@@ -63,6 +63,6 @@ def fan_out(
 
 
 def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
+    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if bad is not None:
         raise InvalidRequest(f"{name} holds token id {bad}, outside the vocabulary of {vocab_size}", name)

@@ -1,0 +1,1 @@
+"""`chairlift bench`: measure this machine, this model, these strategies."""

@@ -1,0 +1,59 @@
+"""The picture: one row a seat, one bar a request, time to the right."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chairlift.bench.strategies import Run
+from chairlift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HUES = 12
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Draw the runs below one another on one time axis. Raises ConfigError if matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'chairlift[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        len(runs), 1, sharex=True, squeeze=False, figsize=(12, 0.9 + sum(0.9 + 0.14 * run.seats for run in runs))
+    )
+    longest = max(run.seconds for run in runs)
+    for run, axes in zip(runs, panels[:, 0], strict=True):
+        _draw(axes, run, longest)
+    panels[-1, 0].set_xlabel("seconds since the first request")
+    figure.suptitle("Who sits where: one row a seat, one bar a request (dark: prompt, light: decoding)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw(axes: "Axes", run: Run, longest: float) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["Paired"]
+    start = min(life.arrival for life in run.lives.values())
+    for index, ride in enumerate(run.recorder.rides.values()):
+        # "Paired" alternates light and dark shades of one hue.
+        hue = index % (HUES // 2)
+        began, turned = ride.began - start, ride.prefill_ended - start
+        box: dict[str, Any] = {"height": 0.86, "linewidth": 0}
+        axes.barh(ride.seat, ride.ended - start - turned, left=turned, color=colours(2 * hue), **box)
+        axes.barh(ride.seat, turned - began, left=began, color=colours(2 * hue + 1), **box)
+    axes.axvline(run.seconds, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, longest * 1.02)
+    axes.set_ylim(-0.6, run.seats - 0.4)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_ylabel(f"{run.seats} seat{'s' if run.seats > 1 else ''}")
+    rows = sum(step.num_seqs for step in run.recorder.steps) / len(run.recorder.steps)
+    title = (
+        f"{run.strategy}: {run.seconds:.2f} s, {len(run.recorder.steps)} steps, {rows:.2f} of {run.seats} seats taken"
+    )
+    axes.set_title(title, loc="left", fontsize=10)
