@@ -1,0 +1,1 @@
+"""Decoder-only language models: from a Hugging Face folder to sampled tokens."""

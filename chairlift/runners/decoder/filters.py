@@ -1,0 +1,73 @@
+"""min_p, top_k and top_p as one threshold a row, and the draw from what is left."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Likeliest tokens looked at before a row with top_p alone is sorted as a whole; real distributions rarely need more.
+_HEAD = 512
+_CHUNK = 128
+
+
+def apply_filters(logits: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return logits [R, V] float32 with -inf for all tokens that the filters drop.
+
+    min_p [R] (0 is off) keeps tokens with at least min_p times the best token's probability; top_k [R] int64 (0 is off)
+    keeps the k likeliest of those; top_p [R] (1 is off) keeps the fewest likeliest of those whose probabilities,
+    renormalized, reach top_p. Tokens that tie with the last one kept are kept too, so the outcome depends neither on
+    the order of sorting nor on the other rows.
+    """
+    vocab = logits.shape[1]
+    best = logits.amax(-1)
+    cut = best + min_p.log()
+    size = min(vocab, max(int(top_k.max()), _HEAD if bool((top_p < 1).any()) else 0))
+    if size:
+        head = logits.topk(size).values
+        kth = head.gather(1, (top_k.clamp(1, size) - 1)[:, None])[:, 0]
+        cut = torch.where((top_k > 0) & (top_k < vocab), torch.maximum(cut, kth), cut)
+    nucleus = (top_p < 1).nonzero()[:, 0]
+    if len(nucleus):
+        cut[nucleus] = _top_p_cut(logits[nucleus], head[nucleus], cut[nucleus], top_p[nucleus])
+    return logits.masked_fill(logits < cut[:, None], -torch.inf)
+
+
+def _top_p_cut(logits: Tensor, head: Tensor, cut: Tensor, top_p: Tensor) -> Tensor:
+    """Return the lowest logit that top_p keeps of those not below `cut` [R]; `head` [R, M] is sorted, best first."""
+    best = head[:, :1]
+    weights = (logits - best).exp_().masked_fill_(logits < cut[:, None], 0)
+    total = weights.sum(-1, dtype=torch.float64)
+    head_weights = (head - best).exp_().masked_fill_(head < cut[:, None], 0).double()
+    upto = head_weights.cumsum(-1)
+    wanted = (top_p.double() * total)[:, None]
+    # A token stays while those before it have not reached top_p; so the likeliest always stays.
+    stays = (upto - head_weights < wanted) & (head >= cut[:, None])
+    found = torch.where(stays, head, torch.inf).amin(-1)
+    short = ((upto[:, -1:] < wanted)[:, 0] & stays[:, -1]).nonzero()[:, 0]
+    if len(short) and head.shape[1] < logits.shape[1]:
+        whole = logits[short].sort(dim=-1, descending=True).values
+        found[short] = _top_p_cut(logits[short], whole, cut[short], top_p[short])
+    return found
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Return token ids [R] int64 drawn from softmax(logits [R, V] float32) by inverting its CDF at uniform [R] float64.
+
+    The CDF runs in vocabulary order and is found in two stages, over chunks and then inside one: that reads the
+    vocabulary once with plain sums, and keeps float64 precision where it matters. A token of probability 0 is never
+    drawn.
+    """
+    weights = torch.softmax(logits, dim=-1)
+    weights = functional.pad(weights, (0, -weights.shape[1] % _CHUNK)).view(len(weights), -1, _CHUNK)
+    upto = weights.sum(-1).double().cumsum(-1)
+    target = uniform[:, None] * upto[:, -1:]
+    chunk = _first_above(upto, target)
+    before = torch.where(chunk > 0, upto.gather(1, (chunk - 1).clamp_(min=0)), 0.0)
+    inner = weights.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(-1)
+    return (chunk * _CHUNK + _first_above(inner, target - before))[:, 0]
+
+
+def _first_above(upto: Tensor, target: Tensor) -> Tensor:
+    """Return the index [R, 1] of the first running sum above the target, at most that of the last positive weight."""
+    last = upto[:, -1:]
+    target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
+    return torch.searchsorted(upto, target, right=True)

@@ -1,0 +1,218 @@
+"""DecoderRunner: steps in, sampled tokens out."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chairlift.config import EngineConfig
+from chairlift.core.request import Start, Step, StepResult, TokenLogprob
+from chairlift.errors import ConfigError
+from chairlift.ops.base import AttentionBatch
+from chairlift.ops.select import select_ops
+from chairlift.runners.base import ModelInfo
+from chairlift.runners.decoder.batch import Batch, Ints, Prepared
+from chairlift.runners.decoder.config import read_config
+from chairlift.runners.decoder.logprobs import token_logprobs
+from chairlift.runners.decoder.memory import num_kv_blocks
+from chairlift.runners.decoder.model import Decoder, Inputs
+from chairlift.runners.decoder.sampler import Sampler
+
+# Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
+_PROMPT_ROWS = 64
+
+
+class DecoderRunner:
+    """Runs a decoder-only language model under continuous batching; implements `runners.base.Runner`.
+
+    The KV cache's size is given in closed form by `memory.num_kv_blocks`. `model` can be driven directly:
+    `model.forward(inputs)` gives hidden states and `model.logits(hidden)` their logits.
+    """
+
+    model: Decoder
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._failed: dict[str, str] = {}
+        self._prompts: dict[int, tuple[int, int]] = {}
+
+    @torch.inference_mode()
+    def load(self) -> ModelInfo:
+        """Read the weights and allocate the KV cache. Raises UnsupportedModel or ConfigError."""
+        config = self.config
+        folder = Path(config.model)
+        model_config = read_config(folder)
+        max_model_len = config.max_model_len or model_config.max_positions
+        if max_model_len > model_config.max_positions:
+            raise ConfigError(
+                f"max_model_len ({max_model_len}) must not exceed the model's max_position_embeddings "
+                f"({model_config.max_positions})"
+            )
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        device = _device(config)
+        dtype = _dtype(config, model_config.dtype)
+        ops = select_ops(config.ops, device, dtype)
+        self.model = Decoder(model_config, ops, folder, dtype, device)
+        bytes_per_token = self.model.kv_bytes_per_token()
+        num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
+        self.model.allocate(num_blocks, config.block_size, max_model_len)
+        self.batch = Batch(config.seats, max_model_len, config.block_size)
+        self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device)
+        self.info = ModelInfo(
+            vocab_size=model_config.vocab_size,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            ops=ops.name,
+            weight_bytes=self.model.weight_bytes,
+            kv_bytes=num_blocks * config.block_size * bytes_per_token,
+        )
+        return self.info
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a full prefill and decodes of one and of all seats, on blocks that nobody holds yet."""
+        longest = min(self.config.max_num_batched_tokens, self.info.max_model_len)
+        self._dry_run(1, longest)
+        for seats in {1, self.config.seats}:
+            self._dry_run(seats, 1)
+
+    def _dry_run(self, seqs: int, tokens: int) -> None:
+        device, block_size = self.model.device, self.config.block_size
+        blocks = torch.arange(-(-tokens // block_size), dtype=torch.int32, device=device)
+        positions = torch.arange(tokens, device=device).repeat(seqs)
+        attention = AttentionBatch(
+            query_start=torch.arange(seqs + 1, dtype=torch.int32, device=device) * tokens,
+            context_len=torch.full((seqs,), tokens, dtype=torch.int32, device=device),
+            block_tables=blocks.repeat(seqs, 1),
+            slot_mapping=positions,
+            positions=positions,
+        )
+        last = torch.arange(1, seqs + 1, device=device) * tokens - 1
+        hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
+        self.model.logits(hidden).argmax(-1).tolist()
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> StepResult:
+        """Compute one forward pass and sample for every sequence that then has all of its tokens computed.
+
+        What goes wrong with one request alone is in the result's `errors`; what fails the whole pass is raised.
+        """
+        began = time.perf_counter()
+        self._update(step)
+        result = StepResult(tokens={})
+        if step.num_tokens:
+            prepared = self.batch.prepare(step)
+            self._run(prepared, result)
+            for name in prepared.ids:
+                if name in self._failed:
+                    result.errors[name] = self._failed[name]
+        result.seconds = time.perf_counter() - began
+        return result
+
+    def _update(self, step: Step) -> None:
+        for name in step.released:
+            row = self.batch.remove(name)
+            if row is not None:
+                self.sampler.remove(row)
+                self._prompts.pop(row, None)
+                self._failed.pop(name, None)
+        for start in step.started:
+            self._start(start)
+        for name, blocks in step.new_blocks.items():
+            self.batch.extend(self.batch.row_of[name], blocks)
+
+    def _start(self, start: Start) -> None:
+        request, vocab_size = start.request, self.info.vocab_size
+        row = self.batch.add(start)
+        tokens = self.batch.tokens[row, : len(start.token_ids)]
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            self._failed[request.id] = f"the prompt has a token id outside the vocabulary of {vocab_size}"
+            tokens[:] = 0
+            return
+        try:
+            self.sampler.add(row, request, start.token_ids)
+        except ValueError as error:
+            self._failed[request.id] = str(error)
+        if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
+            self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
+
+    def _run(self, prepared: Prepared, result: StepResult) -> None:
+        ends = prepared.query_start[1:] - 1
+        sampling = np.array([name not in self._failed for name in prepared.ids]) & prepared.samples
+        wanted = np.zeros(len(prepared.tokens), np.bool_)
+        wanted[ends[sampling]] = True
+        spans = self._prompt_spans(prepared)
+        for start, stop, _ in spans.values():
+            wanted[start:stop] = True
+        logit_rows = wanted.nonzero()[0]
+        hidden = self.model.forward(prepared.inputs(logit_rows, self.model.device))
+        self.batch.commit(prepared)
+        place = np.cumsum(wanted) - 1
+        for index, (start, stop, top) in spans.items():
+            following = self.batch.tokens[prepared.rows[index], prepared.positions[start:stop] + 1]
+            found = self._prompt_logprobs(hidden[place[start] : place[start] + stop - start], following, top)
+            result.prompt_logprobs[prepared.ids[index]] = found
+        if sampling.any():
+            self._sample(hidden, place[ends[sampling]], prepared, sampling.nonzero()[0], result)
+
+    def _prompt_spans(self, prepared: Prepared) -> dict[int, tuple[int, int, int]]:
+        """Map a sequence's index to the tokens of this pass that predict a prompt token, and how many alternatives."""
+        spans = {}
+        if self._prompts:
+            for index, row in enumerate(prepared.rows.tolist()):
+                top, prompt = self._prompts.get(row, (0, 0))
+                count = min(int(prepared.context[index]), prompt - 1) - int(prepared.first[index])
+                if count > 0:
+                    start = int(prepared.query_start[index])
+                    spans[index] = start, start + count, top
+        return spans
+
+    def _prompt_logprobs(self, hidden: Tensor, following: Ints, top: int) -> list[TokenLogprob]:
+        found = []
+        for start in range(0, len(following), _PROMPT_ROWS):
+            part = following[start : start + _PROMPT_ROWS]
+            logits = self.model.logits(hidden[start : start + len(part)])
+            found += token_logprobs(logits, part, [top] * len(part))
+        return found
+
+    def _sample(self, hidden: Tensor, places: Ints, prepared: Prepared, indices: Ints, result: StepResult) -> None:
+        """Sample for the sequences at `indices`, whose last hidden states are at `places`."""
+        if len(places) < len(hidden):
+            hidden = hidden[torch.from_numpy(places).to(hidden.device)]
+        rows = prepared.rows[indices]
+        sampled = self.sampler.sample(self.model.logits(hidden), rows, prepared.context[indices])
+        names = [prepared.ids[index] for index in indices.tolist()]
+        for index, message in sampled.errors.items():
+            self._failed[names[index]] = message
+        self.batch.append(rows, sampled.token_ids)
+        for index, token in enumerate(sampled.token_ids.tolist()):
+            if index not in sampled.errors:
+                result.tokens[names[index]] = [token]
+        for index, found in sampled.logprobs.items():
+            result.logprobs[names[index]] = [found]
+
+    def close(self) -> None:
+        """Release the weights and the cache."""
+        for name in ("model", "batch", "sampler"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
+    return torch.device(config.device)
+
+
+def _dtype(config: EngineConfig, saved: torch.dtype) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.bfloat16 if saved == torch.bfloat16 else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]

@@ -1,0 +1,99 @@
+"""Tensors of a model folder: which file holds which, checked by name and shape, copied in the dtype wanted."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from chairlift.errors import UnsupportedModel
+
+# Buffers that old checkpoints carry and that are derived from the config.
+_DERIVED = (".rotary_emb.inv_freq",)
+
+
+class Weights:
+    """The safetensors files of a folder, memory-mapped; `take` copies, so nothing of a file is held once it is closed.
+
+    Use as a context manager. Raises UnsupportedModel naming the file or tensor at fault.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.taken_bytes = 0
+        self._handles: list[Any] = []
+        self._handle_of: dict[str, Any] = {}
+        self._unused: set[str] = set()
+        for path in _files(folder):
+            try:
+                handle: Any = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise UnsupportedModel(f"{path} cannot be read as safetensors: {error}") from error
+            self._handles.append(handle)
+            self._handle_of.update(dict.fromkeys(handle.keys(), handle))
+        self._unused = {name for name in self._handle_of if not name.endswith(_DERIVED)}
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle_of.clear()
+        self._handles.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handle_of
+
+    def take(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """Return the named tensors concatenated along their first dimension, in this reader's dtype and device."""
+        rows = sum(shape[0] for shape in shapes)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            out[start : start + shape[0]].copy_(self._read(name, shape))
+            start += shape[0]
+        self.taken_bytes += out.nbytes
+        return out
+
+    def refuse_unused(self) -> None:
+        """Raise UnsupportedModel if the files hold tensors that no part of the model asked for."""
+        if self._unused:
+            name = min(self._unused)
+            more = f" and {len(self._unused) - 1} more" if len(self._unused) > 1 else ""
+            raise UnsupportedModel(f"unexpected tensor {name!r}{more}: the model in config.json has no such part")
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        handle = self._handle_of.get(name)
+        if handle is None:
+            raise UnsupportedModel(f"tensor {name!r} is missing from the model's safetensors files")
+        self._unused.discard(name)
+        found = tuple(handle.get_slice(name).get_shape())
+        if found != shape:
+            raise UnsupportedModel(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(shape)}")
+        tensor: Tensor = handle.get_tensor(name)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise UnsupportedModel(
+                f"tensor {name!r} is {tensor.dtype}; float32, float16 and bfloat16 weights work, quantized ones do not"
+            )
+        return tensor
+
+
+def _files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise UnsupportedModel(
+            f"{folder} has neither model.safetensors nor model.safetensors.index.json; only safetensors weights work"
+        )
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedModel(f"{index} has no readable weight_map: {error!r}") from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise UnsupportedModel(f"{index} names {name!r}, but that file is missing")
+    return [folder / name for name in names]

@@ -1,0 +1,131 @@
+"""Small random-weight model folders, written by transformers, in the shapes that the tests need."""
+
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+# name: (model_type, config fields beside TINY, save_pretrained arguments)
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}, {}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "llama_head_dim": ("llama", {"head_dim": 32, "num_key_value_heads": 4}, {}),
+    "llama_sharded": ("llama", {}, {"max_shard_size": "100KB"}),
+    "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, {}),
+    "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}, {}),
+    "llama_yarn": ("llama", {"rope_parameters": _YARN}, {}),
+    "llama_yarn_mscale": (
+        "llama",
+        {
+            "rope_parameters": _YARN
+            | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16, "beta_slow": 2, "truncate": False}
+        },
+        {},
+    ),
+    "llama_yarn_attention": ("llama", {"rope_parameters": _YARN | {"attention_factor": 1.25}}, {}),
+    "mistral": ("mistral", {"sliding_window": None}, {}),
+    "mistral_window": ("mistral", {"sliding_window": 20}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen2_window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "tie_word_embeddings": True},
+        {},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}, {}),
+    "qwen3_window": (
+        "qwen3",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+        {},
+    ),
+}
+
+
+@functools.cache
+def _root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="chairlift-models-"))
+    import atexit
+
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+@functools.cache
+def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) -> Path:
+    """The folder of a model of VARIANTS, written on first use. Skips the test where transformers is not installed."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields, save = VARIANTS[variant]
+    config = AutoConfig.for_model(model_type, **TINY | fields)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    _randomize(model)
+    folder = _root() / f"{variant}-{dtype}-{seed}"
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
+    return folder
+
+
+def _randomize(model: torch.nn.Module) -> None:
+    """Give every parameter a scale at which it matters; and logits far enough apart that greedy choices are no ties."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                value.normal_(0, 0.3)
+            else:
+                value.normal_(0, 0.5 if "embed" in name or "head" in name else 0.15)
+
+
+@functools.cache
+def reference_model(variant: str = "llama", dtype: str = "float32", seed: int = 0) -> Any:
+    """The same model as transformers computes it."""
+    from transformers import AutoModelForCausalLM
+
+    folder = model_folder(variant, dtype, seed)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+
+
+def edited_folder(target: Path, source: Path, remove: tuple[str, ...] = (), **fields: Any) -> Path:
+    """Copy a model folder to `target` with config.json fields changed and removed."""
+    shutil.copytree(source, target)
+    path = target / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in remove}))
+    return target
