@@ -1,0 +1,107 @@
+"""Every operation in plain torch: the meaning that the faster implementations are tested against.
+
+CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and rounds where transformers does.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chairlift.ops.base import AttentionBatch, HeadShape, Linear
+
+
+class ReferenceOps:
+    """`Ops` in plain torch. K and V of one layer are [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    name = "reference"
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]."""
+
+        def apply(x: Tensor) -> Tensor:
+            return F.linear(x, weight, bias)
+
+        return apply
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
+        residual.add_(x)
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """K and V, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        shape = (num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+        return torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        batch: AttentionBatch,
+        cache: tuple[Tensor, Tensor],
+        heads: HeadShape,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
+        dim, num_q, num_kv = heads.head_dim, heads.num_heads, heads.num_kv_heads
+        q, k, v = torch.split(qkv.view(qkv.shape[0], -1, dim), (num_q, num_kv, num_kv), dim=1)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, eps)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, eps)
+        cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
+        for pages, new in zip(cache, (_rotate(k, cos, sin), v), strict=True):
+            pages.view(-1, num_kv, dim)[batch.slot_mapping] = new
+        return _rotate(q, cos, sin).reshape(qkv.shape[0], -1)
+
+    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+        """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
+        out = torch.empty_like(q)
+        starts = batch.query_start.tolist()
+        for index, context in enumerate(batch.context_len.tolist()):
+            first, last = starts[index], starts[index + 1]
+            k, v = (_gather(pages, batch.block_tables[index], context) for pages in cache)
+            out[first:last] = _attend(q[first:last], k, v, heads)
+        return out
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Halves-style rotation of x [T, H, D] by cos and sin [T, 1, D / 2], rounded once to x's dtype."""
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
+    """The first `context` tokens of one sequence, [context, num_kv_heads, head_dim], out of its blocks."""
+    used = -(-context // pages.shape[1])
+    return pages[blocks[:used].long()].flatten(0, 1)[:context]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape) -> Tensor:
+    """The last q.shape[0] tokens of one sequence over all of it: q [n, Hq * D], k and v [context, Hkv, D]."""
+    count, context = q.shape[0], k.shape[0]
+    groups = heads.num_heads // heads.num_kv_heads
+    grouped = q.float().view(count, heads.num_kv_heads, groups, heads.head_dim)
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * heads.scale
+    query = torch.arange(context - count, context, device=q.device).unsqueeze(1)
+    key = torch.arange(context, device=q.device)
+    hidden = key > query
+    if heads.window is not None:
+        hidden |= key <= query - heads.window
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hgqk,khd->qhgd", weights, v.float()).reshape(count, -1).to(q.dtype)
