@@ -23,6 +23,7 @@ def make_runner(folder: Path, **settings: Any) -> DecoderRunner:
             "max_num_seqs": 16,
             "max_num_batched_tokens": 4096,
             "max_model_len": 400,
+            "num_threads": 1,
         }
         | settings
     )
@@ -53,7 +54,9 @@ class Harness:
         self.computed: dict[str, int] = {}
         self.tables: dict[str, list[int]] = {}
         self.owned: dict[str, list[int]] = {}
-        self.released: list[str] = []
+        # A runner shared between tests may still hold an earlier harness's sequences.
+        self.released: list[str] = list(runner.batch.row_of)
+        self.fresh: set[str] = set()
         self.step_id = 0
 
     def add(self, request: Request, cached: int = 0, shared: Iterable[int] = ()) -> None:
@@ -63,7 +66,14 @@ class Harness:
         self.computed[request.id] = cached
         self.tables[request.id] = list(shared)
         self.owned[request.id] = []
-        self._fresh = getattr(self, "_fresh", set()) | {request.id}
+        self.fresh.add(request.id)
+
+    def start(self, id: str, blocks: list[int]) -> Start:
+        """What tells the runner of a request, with these more blocks."""
+        self.tables[id] += blocks
+        self.owned[id] += blocks
+        self.fresh.discard(id)
+        return Start(self.requests[id], self.tokens(id), self.computed[id], list(self.tables[id]))
 
     def tokens(self, id: str) -> list[int]:
         return self.requests[id].prompt_ids + self.outputs[id]
@@ -90,12 +100,11 @@ class Harness:
         for id, count in counts.items():
             need = -(-(self.computed[id] + count) // self.block_size) - len(self.tables[id])
             blocks = [self.free.pop() for _ in range(max(need, 0))]
-            self.tables[id] += blocks
-            self.owned[id] += blocks
-            if id in self._fresh:
-                self._fresh.discard(id)
-                started.append(Start(self.requests[id], self.tokens(id), self.computed[id], list(self.tables[id])))
+            if id in self.fresh:
+                started.append(self.start(id, blocks))
             elif blocks:
+                self.tables[id] += blocks
+                self.owned[id] += blocks
                 new_blocks[id] = blocks
         step = Step(self.step_id, counts, started, new_blocks, self.released, [])
         self.step_id += 1

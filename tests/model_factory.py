@@ -1,5 +1,6 @@
 """Small random-weight model folders, written by transformers, in the shapes that the tests need."""
 
+import atexit
 import functools
 import json
 import shutil
@@ -79,15 +80,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @functools.cache
 def _root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="chairlift-models-"))
-    import atexit
-
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
 
 
-@functools.cache
 def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) -> Path:
     """The folder of a model of VARIANTS, written on first use. Skips the test where transformers is not installed."""
+    folder = _root() / f"{variant}-{dtype}-{seed}"
+    if folder.exists():
+        return folder
     pytest.importorskip("transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -96,7 +97,6 @@ def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     _randomize(model)
-    folder = _root() / f"{variant}-{dtype}-{seed}"
     model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
     return folder
 
@@ -118,6 +118,8 @@ def reference_model(variant: str = "llama", dtype: str = "float32", seed: int = 
     """The same model as transformers computes it."""
     from transformers import AutoModelForCausalLM
 
+    # Such small models only lose by threads, and lose badly when tests share a machine.
+    torch.set_num_threads(1)
     folder = model_folder(variant, dtype, seed)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
 

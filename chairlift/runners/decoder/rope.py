@@ -114,8 +114,8 @@ def _yarn(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = (torch.arange(len(powers), dtype=torch.float32) - low) / ((high - low) or 0.001)
-    ramp = ramp.clamp(0, 1)
-    inverse = 1.0 / (factor * powers) * ramp + 1.0 / powers * (1 - ramp)
+    kept = 1 - ramp.clamp(0, 1)
+    inverse = 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
     return inverse, _yarn_attention_factor(values, factor)
 
 

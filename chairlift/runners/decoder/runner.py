@@ -105,7 +105,7 @@ class DecoderRunner:
         """
         began = time.perf_counter()
         self._update(step)
-        result = StepResult(tokens={})
+        result = StepResult(tokens={}, num_rows=step.total_tokens)
         if step.num_tokens:
             prepared = self.batch.prepare(step)
             self._run(prepared, result)
