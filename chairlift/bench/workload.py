@@ -62,8 +62,8 @@ def _sampler(spec: str, rng: random.Random, column: int) -> Callable[[], int]:
             low, high = (int(part) for part in rest.split(":"))
             return lambda: rng.randint(low, high)
         if form == "exponential":
-            mean = float(rest)
-            return lambda: math.ceil(rng.expovariate(1 / mean))
+            scale = 1 / float(rest)
+            return lambda: math.ceil(rng.expovariate(scale))
         if form == "trace":
             lengths = _trace(Path(rest), TRACE_COLUMNS[column])
             return lambda: rng.choice(lengths)
