@@ -143,6 +143,8 @@ def test_text_parts_are_joined_and_other_parts_refused_by_name(tmp_path: Path) -
         tokenizer.render_chat([{"role": "user", "content": [{"type": "text"}]}])
     with pytest.raises(InvalidRequest, match="must be an object"):
         tokenizer.render_chat(["hello"])
+    with pytest.raises(InvalidRequest, match="plain data"):
+        tokenizer.render_chat([{"role": "user", "content": object()}])
 
 
 def test_tool_call_arguments_reach_the_template_as_objects(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_the_window_stays_small(kind: str) -> None:
         assert len(detokenizer._window) <= 12
 
 
+def test_tokens_without_text_do_not_pile_up() -> None:
+    detokenizer = WindowDetokenizer(TOKENIZERS["metaspace"].vocabulary, True, ())
+    for _ in range(50):
+        detokenizer.push(10**6)
+    assert len(detokenizer._window) <= 10
+
+
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece"])
 def test_token_bytes_join_to_the_text(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]

@@ -49,8 +49,7 @@ class ChatTemplate:
         """The prompt. Raises InvalidRequest when the messages don't suit the template, in the template's own words."""
         if refused := sorted(_RESERVED.intersection(kwargs)):
             raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
-        # Only plain data reaches the sandbox: an object's methods could do anything.
-        variables = {"tools": None, "documents": None, **self._special_tokens, **msgspec.to_builtins(kwargs)}
+        variables = {"tools": None, "documents": None, **self._special_tokens, **_plain(kwargs)}
         chat = normalize_messages(messages)
         template = self._template(kwargs.get("tools"))
         try:
@@ -90,7 +89,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     arguments work with all of them.
     """
     chat: list[dict[str, Any]] = []
-    for index, message in enumerate(msgspec.to_builtins(list(messages))):
+    for index, message in enumerate(_plain(list(messages))):
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{index}] must be an object, got {type(message).__name__}", "messages")
         message = dict(message)
@@ -100,6 +99,14 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
             message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
         chat.append(message)
     return chat
+
+
+def _plain(data: Any) -> Any:
+    """Only plain data reaches the sandbox: an object's methods could do anything."""
+    try:
+        return msgspec.to_builtins(data)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"chat messages and template arguments must be plain data: {error}", "messages") from error
 
 
 def _join_parts(parts: list[Any], where: str) -> str:

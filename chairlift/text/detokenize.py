@@ -101,7 +101,8 @@ class WindowDetokenizer:
 
     def _release(self, text: str) -> str:
         new = text[len(self._done_text) :]
-        if new:
+        # Tokens without any text may come without end, and must not pile up.
+        if new or len(self._window) - self._done >= _MAX_HELD_TOKENS:
             # Keep the tokens just released as the neighbours of those to come.
             self._window = self._window[self._done :]
             self._done = len(self._window)

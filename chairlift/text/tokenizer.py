@@ -12,7 +12,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import tokenizers
 
-from chairlift.core.sampling import SamplingParams
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.vocabulary import Vocabulary
@@ -107,11 +106,6 @@ class Tokenizer:
         `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...).
         """
         return self._chat_template.render(messages, add_generation_prompt, template_kwargs)
-
-    def stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        """All token ids that end a sequence under these parameters: the client's own, and EOS unless it is ignored."""
-        own = tuple(params.stop_token_ids or ())
-        return tuple(dict.fromkeys(own if params.ignore_eos else own + self.eos_ids))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
