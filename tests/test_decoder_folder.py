@@ -91,6 +91,8 @@ def test_defaults_of_head_dim() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, ["mrope_section"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["full_attention"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling", "linear"]),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["factor", "number"]),
         ({"layer_types": ["chunked_attention"] * 2}, ["chunked_attention"]),
         ({"layer_types": ["full_attention"]}, ["layer_types", "num_hidden_layers"]),
         ({"layer_types": ["sliding_attention", "full_attention"]}, ["sliding_attention", "llama"]),

@@ -251,7 +251,7 @@ def test_logit_bias_and_min_tokens() -> None:
 
 
 def test_bias_outside_the_vocabulary_is_refused() -> None:
-    for token in (-1, 10):
+    for token in (-1, 10, 2**70):
         with pytest.raises(ValueError, match=f"logit_bias names token {token}"):
             sample(torch.zeros(1, 10), [SamplingParams(logit_bias={token: 1.0, 3: 1.0})])
 

@@ -44,6 +44,8 @@ class RopeConfig:
     def parse(cls, raw: Mapping[str, Any], max_positions: int) -> "RopeConfig":
         """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`. Raises UnsupportedModel."""
         found = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+        if not isinstance(found, dict):
+            raise UnsupportedModel(f"rope_parameters or rope_scaling must be an object, got {found!r}")
         values = {name: value for name, value in found.items() if value is not None}
         kind = values.pop("rope_type", values.pop("type", "default"))
         if not isinstance(kind, str) or kind not in _KEYS:
@@ -60,6 +62,9 @@ class RopeConfig:
                 f"RoPE parameter {unknown[0]!r} is not supported for {kind!r}; "
                 f"these are: {', '.join(sorted(_KEYS[kind] | {'rope_theta'}))}"
             )
+        for name, value in values.items():
+            if not isinstance(value, (int, float)):
+                raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {value!r}")
         required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
         for name in required.get(kind, ()):
             if name not in values:

@@ -129,12 +129,13 @@ class DecoderRunner:
 
     def _start(self, start: Start) -> None:
         request, vocab_size = start.request, self.info.vocab_size
-        row = self.batch.add(start)
-        tokens = self.batch.tokens[row, : len(start.token_ids)]
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
+        if min(start.token_ids) < 0 or max(start.token_ids) >= vocab_size:
             self._failed[request.id] = f"the prompt has a token id outside the vocabulary of {vocab_size}"
-            tokens[:] = 0
+            # It still takes part in this step, with tokens that can be looked up.
+            harmless = [0] * len(start.token_ids)
+            self.batch.add(Start(request, harmless, start.num_computed_tokens, start.block_table))
             return
+        row = self.batch.add(start)
         try:
             self.sampler.add(row, request, start.token_ids)
         except ValueError as error:

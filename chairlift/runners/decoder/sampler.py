@@ -66,10 +66,11 @@ class Sampler:
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
             self._counts[row] = TokenCounts(request.prompt_ids, token_ids[prompt:], params)
         if params.logit_bias:
+            for token in params.logit_bias:
+                if not 0 <= token < self.vocab_size:
+                    end = self.vocab_size - 1
+                    raise ValueError(f"logit_bias names token {token}, but the vocabulary ends at {end}")
             ids = np.array(list(params.logit_bias), np.int64)
-            if ids.min() < 0 or ids.max() >= self.vocab_size:
-                worst = int(ids.min()) if ids.min() < 0 else int(ids.max())
-                raise ValueError(f"logit_bias names token {worst}, but the vocabulary ends at {self.vocab_size - 1}")
             self._bias[row] = ids, np.array(list(params.logit_bias.values()), np.float32)
 
     def remove(self, row: int) -> None:
