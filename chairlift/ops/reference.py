@@ -59,7 +59,7 @@ class ReferenceOps:
     ) -> Tensor:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
         dim, num_q, num_kv = heads.head_dim, heads.num_heads, heads.num_kv_heads
-        q, k, v = torch.split(qkv.view(qkv.shape[0], -1, dim), (num_q, num_kv, num_kv), dim=1)
+        q, k, v = torch.split(qkv.view(qkv.shape[0], -1, dim), [num_q, num_kv, num_kv], dim=1)
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
         if k_norm is not None:

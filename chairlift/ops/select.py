@@ -1,14 +1,49 @@
 """Chooses the implementation of the operations for a device."""
 
+import logging
+from functools import cache
+
 import torch
 
 from chairlift.errors import ConfigError
 from chairlift.ops.base import Ops
+from chairlift.ops.cpu import DTYPES, CpuOps
 from chairlift.ops.reference import ReferenceOps
+
+logger = logging.getLogger(__name__)
 
 
 def select_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
-    """The operations that `name` ("auto", "native" or "reference") stands for."""
-    if name == "native":
-        raise ConfigError("ops = 'native': not built yet; set ops = 'reference'")
-    return ReferenceOps()
+    """Return the operations that `name` stands for: "reference", "native", or "auto" for the fastest that work here.
+
+    On CUDA there is only the reference for now, so "auto" gives that and "native" is refused. On the CPU "auto" falls
+    back to the reference, with a warning, where the native library cannot be loaded. Raises ConfigError for "native"
+    where it cannot be had, and for any other name.
+    """
+    if name not in ("auto", "native", "reference"):
+        raise ConfigError(f"ops = {name!r}: must be 'auto', 'native' or 'reference'")
+    if name == "reference":
+        return ReferenceOps()
+    if device.type != "cpu" or dtype not in DTYPES:
+        if name == "native":
+            raise ConfigError(f"ops = 'native' has no kernels for {dtype} on {device.type}; set ops = 'auto'")
+        return ReferenceOps()
+    try:
+        return CpuOps(dtype)
+    except OSError as error:
+        if name == "native":
+            raise ConfigError(
+                f"ops = 'native': the native library cannot be loaded ({error}); reinstall Chairlift with a C++ compiler "
+                "(in a checkout: python setup.py build_ext --inplace) or set ops = 'auto'"
+            ) from error
+        _warn_once(str(error))
+        return ReferenceOps()
+
+
+@cache
+def _warn_once(error: str) -> None:
+    logger.warning(
+        "the native library cannot be loaded (%s): falling back to plain torch, which is several times slower; "
+        "reinstall Chairlift with a C++ compiler, or in a checkout run python setup.py build_ext --inplace",
+        error,
+    )

@@ -1,0 +1,204 @@
+"""The fast operations of the CPU: oneDNN on weights packed once, and native kernels for everything around them.
+
+The kernels are a C library, built from native/ for several instruction sets and loaded with ctypes; see
+docs/decisions/001-native-kernels.md.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chairlift.errors import ConfigError
+from chairlift.ops.base import AttentionBatch, HeadShape, Linear
+
+LIBRARY = Path(__file__).with_name("_native.so")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MAX_HEAD_DIM = 256
+# Loads of K may run this many elements past its end.
+_SLACK = 32
+
+_POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = [
+        ("num_heads", _INT32),
+        ("num_kv_heads", _INT32),
+        ("head_dim", _INT32),
+        ("block_size", _INT32),
+        ("window", _INT32),
+        ("scale", _FLOAT),
+    ]
+
+
+_SIGNATURES = {
+    "chairlift_rms_norm": [*[_POINTER] * 4, _INT64, _INT64, _FLOAT, _INT32],
+    "chairlift_silu_mul": [_POINTER, _POINTER, _INT64, _INT64, _INT32],
+    "chairlift_rope_and_write": [*[_POINTER] * 9, _FLOAT, _INT64, _POINTER, _INT32],
+    "chairlift_attention": [*[_POINTER] * 7, _INT64, _INT32, _POINTER, _INT32],
+}
+
+
+def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
+    """Load the kernels; return them and the name of the instruction set that they will use.
+
+    CHAIRLIFT_ISA (avx512bf16, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no library and
+    ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
+    """
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    library.chairlift_select.argtypes = [ctypes.c_char_p]
+    library.chairlift_select.restype = ctypes.c_char_p
+    wanted = os.environ.get("CHAIRLIFT_ISA")
+    isa = library.chairlift_select(wanted.encode() if wanted else None)
+    if isa is None:
+        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
+    return library, isa.decode()
+
+
+class CpuOps:
+    """`Ops` on the CPU for one dtype, float32 or bfloat16. Tensors must be contiguous, on the CPU and of that dtype.
+
+    One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Load the kernels. Raises OSError and ConfigError as `load_library` does."""
+        library, isa = load_library()
+        self.name = f"native-{isa}"
+        self._dtype = dtype
+        self._code = DTYPES[dtype]
+        self._rms_norm = library.chairlift_rms_norm
+        self._silu_mul = library.chairlift_silu_mul
+        self._rope_and_write = library.chairlift_rope_and_write
+        self._attention = library.chairlift_attention
+        self._heads: dict[tuple[HeadShape, int], tuple[_Heads, int]] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]; the weight is copied, packed for oneDNN."""
+        if not _can_pack(weight.dtype):
+            return lambda x: F.linear(x, weight, bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        run = torch.ops.mkldnn._linear_pointwise.default
+        no_scalars: list[float] = []
+
+        def apply(x: Tensor) -> Tensor:
+            out: Tensor = run(x, packed, bias, "none", no_scalars, "")
+            return out
+
+        return apply
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
+        out = torch.empty_like(x)
+        dim = x.shape[-1]
+        self._rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, eps, self._code)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
+        out = torch.empty_like(x)
+        rows, dim = x.shape
+        self._rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps, self._code)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
+        rows, width = gate_up.shape
+        out = torch.empty((rows, width // 2), dtype=self._dtype)
+        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, self._code)
+        return out
+
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """K and V of one layer. Raises ConfigError if the dtype or the head size is not one that the kernels know."""
+        if dtype != self._dtype or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
+            raise ConfigError(
+                f"ops = 'native' has no kernels for head_dim {heads.head_dim} in {dtype}; set ops = 'reference'"
+            )
+        dim, padded = heads.head_dim, -(-heads.head_dim // 16) * 16
+        pair = 2 if dtype == torch.bfloat16 else 1
+        even = -(-block_size // pair) * pair
+        lead = (num_blocks, heads.num_kv_heads)
+        size = num_blocks * heads.num_kv_heads * dim * even
+        k = torch.zeros(size + _SLACK, dtype=dtype)[:size].view(*lead, dim // pair, even, pair)
+        v = torch.zeros((*lead, even // pair, padded, pair), dtype=dtype)
+        # The narrowed view tells the other operations the block size.
+        return k[:, :, :, :block_size], v
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        batch: AttentionBatch,
+        cache: tuple[Tensor, Tensor],
+        heads: HeadShape,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
+        k, v = cache
+        tokens = qkv.shape[0]
+        out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
+        self._rope_and_write(
+            qkv.data_ptr(),
+            out.data_ptr(),
+            cos_sin.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slot_mapping.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(),
+            eps,
+            tokens,
+            self._heads_address(heads, k),
+            self._code,
+        )
+        return out
+
+    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+        """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
+        k, v = cache
+        out = torch.empty_like(q)
+        tables = batch.block_tables
+        self._attention(
+            q.data_ptr(),
+            out.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.context_len.data_ptr(),
+            tables.data_ptr(),
+            tables.stride(0),
+            tables.shape[0],
+            self._heads_address(heads, k),
+            self._code,
+        )
+        return out
+
+    def _heads_address(self, heads: HeadShape, k: Tensor) -> int:
+        """Address of the C struct that describes `heads` over the cache `k`."""
+        key = (heads, k.shape[3])
+        found = self._heads.get(key)
+        if found is None:
+            struct = _Heads(
+                heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0, heads.scale
+            )
+            found = self._heads[key] = struct, ctypes.addressof(struct)
+        return found[1]
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
