@@ -47,7 +47,9 @@ class WaitingQueue(Generic[R]):
     def pop(self) -> R:
         """Take the most urgent request out of the line. Raises IndexError when nobody waits."""
         self._bury()
-        return self._living.pop(heapq.heappop(self._urgency)[2])
+        rider = self._living.pop(heapq.heappop(self._urgency)[2])
+        self._bury_old()
+        return rider
 
     def remove(self, rider: R) -> None:
         """Take a request out of the line, wherever it stands. Raises KeyError if it is not in it."""
@@ -55,15 +57,19 @@ class WaitingQueue(Generic[R]):
         if len(self._urgency) > 2 * len(self._living) + 16:
             self._urgency = [r.key for r in self._living.values()]
             heapq.heapify(self._urgency)
+        self._bury_old()
 
     def oldest_arrival(self) -> float | None:
         """Return the earliest arrival time in the line, whatever its priority, or None."""
+        return self._age[0][0] if self._age else None
+
+    def _bury_old(self) -> None:
+        # On every departure, not on demand: few policies ever ask for the oldest, and the heap must not grow for ever.
+        while self._age and self._age[0][1] not in self._living:
+            heapq.heappop(self._age)
         if len(self._age) > 2 * len(self._living) + 16:
             self._age = [(r.key[1], r.key[2]) for r in self._living.values()]
             heapq.heapify(self._age)
-        while self._age and self._age[0][1] not in self._living:
-            heapq.heappop(self._age)
-        return self._age[0][0] if self._age else None
 
     def _bury(self) -> None:
         while self._urgency and self._urgency[0][2] not in self._living:
