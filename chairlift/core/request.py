@@ -72,7 +72,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """One forward pass: which requests run and how many tokens of each, most urgent first.
+    """One forward pass: how many tokens of each request; those that ran already, most urgent first, then who starts.
 
     `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
     `released` ended or were preempted since the last step: a runner drops all it holds for them.

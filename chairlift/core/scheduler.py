@@ -58,6 +58,7 @@ class Scheduler:
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
         self._released: list[str] = []
+        self._published: dict[str, list[int]] = {}
         self._serial = 0
 
     # What the engine calls
@@ -101,8 +102,10 @@ class Scheduler:
         self.waiting_decision = None
         if step.decisions:
             # Boarding after a preemption would take the very blocks that were just found missing.
-            last = step.decisions[-1]
-            self.waiting_decision = Decision(Why.BLOCKS, last.request_id, last.detail, self.num_waiting)
+            last, head = step.decisions[-1], self._head()
+            if head is not None:
+                detail = f"{last.request_id} was just preempted: {last.detail}"
+                self.waiting_decision = Decision(Why.BLOCKS, head.id, detail, self.num_waiting)
         elif self.num_waiting:
             self._board_waiting(step, now, promised)
         if self.waiting_decision is not None:
@@ -113,22 +116,27 @@ class Scheduler:
         return step
 
     def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
-        """Take in what a step computed; return who ended and why. Their seats and blocks are free from here on."""
+        """Take in what a step computed; return who ended and why. Their seats and blocks are free from here on.
+
+        Whoever shares a block that a failed request should have filled in this step starts anew, and loses its token.
+        """
         finished: list[Finished] = []
         end: Finished | None
+        spoilt = self._forget_unfilled(step, result) if result.errors else set()
+        self._published.clear()
         for request_id, num_tokens in step.num_tokens.items():
             sequence = self._sequences.get(request_id)
-            if sequence is None:
-                continue  # aborted while the step ran
+            if sequence is None or not sequence.block_table:
+                continue  # aborted while the step ran, and perhaps sent again under the same id
             if request_id in result.errors:
-                for block in sequence.published_now:
-                    self.pool.forget(block)
                 end = Finished(request_id, FinishReason.ERROR, result.errors[request_id])
+            elif spoilt and not spoilt.isdisjoint(sequence.block_table):
+                result.tokens.pop(request_id, None)
+                self._put_back(sequence)
+                continue
             else:
                 sequence.num_computed_tokens += num_tokens
                 end = self._take_tokens(sequence, result.tokens.get(request_id))
-            if sequence.published_now:
-                sequence.published_now = []
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)
@@ -149,8 +157,10 @@ class Scheduler:
         if sequence.block_table:
             return Decision(Why.BOARDED, request_id, f"runs since {sequence.started:.3f} s")
         head = self.waiting_decision
-        if head is None or head.request_id == request_id:
-            return head or Decision(Why.TOKENS, request_id, "no step was scheduled since it came")
+        if head is None or head.request_id not in self._sequences:
+            return Decision(Why.TOKENS, request_id, "no step was scheduled since the line moved")
+        if head.request_id == request_id:
+            return head
         return Decision(head.why, request_id, f"waits behind {head.request_id}: {head.detail}")
 
     # Running sequences
@@ -196,18 +206,26 @@ class Scheduler:
         return True
 
     def _preempt(self, step: Step, victim: Sequence, needy: Sequence) -> None:
-        """Take back a sequence's blocks; it keeps its place by arrival and is computed anew when there is room."""
-        self.running.pop()
-        self._release_blocks(victim)
+        """Take back a sequence's blocks for a more urgent one."""
+        self._put_back(victim)
         self.num_preemptions += 1
-        if self.policy.closes_batch:
-            insort(self.seated, victim, key=_urgency)
-        else:
-            self.line.push(victim)
         detail = f"no free block for {needy.id}, and this one is the least urgent of {len(self.running) + 1}"
         step.decisions.append(Decision(Why.PREEMPTED, victim.id, detail))
 
+    def _put_back(self, sequence: Sequence) -> None:
+        """Take a sequence off; it keeps its place by arrival and is computed anew when there is room."""
+        self.running.remove(sequence)
+        self._release_blocks(sequence)
+        if self.policy.closes_batch:
+            insort(self.seated, sequence, key=_urgency)
+        else:
+            self.line.push(sequence)
+
     # Boarding
+
+    def _head(self) -> Sequence | None:
+        """Return who is next to start, or None if nobody waits."""
+        return self.seated[0] if self.seated else self.line.head()
 
     def _board_waiting(self, step: Step, now: float, promised: int) -> None:
         """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
@@ -218,7 +236,7 @@ class Scheduler:
         seats = 0 if self.policy.closes_batch else boarding.seats
         budget = self.max_num_batched_tokens - step.total_tokens
         while True:
-            sequence = self.seated[0] if self.seated else self.line.head()
+            sequence = self._head()
             if sequence is None:
                 return
             refusal = self._refusal(sequence, boarding, seats, budget, promised)
@@ -310,8 +328,23 @@ class Scheduler:
         for index in range(sequence.num_published, full):
             block = sequence.block_table[index]
             if self.pool.publish(block, sequence.hashes[index]):
-                sequence.published_now.append(block)
+                self._published.setdefault(sequence.id, []).append(block)
         sequence.num_published = full
+
+    def _forget_unfilled(self, step: Step, result: StepResult) -> set[int]:
+        """Make unfindable what failed requests published in this step, and what was computed on top of it.
+
+        Who was aborted meanwhile counts as failed: its block table is gone, so nobody can tell any more.
+        """
+        spoilt: set[int] = set()
+        for request_id in step.num_tokens:  # whoever fills a block comes before those who share it
+            sequence = self._sequences.get(request_id)
+            table = sequence.block_table if sequence is not None else []
+            if request_id in result.errors or not table or not spoilt.isdisjoint(table):
+                spoilt.update(self._published.get(request_id, ()))
+        for block in spoilt:
+            self.pool.forget(block)
+        return spoilt
 
     # Ends
 

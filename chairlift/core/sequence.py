@@ -15,7 +15,6 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_published",
-        "published_now",
         "request",
         "started",
         "token_ids",
@@ -31,7 +30,6 @@ class Sequence:
         self.block_table: list[int] = []
         self.hashes: list[BlockHash] = []
         self.num_published = 0
-        self.published_now: list[int] = []
         self.started: float | None = None
 
     @property
