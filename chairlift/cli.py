@@ -1,0 +1,63 @@
+"""The `chairlift` command."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from chairlift import __version__
+from chairlift.errors import ChairliftError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    started = time.monotonic()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="chairlift", description="Serve a model with the batching that suits it.")
+    parser.add_argument("--version", action="version", version=f"chairlift {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_bench(commands, wanted=arguments[:1] == ["bench"])
+    args = parser.parse_args(arguments)
+    try:
+        if args.command == "serve":
+            return _serve(args, started)
+        return int(args.run(args))
+    except ChairliftError as error:
+        print(f"chairlift: {error}", file=sys.stderr)
+        return 1
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from chairlift.server.settings import add_flags
+
+    about = "serve a model over HTTP; every flag --a-b is also CHAIRLIFT_A_B and the key a_b of chairlift.toml"
+    add_flags(commands.add_parser("serve", help="serve a model over HTTP", description=about))
+
+
+def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    if not wanted:
+        # Only a name for --help: the benchmark's imports would slow down the start of the server.
+        commands.add_parser("bench", help="measure this machine")
+        return
+    from chairlift.bench.cli import add_parser
+
+    add_parser(commands)
+
+
+def _serve(args: argparse.Namespace, started: float) -> int:
+    if find_spec("uvloop") is None:
+        print("chairlift: the server needs uvloop, which this system does not have", file=sys.stderr)
+        return 1
+    from chairlift.demo import demo_path
+    from chairlift.server.run import serve
+    from chairlift.server.settings import load
+
+    return serve(load(vars(args), os.environ, Path.cwd(), str(demo_path())), started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Every setting of the HTTP front, with its default, in one place."""
+
+from typing import Literal
+
+import msgspec
+
+from chairlift.errors import ConfigError
+
+
+class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the HTTP front. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
+
+    The default host is the machine itself, since by default nobody is asked for a key; open it with `host="0.0.0.0"`.
+    Raises ConfigError naming the setting.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    max_waiting: int = 1024
+    max_body_bytes: int = 4 * 2**20
+    max_n: int = 64
+    max_prompts_per_request: int = 256
+    body_timeout_s: float = 30.0
+    keep_alive_s: int = 75
+    drain_timeout_s: float = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        """Refuse values that no server could work with, by name."""
+        for name in ("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "keep_alive_s"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
+        if not self.body_timeout_s > 0:
+            raise ConfigError(f"body_timeout_s must be positive, got {self.body_timeout_s}")
+        if not self.drain_timeout_s >= 0:
+            raise ConfigError(f"drain_timeout_s must not be negative, got {self.drain_timeout_s}")
+        if self.api_key == "":
+            raise ConfigError("api_key must not be empty; leave it out to ask for none")

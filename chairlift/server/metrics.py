@@ -1,0 +1,169 @@
+"""What Prometheus sees.
+
+Observations are plain Python on the event loop's thread (a bisect and two additions), with no locks; the text is
+put together only when somebody asks for it.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.core.request import FinishReason, Why
+from chairlift.engine.messages import EngineStats
+
+WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_")]
+_SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Histogram:
+    """Counts by bucket."""
+
+    __slots__ = ("_counts", "_sum", "_upper")
+
+    def __init__(self, upper: Sequence[float]) -> None:
+        self._upper = upper
+        self._counts = [0] * (len(upper) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self._counts[bisect_left(self._upper, value)] += times
+        self._sum += value * times
+
+    def family(self, name: str, help_text: str, model: str) -> HistogramMetricFamily:
+        """The histogram as Prometheus wants it: cumulative."""
+        buckets: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip([*map(str, map(float, self._upper)), "+Inf"], self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
+        family.add_metric([model], buckets, self._sum)
+        return family
+
+
+class Engine(Protocol):
+    """The part of EngineClient that metrics read."""
+
+    stats: EngineStats
+    restarts: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken in now."""
+
+
+class Metrics(Collector):
+    """All that is counted for one model. Call the methods from the event loop's thread only."""
+
+    def __init__(self, model: str, engine: Engine) -> None:
+        self.model = model
+        self.time_to_first_token = Histogram(_LONG)
+        self.inter_token = Histogram(_SHORT)
+        self.end_to_end = Histogram(_LONG)
+        self.queue_time = Histogram(_LONG)
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
+        self.http: Counter[tuple[str, str, int]] = Counter()
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._engine = engine
+        self._step_requests = Histogram(_SIZES)
+        self._step_tokens = Histogram(_TOKENS)
+        self._step_seconds = Histogram(_SHORT)
+        self._previous = EngineStats()
+        self._preemptions = self._queried = self._hit = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def on_step(self, stats: EngineStats) -> None:
+        """Take in the engine's counters after a step."""
+        previous = self._previous
+        if stats.steps < previous.steps:
+            previous = EngineStats()  # another worker, which counts from zero
+        self._preemptions += stats.preemptions - previous.preemptions
+        self._queried += stats.prefix_queried_tokens - previous.prefix_queried_tokens
+        self._hit += stats.prefix_hit_tokens - previous.prefix_hit_tokens
+        self._previous = stats
+        if stats.step_requests:
+            self._step_requests.observe(stats.step_requests)
+            self._step_tokens.observe(stats.step_tokens)
+            self._step_seconds.observe(stats.step_seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, as of now."""
+        yield from self._gauges()
+        yield from self._counters()
+        for name, help_text, histogram in (
+            ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
+            ("inter_token_latency_seconds", "Between consecutive tokens of a sequence.", self.inter_token),
+            ("request_duration_seconds", "From arrival to the last token.", self.end_to_end),
+            ("queue_time_seconds", "From arrival to the first step.", self.queue_time),
+            ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
+            ("step_tokens", "Tokens computed in a step.", self._step_tokens),
+            ("step_duration_seconds", "Time of a step.", self._step_seconds),
+        ):
+            yield histogram.family(name, help_text, self.model)
+
+    def _gauges(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        ratio = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        for name, help_text, value in (
+            ("ready", "1 while requests are taken in.", float(self._engine.ready)),
+            ("requests_waiting", "Sequences in line.", stats.waiting),
+            ("requests_running", "Sequences on board.", stats.running),
+            ("kv_blocks_used", "KV blocks held by sequences.", stats.kv_blocks_used),
+            ("kv_blocks", "KV blocks in all.", stats.kv_blocks_total),
+            ("kv_usage_ratio", "Share of KV blocks held by sequences.", ratio),
+        ):
+            gauge = GaugeMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
+            gauge.add_metric([self.model], value)
+            yield gauge
+        reasons = GaugeMetricFamily(
+            "chairlift_requests_waiting_by_reason",
+            "Sequences in line, by what they wait for.",
+            labels=["model", "reason"],
+        )
+        for reason in WAITING_REASONS:
+            waiting = stats.waiting if stats.waiting_reason == reason else 0
+            reasons.add_metric([self.model, reason.removeprefix("waiting_for_")], waiting)
+        yield reasons
+
+    def _counters(self) -> Iterable[Metric]:
+        for name, help_text, value in (
+            ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache.", self._queried),
+            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", self._hit),
+            ("preemptions", "Sequences that gave up their blocks to another.", self._preemptions),
+            ("worker_restarts", "Workers started after one died.", self._engine.restarts),
+            ("prompt_tokens", "Prompt tokens of sequences that began.", self.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", self.generation_tokens),
+        ):
+            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
+            counter.add_metric([self.model], value)
+            yield counter
+        finished = CounterMetricFamily(
+            "chairlift_requests_finished", "Sequences that ended, by how.", labels=["model", "reason"]
+        )
+        for reason, count in self.finished.items():
+            finished.add_metric([self.model, reason], count)
+        yield finished
+        http = CounterMetricFamily("chairlift_http_requests", "Answers.", labels=["model", "method", "route", "code"])
+        for (method, route, code), count in self.http.items():
+            http.add_metric([self.model, method, route, str(code)], count)
+        yield http
+
+
+async def metrics_route(request: Request) -> Response:
+    """GET /metrics."""
+    metrics: Metrics = request.app.state.service.metrics
+    return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,138 @@
+"""What every route needs: the model's client, tokenizer, limits and metrics; and the way in for requests."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from chairlift.core.request import Request
+from chairlift.core.sampling import SamplingParams
+from chairlift.engine.client import Stream
+from chairlift.engine.fanout import fan_out
+from chairlift.engine.messages import EngineStats
+from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.runners.base import ModelInfo
+from chairlift.server.config import ServerConfig
+from chairlift.server.errors import ApiError
+from chairlift.server.metrics import Metrics
+from chairlift.server.openai import CommonBody
+from chairlift.server.samples import Sample
+from chairlift.text.output import TextStream
+from chairlift.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Below this many characters tokenizing takes less time than a thread's round trip is worth.
+_INLINE_CHARS = 16_384
+
+
+class Client(Protocol):
+    """The part of EngineClient that the routes use."""
+
+    info: ModelInfo | None
+    stats: EngineStats
+    restarts: int
+    failure: str | None
+    on_step: Callable[[EngineStats], None] | None
+
+    @property
+    def state(self) -> str:
+        """One of loading, ready, restarting, draining, failed."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken in now."""
+
+    def submit(self, *requests: Request) -> list[Stream]:
+        """Queue requests, all or none."""
+
+
+class Service:
+    """One model and its front."""
+
+    def __init__(self, client: Client, tokenizer: Tokenizer, model: str, config: ServerConfig) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.model = model
+        self.config = config
+        self.created = int(time.time())
+        self.metrics = Metrics(model, client)
+        client.on_step = self.metrics.on_step
+
+    def check(self, body: CommonBody) -> None:
+        """Refuse a model that is not here, and samples beyond the limit."""
+        if body.model is not None:
+            self.check_model(body.model)
+        if body.n is not None and body.n > self.config.max_n:
+            raise InvalidRequest(f"n is {body.n}, above this server's limit of {self.config.max_n} (max_n)", "n")
+
+    def check_model(self, name: str) -> None:
+        """Raise a 404 that says what is served."""
+        if name != self.model:
+            message = f"The model `{name}` does not exist. This server has `{self.model}`."
+            raise ApiError(404, message, "model", "model_not_found")
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Do the work here and now, or in a thread if its `size` in characters is large."""
+        return work() if size <= _INLINE_CHARS else await asyncio.to_thread(work)
+
+    def submit(
+        self,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        body: CommonBody,
+        *,
+        continues: bool,
+        discard: bool = False,
+    ) -> list[Sample]:
+        """Admit `params.n` sequences for each prompt, all or none.
+
+        `continues` says that an answer continues its prompt's text; `discard` drops what is generated. Raises
+        InvalidRequest, QueueFull or Unavailable.
+        """
+        info = self.client.info
+        if info is None or not self.client.ready:
+            failure = f": {self.client.failure}" if self.client.failure else ""
+            raise Unavailable(f"the model is {self.client.state}{failure}")
+        count, limit = len(prompts) * params.n, self.config.max_waiting
+        if count > limit:
+            message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"
+            raise InvalidRequest(f"{message} holds (max_waiting)", "n" if params.n > 1 else "prompt")
+        requests: list[Request] = []
+        for index, prompt in enumerate(prompts):
+            name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
+            requests += self._fan_out(name, prompt, params, body, info)
+        streams = self.client.submit(*requests)
+        return [
+            Sample(index, stream, self._text(stream.request, continues), self.metrics, discard)
+            for index, stream in enumerate(streams)
+        ]
+
+    def _text(self, request: Request, continues: bool) -> TextStream:
+        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
+
+    def _fan_out(
+        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, info: ModelInfo
+    ) -> list[Request]:
+        try:
+            return fan_out(
+                name,
+                prompt,
+                params,
+                info=info,
+                eos_ids=self.tokenizer.eos_ids,
+                arrival=time.monotonic(),
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+            )
+        except InvalidRequest as error:
+            if len(prompt) + (params.max_tokens or 1) > info.max_model_len:
+                raise ApiError(400, str(error), error.param, "context_length_exceeded") from None
+            raise
+
+
+def new_id(prefix: str) -> str:
+    """A request id that nobody can guess."""
+    return f"{prefix}-{os.urandom(12).hex()}"
