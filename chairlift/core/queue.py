@@ -20,13 +20,14 @@ class WaitingQueue(Generic[R]):
     """Waiting requests by priority (lower is sooner), then arrival.
 
     `push`, `pop` and `remove` take O(log n) amortized, everything else O(1). A removed entry stays in the heaps as a
-    tombstone until it surfaces or until tombstones outnumber the living.
+    tombstone until it surfaces or until tombstones outnumber the living. Ages are kept from when somebody first asks
+    for them: most policies never do.
     """
 
     def __init__(self) -> None:
         self._living: dict[int, R] = {}
         self._urgency: list[tuple[int, float, int]] = []
-        self._age: list[tuple[float, int]] = []
+        self._age: list[tuple[float, int]] | None = None
         self.closed = False
 
     def __len__(self) -> int:
@@ -37,7 +38,8 @@ class WaitingQueue(Generic[R]):
         _, arrival, serial = rider.key
         self._living[serial] = rider
         heapq.heappush(self._urgency, rider.key)
-        heapq.heappush(self._age, (arrival, serial))
+        if self._age is not None:
+            heapq.heappush(self._age, (arrival, serial))
 
     def head(self) -> R | None:
         """Return the most urgent request, or None."""
@@ -47,9 +49,7 @@ class WaitingQueue(Generic[R]):
     def pop(self) -> R:
         """Take the most urgent request out of the line. Raises IndexError when nobody waits."""
         self._bury()
-        rider = self._living.pop(heapq.heappop(self._urgency)[2])
-        self._bury_old()
-        return rider
+        return self._living.pop(heapq.heappop(self._urgency)[2])
 
     def remove(self, rider: R) -> None:
         """Take a request out of the line, wherever it stands. Raises KeyError if it is not in it."""
@@ -57,19 +57,16 @@ class WaitingQueue(Generic[R]):
         if len(self._urgency) > 2 * len(self._living) + 16:
             self._urgency = [r.key for r in self._living.values()]
             heapq.heapify(self._urgency)
-        self._bury_old()
 
     def oldest_arrival(self) -> float | None:
         """Return the earliest arrival time in the line, whatever its priority, or None."""
-        return self._age[0][0] if self._age else None
-
-    def _bury_old(self) -> None:
-        # On every departure, not on demand: few policies ever ask for the oldest, and the heap must not grow for ever.
-        while self._age and self._age[0][1] not in self._living:
-            heapq.heappop(self._age)
-        if len(self._age) > 2 * len(self._living) + 16:
-            self._age = [(r.key[1], r.key[2]) for r in self._living.values()]
-            heapq.heapify(self._age)
+        age = self._age
+        if age is None or len(age) > 2 * len(self._living) + 16:
+            self._age = age = [(r.key[1], r.key[2]) for r in self._living.values()]
+            heapq.heapify(age)
+        while age and age[0][1] not in self._living:
+            heapq.heappop(age)
+        return age[0][0] if age else None
 
     def _bury(self) -> None:
         while self._urgency and self._urgency[0][2] not in self._living:
