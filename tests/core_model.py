@@ -416,6 +416,10 @@ def check_boarding(world: World, step: Step, before: Before) -> None:
     setup, scheduler = world.setup, world.scheduler
     started = [s.request.id for s in step.started]
     line = [name for _, name in before.line]
+    if started and len(scheduler.running) > 1:
+        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in scheduler.running)
+        spare = scheduler.pool.num_free - owed
+        assert spare >= len(scheduler.running) - 1, "boarded although those who run need the blocks"
     if not setup.closes_batch:
         assert started == line[: len(started)], "boarded out of turn"
         return

@@ -169,6 +169,33 @@ def test_a_request_aborted_while_its_step_fails_leaves_nothing_to_find() -> None
     assert go(w).started[0].num_computed_tokens == 0
 
 
+def test_what_was_built_on_a_failed_block_is_not_found_either() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 1, 2, 3, 4, 5]))
+    assert go(w, errors={"a": "not a number"}).num_tokens == {"a": 9, "b": 5}
+    assert go(w).num_tokens == {"b": 13}
+    w.add(make_request("c", [*PREFIX, 1, 2, 3, 4, 6]))
+    # Whether the third block is found or not, `World` knows what lies in it.
+    assert go(w).started[0].num_computed_tokens in (8, 12)
+
+
+def test_who_built_on_a_failed_block_and_was_aborted_leaves_nothing_to_find() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 1, 2, 3, 4, 5]))
+    w.schedule()
+    w.update({"b": [0]}, {"a": "not a number"}, aborts=["b"])
+    for name in ("c", "d"):
+        w.add(make_request(name, [*PREFIX, 1, 2, 3, 4, 5]))
+        go(w)
+    assert w.scheduler.prefix_hit_tokens > 0
+
+
+def test_what_was_computed_well_before_a_failure_stays_in_the_cache() -> None:
+    w = world(make_request("a", [*PREFIX, 1]))
+    go(w)
+    go(w, errors={"a": "not a number"})
+    w.add(make_request("b", [*PREFIX, 1]))
+    assert go(w).started[0].num_computed_tokens == 8
+
+
 # Preemption
 
 
