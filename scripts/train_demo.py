@@ -1,0 +1,306 @@
+"""Trains the demo model that ships in chairlift/demo/model, from nothing, on two CPU cores.
+
+    python scripts/train_demo.py                  # the real thing, about a quarter of an hour
+    python scripts/train_demo.py --steps 150      # a trial
+    python scripts/train_demo.py --evaluate-only  # measure the model that is there
+
+The same seed, thread count and PyTorch build give the same model. Needs the development dependencies.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from demo_corpus import UNKNOWN, Corpus, Fact, all_facts, unknown_question
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+FOLDER = Path(__file__).parents[1] / "chairlift/demo/model"
+END_OF_TEXT, START, END = 0, 1, 2
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = """{%- for message in messages %}
+    {%- if message.role not in ["system", "user", "assistant"] %}
+        {{- raise_exception("The demo model knows the roles system, user and assistant, not " + message.role) }}
+    {%- endif %}
+    {{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- "<|im_start|>assistant\\n" }}
+{%- endif %}
+"""
+MODEL = {
+    "vocab_size": 1536,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": None,
+    "eos_token_id": END,
+    "pad_token_id": END_OF_TEXT,
+}
+# What people say counts little: the model answers, and need not guess the next question.
+USER_WEIGHT = 0.05
+BATCH_TOKENS = 4096
+POOL = 256
+
+
+@dataclass
+class Batch:
+    """Padded documents, and how much each predicted token counts."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Byte-level BPE with all 256 bytes, so that any text can be written; single digits, for the sums' sake."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MODEL["vocab_size"],
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    corpus = Corpus(seed)
+    documents = [corpus.document() for _ in range(10_000)]
+    lines = [d if isinstance(d, str) else "\n".join(m["content"] for m in d) for d in documents]
+    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant"] * 100], trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, document: list[dict[str, str]] | str) -> tuple[list[int], list[float]]:
+    """A document's tokens, and each one's weight in the loss."""
+    if isinstance(document, str):
+        ids = [*tokenizer.encode(document).ids, END_OF_TEXT]
+        return ids, [1.0] * len(ids)
+    ids: list[int] = []
+    weights: list[float] = []
+    for message in document:
+        own = message["role"] == "assistant"
+        head = [START, *tokenizer.encode(message["role"] + "\n").ids]
+        body = [*tokenizer.encode(message["content"]).ids, END]
+        tail = tokenizer.encode("\n").ids
+        ids += head + body + tail
+        weights += [USER_WEIGHT] * len(head) + [1.0 if own else USER_WEIGHT] * len(body) + [USER_WEIGHT] * len(tail)
+    return ids, weights
+
+
+def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+    """Endless batches of whole documents of similar length; one a row, as the model will see them when it serves."""
+    corpus, rng = Corpus(seed), random.Random(seed)
+    while True:
+        pool = sorted((encode(tokenizer, corpus.document()) for _ in range(POOL)), key=lambda d: len(d[0]))
+        made, rows = [], []
+        for document in pool:
+            if rows and len(document[0]) * (len(rows) + 1) > BATCH_TOKENS:
+                made.append(_pad(rows))
+                rows = []
+            rows.append(document)
+        made.append(_pad(rows))
+        rng.shuffle(made)
+        yield from made
+
+
+def _pad(rows: list[tuple[list[int], list[float]]]) -> Batch:
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [END_OF_TEXT] * (width - len(row)) for row, _ in rows])
+    weights = torch.tensor([row + [0.0] * (width - len(row)) for _, row in rows])
+    return Batch(ids, weights)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal (Newton-Schulz), in plain products: torch.optim.Muon's are slow here."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One update of every matrix."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 0.05)
+                update = _orthogonal(weight.grad.lerp(momentum, 0.95))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(update, alpha=group["lr"] * max(1, weight.shape[0] / weight.shape[1]) ** 0.5)
+
+
+def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = (wide / (wide.norm() + 1e-7)).bfloat16().contiguous()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).float()
+
+
+def train(tokenizer: Tokenizer, steps: int, seed: int) -> LlamaForCausalLM:
+    """Train from scratch: Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [
+        Muon(matrices, lr=0.02, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.01),
+    ]
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    stream = batches(tokenizer, seed)
+    model.train()
+    average = math.nan
+    with tqdm(total=steps, unit="step", mininterval=5) as bar:
+        for step in range(steps):
+            scale = min(1.0, (step + 1) / 50, (steps - step) / (0.7 * steps))
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                optimizer.param_groups[0]["lr"] = peak * scale
+            loss = _loss(model, next(stream))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            average = loss.item() if math.isnan(average) else 0.97 * average + 0.03 * loss.item()
+            bar.set_postfix(loss=f"{average:.4f}", refresh=False)
+            bar.update()
+    return model.eval()
+
+
+def _loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits
+    losses = functional.cross_entropy(logits.float().flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
+    weights = batch.weights[:, 1:].flatten()
+    return (losses * weights).sum() / weights.sum()
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the folder as Hugging Face does, the weights in bfloat16: half the size, and no answer changes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **MODEL,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": 10000.0,
+        "dtype": "float32",
+    }
+    generation = {"eos_token_id": [END, END_OF_TEXT], "pad_token_id": END_OF_TEXT, "do_sample": False}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[END],
+        "pad_token": SPECIAL[END_OF_TEXT],
+        "bos_token": None,
+        "model_max_length": MODEL["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, data in (("config", config), ("generation_config", generation), ("tokenizer_config", tokenizer_config)):
+        (folder / f"{name}.json").write_text(json.dumps(data, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+class Judge:
+    """Greedy answers of the saved model, many at a time."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
+        self._model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def answers(self, questions: list[str], batch: int = 64, limit: int = 160) -> list[str]:
+        """One answer a question, in order."""
+        found: list[str] = []
+        for start in tqdm(range(0, len(questions), batch), unit="batch", mininterval=5, leave=False):
+            chats = [[{"role": "user", "content": q}] for q in questions[start : start + batch]]
+            prompts = self._tokenizer.apply_chat_template(
+                chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+            )
+            with torch.inference_mode():
+                output = self._model.generate(**prompts, max_new_tokens=limit, do_sample=False)
+            new = output[:, prompts["input_ids"].shape[1] :]
+            found += self._tokenizer.batch_decode(new, skip_special_tokens=True)
+        return found
+
+
+def evaluate(folder: Path, dtype: torch.dtype, seed: int = 1) -> dict[str, float]:
+    """The share of answers that are right word for word, by kind of question."""
+    rng = random.Random(seed)
+    cases: list[tuple[str, str, str]] = []
+    for fact in all_facts():
+        cases += [(fact.kind, ask, fact.answer) for ask in _sample(rng, fact)]
+        cases += [("held out: " + fact.kind, ask, fact.answer) for ask in fact.held_out]
+    cases += [("held out: unknown", unknown_question(rng), UNKNOWN) for _ in range(200)]
+    cases.sort(key=lambda case: len(case[2]))
+    answers = Judge(folder, dtype).answers([ask for _, ask, _ in cases])
+    scores: dict[str, list[bool]] = {}
+    for (kind, ask, expected), answer in zip(cases, answers, strict=True):
+        scores.setdefault(kind, []).append(answer == expected)
+        scores.setdefault("ALL held out" if kind.startswith("held") else "ALL trained", []).append(answer == expected)
+        if answer != expected and rng.random() < 0.15:
+            tqdm.write(f"  {ask!r} -> {answer[:90]!r}, not {expected[:60]!r}")
+    return {kind: sum(score) / len(score) for kind, score in sorted(scores.items())}
+
+
+def _sample(rng: random.Random, fact: Fact) -> list[str]:
+    return fact.asks[:1] + rng.sample(fact.asks[1:], min(2, len(fact.asks) - 1))
+
+
+def keep_memory() -> None:
+    """Ask glibc to keep freed memory: handing every large tensor back costs more than the arithmetic."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        mallopt(option, 2**30)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--evaluate-only", action="store_true")
+    arguments = parser.parse_args()
+    keep_memory()
+    torch.set_num_threads(arguments.threads)
+    torch.use_deterministic_algorithms(True)
+    if not arguments.evaluate_only:
+        tokenizer = train_tokenizer(arguments.seed)
+        save(train(tokenizer, arguments.steps, arguments.seed), tokenizer, arguments.output)
+    for dtype in (torch.float32, torch.bfloat16):
+        print(f"exact greedy answers, {dtype}")
+        for kind, score in evaluate(arguments.output, dtype).items():
+            print(f"  {kind:24} {score:7.1%}")
+
+
+if __name__ == "__main__":
+    main()
