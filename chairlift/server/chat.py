@@ -16,7 +16,7 @@ from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.openai import ChatBody, check_supported, sampling_params
 from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
-from chairlift.server.streaming import Events, EventStream, collect, encode, render
+from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -108,13 +108,13 @@ class _Answer:
             role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
             made = events.event(index, role, self._samples)
         if piece.text or piece.logprobs:
-            logprobs = encode(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-            text = encode(piece.text)
+            logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
+            text = encode_line(piece.text)
             parts = (b'"delta":{"content":', text, b'},"logprobs":', logprobs, b',"finish_reason":null}')
             made += events.event(index, b"".join(parts), self._samples)
         if piece.finish_reason is not None:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
-            made += events.event(index, b'"delta":{},"logprobs":null,' + encode(ending)[1:], self._samples)
+            made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self._samples)
         return made
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from chairlift.server.logprobs import LegacyLogprobs, token_name
 from chairlift.server.openai import CompletionBody, check_supported, sampling_params
 from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
-from chairlift.server.streaming import Events, EventStream, collect, encode, render
+from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
 from chairlift.text.output import TextStream
 
 _DEFAULT_MAX_TOKENS = 16
@@ -141,13 +141,13 @@ class _Answer:
         else:
             entries = LegacyLogprobs()
             self._add_logprobs(entries, piece)
-            logprobs = encode(entries)
+            logprobs = encode_line(entries)
         if piece.finish_reason is None:
             end = b',"finish_reason":null}'
         else:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
-            end = b"," + encode(ending)[1:]
-        rest = b"".join((b'"text":', encode(text), b',"logprobs":', logprobs, end))
+            end = b"," + encode_line(ending)[1:]
+        rest = b"".join((b'"text":', encode_line(text), b',"logprobs":', logprobs, end))
         return self.events.event(piece.sample.index, rest, self._samples)
 
     @staticmethod

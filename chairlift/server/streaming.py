@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,10 +14,12 @@ from chairlift.server.errors import as_api_error
 from chairlift.server.openai import StreamOptions
 from chairlift.server.samples import Piece, Sample, close_all, pieces, usage
 
-log = logging.getLogger(__name__)
 encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
+
+# Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 class EventStream(Response):
@@ -49,6 +51,15 @@ class EventStream(Response):
             close_all(self._samples)
         if started:
             await send({"type": "http.response.body", "body": b""})
+
+
+def encode_line(value: Any) -> bytes:
+    """JSON that stays one line, whatever the client thinks ends a line."""
+    raw = encode(value)
+    if not raw.isascii():
+        for character, escape in _LINE_ENDS:
+            raw = raw.replace(character, escape)
+    return raw
 
 
 class Events:

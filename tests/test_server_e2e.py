@@ -1,0 +1,343 @@
+"""The real server process with a real worker: what a client, a probe, a vandal and an operator see."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from model_factory import model_folder
+from prometheus_client.parser import text_string_to_metric_families
+from server_harness import TEMPLATE
+from text_tokenizers import build
+
+
+class Server:
+    """A running `chairlift serve`."""
+
+    def __init__(self, model: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "chairlift.cli", "serve", str(model), "--port", "0", "--dtype", "float32"]
+        self.process = subprocess.Popen(
+            [*command, "--num-threads", "1", "--kv-cache-gb", "0.01", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=model.parent,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+        assert self.process.stdout is not None
+        self.lines = [self.process.stdout.readline()]
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.lines[0])
+        assert found, self.lines[0] + self.process.stdout.read()
+        self.port = int(found[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout
+
+    def wait_ready(self, timeout: float = 40) -> None:
+        deadline = time.monotonic() + timeout
+        while self.http.get("/health/ready").status_code != 200:
+            assert time.monotonic() < deadline, self.lines
+            assert self.process.poll() is None, self.lines
+            time.sleep(0.02)
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = self.http.get("/metrics").text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == f"chairlift_{name}" and labels.items() <= sample.labels.items():
+                    return sample.value
+        raise AssertionError(f"no metric {name} {labels}")
+
+    def worker(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": "hello world"} | body)
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shutil.copytree(model_folder(), folder)
+    build("bytelevel").save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    it = Server(model, "--max-num-seqs", "16", "--max-body-bytes", "100000")
+    it.wait_ready()
+    yield it
+    it.close()
+
+
+@contextlib.contextmanager
+def serving(model: Path, *flags: str) -> Iterator[Server]:
+    it = Server(model, *flags)
+    try:
+        it.wait_ready()
+        yield it
+    finally:
+        it.close()
+
+
+def test_openai_client_works_unchanged(server: Server) -> None:
+    client = server.openai
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    messages: list[Any] = [{"role": "user", "content": "hello"}]
+    fixed: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 20}
+    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, **fixed)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.content is not None
+    assert len(whole.choices[0].logprobs.content) == 20
+    stream = client.chat.completions.create(
+        messages=messages, stream=True, stream_options={"include_usage": True}, **fixed
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 20
+    text = client.completions.create(prompt=["hello", "the quick"], n=2, seed=1, logprobs=1, echo=True, **fixed)
+    assert [choice.index for choice in text.choices] == [0, 1, 2, 3]
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="other", messages=messages)
+    assert error.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(model="tiny", prompt="hello", max_tokens=10_000)
+
+
+def test_seeded_samples_repeat_and_extend(server: Server) -> None:
+    body = {"seed": 11, "max_tokens": 12, "n": 3}
+    first = [choice["text"] for choice in server.complete(**body).json()["choices"]]
+    assert first == [choice["text"] for choice in server.complete(**body).json()["choices"]]
+    assert server.complete(seed=13, max_tokens=12).json()["choices"][0]["text"] == first[2]
+    assert len(set(first)) == 3
+
+
+def test_prompt_scores_do_not_depend_on_the_prefix_cache(server: Server) -> None:
+    prompt = "the quick brown fox sees naïve words. " * 4
+    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 1}
+    fresh = server.complete(**body, cache_salt="a").json()["choices"][0]["logprobs"]
+    server.complete(prompt=prompt, max_tokens=1)
+    cached = server.complete(**body).json()["choices"][0]["logprobs"]
+    assert len(fresh["tokens"]) == len(fresh["token_logprobs"]) == len(fresh["text_offset"])
+    assert cached["tokens"] == fresh["tokens"]
+    assert cached["token_logprobs"][1:] == pytest.approx(fresh["token_logprobs"][1:], abs=1e-4)
+    repeated = server.complete(prompt=prompt, max_tokens=1).json()["usage"]
+    assert repeated["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+RUBBISH = [
+    b"GARBAGE\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: nine\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+    b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 40_000,
+    b"GET /v1/models\x00 HTTP/1.1\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("raw", RUBBISH, ids=lambda raw: repr(raw[:40]))
+def test_rubbish_is_answered_or_dropped(server: Server, raw: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(raw)
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(OSError):
+            while part := connection.recv(65536):
+                answer += part
+    assert answer == b"" or re.match(rb"HTTP/1\.1 4\d\d ", answer), answer[:200]
+    assert server.http.get("/health/ready").status_code == 200
+
+
+def test_bodies_beyond_the_limit(server: Server) -> None:
+    assert server.http.post("/v1/completions", content=b"x", headers={"content-type": "text/plain"}).status_code == 415
+    kind = {"content-type": "application/json"}
+    declared = httpx.post(f"{server.url}/v1/completions", content=b" " * 150_000, headers=kind)
+    assert declared.status_code == 413
+    streamed = httpx.post(f"{server.url}/v1/completions", content=(b" " * 1000 for _ in range(300)), headers=kind)
+    assert streamed.status_code == 413
+    assert "100000 bytes (max_body_bytes)" in streamed.json()["error"]["message"]
+
+
+def test_many_streams_a_third_dropped(server: Server) -> None:
+    """Those that stay get the text that they get alone, and nothing is left behind."""
+    prompts = [f"hello world {i} the quick" for i in range(48)]
+    body = {"temperature": 0, "max_tokens": 40}
+    alone = {p: server.complete(prompt=p, **body).json()["choices"][0]["text"] for p in prompts[::4]}
+
+    def one(index: int) -> str | None:
+        asked = {"prompt": prompts[index], "stream": True} | body
+        made = ""
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=60) as answer:
+            for count, line in enumerate(line for line in answer.iter_lines() if line):
+                if index % 3 == 1 and count == index % 17:
+                    return None
+                if line != "data: [DONE]":
+                    made += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+        return made
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        texts = list(pool.map(one, range(len(prompts))))
+    assert sum(text is None for text in texts) == 16
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text is None or prompt not in alone or text == alone[prompt]
+    _nothing_is_held(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_frees_seat_and_blocks(server: Server, stream: bool) -> None:
+    before = server.metric("requests_finished_total", reason="abort")
+    body = json.dumps({"prompt": "hello", "n": 8, "max_tokens": 400, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head % len(body) + body)
+    _until(lambda: server.metric("requests_running") == 8)
+    connection.close()
+    _until(lambda: server.metric("requests_finished_total", reason="abort") == before + 8)
+    _nothing_is_held(server)
+
+
+def _nothing_is_held(server: Server) -> None:
+    assert server.complete(max_tokens=1).status_code == 200
+    _until(lambda: server.metric("kv_blocks_used") == 0 and server.metric("requests_running") == 0)
+
+
+def _until(condition: Any, timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_full_queue_is_429_with_retry_after(model: Path) -> None:
+    with serving(model, "--max-waiting", "2", "--max-num-seqs", "1") as server, ThreadPoolExecutor(8) as pool:
+        long = [pool.submit(server.complete, max_tokens=300) for _ in range(8)]
+        answers = [each.result() for each in long]
+        codes = sorted(answer.status_code for answer in answers)
+        assert codes[0] == 200
+        assert codes[-1] == 429
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert server.complete(n=3).status_code == 400
+
+
+def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
+    with serving(model) as server:
+        outcomes: list[str] = []
+
+        def client(stream: bool) -> None:
+            body = {"prompt": "hello", "max_tokens": 400, "stream": stream}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+            if answer.status_code == 200:
+                last = answer.text.strip().split("\n\n")[-1].removeprefix("data: ")
+                outcomes.append("whole" if last == "[DONE]" else "error" if "error" in json.loads(last) else "whole")
+            else:
+                outcomes.append(f"{answer.status_code}, retry after {answer.headers['retry-after']}")
+
+        clients = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(12)]
+        for each in clients:
+            each.start()
+        _until(lambda: server.metric("requests_running") >= 12)
+        os.kill(server.worker(), signal.SIGKILL)
+        killed = time.monotonic()
+        _until(lambda: server.http.get("/health/ready").status_code == 503)
+        assert server.http.get("/health/live").status_code == 200
+        assert server.complete().status_code == 503
+        for each in clients:
+            each.join(20)
+        assert len(outcomes) == 12
+        assert "error" in outcomes
+        assert "503, retry after 1" in outcomes
+        server.wait_ready()
+        assert time.monotonic() - killed < 30
+        assert server.complete(max_tokens=2).status_code == 200
+        assert server.metric("worker_restarts_total") == 1
+
+
+def test_sigterm_drains(model: Path) -> None:
+    with serving(model) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
+        _until(lambda: server.metric("requests_running") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=server.url) as other:
+            _until(lambda: other.get("/health/ready").status_code == 503 or running.done())
+            assert other.post("/v1/completions", json={"prompt": "late"}).status_code == 503
+        assert running.result().json()["usage"]["completion_tokens"] == 400
+        assert server.process.wait(10) == 0
+
+
+def test_second_signal_ends_at_once(model: Path) -> None:
+    with serving(model) as server, ThreadPoolExecutor(1) as pool:
+        worker = server.worker()
+        running = pool.submit(server.complete, n=32, max_tokens=400)
+        _until(lambda: server.metric("requests_running") == 32)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(5) == 128 + signal.SIGINT
+        with pytest.raises(httpx.TransportError):
+            running.result()
+        _until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def test_model_that_cannot_load_ends_the_server(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    server = Server(broken)
+    try:
+        assert server.process.wait(30) == 1
+        server._reader.join(5)
+        assert "mamba" in "".join(server.lines)
+    finally:
+        server.close()
+
+
+def test_front_never_imports_torch() -> None:
+    modules = "chairlift.cli, chairlift.server.run, chairlift.server.app, chairlift.text"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert made.stdout.strip() == "False"
