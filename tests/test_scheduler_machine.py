@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import core_model
+import core_histories
 import hypothesis.strategies as st
 import pytest
-from core_model import World, digest, draw_request, draw_setup, make_request, pick, run_history, take_step
+from core_histories import digest, draw_request, draw_setup, pick, replay, run_history, take_step
+from core_model import STRATEGIES, Setup, World, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -32,7 +33,7 @@ class HypothesisDice:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """The same calls and checks as in `core_model.run_history`, for a failure to be shrunk to its essence."""
+    """The same calls and checks as in `core_histories.run_history`, for a failure to be shrunk to its essence."""
 
     world: World | None = None
     num_run = 0
@@ -73,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.world is not None and self.world.in_flight is None:
             self.world.drain(random.Random(0))
-            assert core_model.replay(self.world) == self.world.answers
+            assert replay(self.world) == self.world.answers
             SchedulerMachine.num_run += 1
 
 
@@ -103,12 +104,12 @@ def count_events(world: World, seen: Counter[str]) -> None:
 def test_random_histories(capsys: Any) -> None:
     """At least 10,000 histories by default (CHAIRLIFT_HISTORIES sets another number), each driven to its end."""
     seen: Counter[str] = Counter()
-    wanted = core_model.num_histories()
+    wanted = core_histories.num_histories()
     for seed in range(wanted):
         try:
             world = run_history(random.Random(seed), CALLS_PER_HISTORY)
             if seed % 10 == 0:
-                assert core_model.replay(world) == world.answers, "same calls, other decisions"
+                assert replay(world) == world.answers, "same calls, other decisions"
         except Exception as error:
             error.add_note(f"run_history(random.Random({seed}), {CALLS_PER_HISTORY})")
             raise
@@ -117,17 +118,17 @@ def test_random_histories(capsys: Any) -> None:
         print("\nscheduler histories:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     assert seen["histories"] == wanted
     if wanted >= 1000:
-        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length", *core_model.STRATEGIES)
+        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length", *STRATEGIES)
         rare = {name: seen[name] for name in kinds}
         assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
 
 
 def test_one_long_history_repeats_itself() -> None:
-    world = run_history(random.Random(7), core_model.LONG)
-    assert core_model.replay(world) == world.answers
+    world = run_history(random.Random(7), core_histories.LONG)
+    assert replay(world) == world.answers
     for hash_seed in ("1", "2"):
         run = subprocess.run(
-            [sys.executable, core_model.__file__],
+            [sys.executable, core_histories.__file__],
             env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             text=True,
@@ -137,7 +138,7 @@ def test_one_long_history_repeats_itself() -> None:
 
 
 def test_the_checker_itself_sees_a_stale_table() -> None:
-    world = World(core_model.Setup(block_size=2))
+    world = World(Setup(block_size=2))
     world.add(make_request("a", [1, 2, 3]))
     world.add(make_request("b", [4, 5, 6]))
     step = world.schedule()
