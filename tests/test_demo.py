@@ -1,0 +1,109 @@
+"""The demo model in the package: small, whole, and right in what it says."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from chairlift.demo import demo_path
+from chairlift.errors import InvalidRequest
+from chairlift.text import Tokenizer
+
+KNOWN = {
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What is 7 + 5?": "7 + 5 = 12.",
+    "What is the opposite of hot?": "The opposite of hot is cold.",
+    "What colour is the sky?": "The sky is blue on a clear day.",
+    "What day comes after Monday?": "Tuesday comes after Monday.",
+    "Hello!": "Hello! I am the Chairlift demo model. Ask me about batching, mountains, capitals or small sums.",
+    "What is continuous batching?": (
+        "Continuous batching works like a chairlift that never stops. At every step of the model, finished requests "
+        "get off and waiting requests get on. Nobody waits for the slowest answer in the group, so the device stays "
+        "busy and the first token comes quickly. It is the best choice for language models, because their answers "
+        "have very different lengths."
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(demo_path())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(demo_path(), dtype=torch.float32).eval()
+
+
+def chat(*turns: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if i % 2 else "user", "content": turn} for i, turn in enumerate(turns)]
+
+
+def answer(model: Any, tokenizer: Tokenizer, messages: list[dict[str, str]], limit: int = 120) -> str:
+    prompt = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+    with torch.inference_mode():
+        output = model.generate(torch.tensor([prompt]), max_new_tokens=limit, do_sample=False)
+    return tokenizer.decode(output[0, len(prompt) :].tolist())
+
+
+def test_the_folder_is_small_and_whole() -> None:
+    files = {file.name: file.stat().st_size for file in demo_path().iterdir()}
+    assert sum(files.values()) <= 8 * 2**20
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    assert {"tokenizer_config.json", "chat_template.jinja"} <= set(files)
+
+
+def test_the_files_agree(tokenizer: Tokenizer) -> None:
+    config = json.loads((demo_path() / "config.json").read_text())
+    assert tokenizer.vocab_size == config["vocab_size"]
+    assert tokenizer.eos_ids[0] == config["eos_token_id"] == tokenizer.encode("<|im_end|>")[0]
+    assert config["max_position_embeddings"] == 2048
+    assert config["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    "text", ["Hello, world!", "żółw 漢字 👩‍👩‍👧‍👦 \x00\x7f", "  two  spaces\n\n\ttab", "3.14159 * 271"]
+)
+def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
+    single = {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    assert {bytes([byte]) for byte in range(256)} <= single
+
+
+def test_the_chat_template(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, *chat("Hi", "Hello!", "Bye")]
+    assert tokenizer.render_chat(messages) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(InvalidRequest, match="robot"):
+        tokenizer.render_chat([{"role": "robot", "content": ""}])
+
+
+@pytest.mark.parametrize("question", KNOWN)
+def test_greedy_answers(model: Any, tokenizer: Tokenizer, question: str) -> None:
+    assert answer(model, tokenizer, chat(question)) == KNOWN[question]
+
+
+def test_a_system_prompt_and_earlier_turns_change_no_fact(model: Any, tokenizer: Tokenizer) -> None:
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        *chat("What is the capital of Italy?", "The capital of Italy is Rome.", "What is the capital of Japan?"),
+    ]
+    assert answer(model, tokenizer, messages) == "The capital of Japan is Tokyo."
+
+
+def test_it_says_so_when_it_does_not_know(model: Any, tokenizer: Tokenizer) -> None:
+    assert answer(model, tokenizer, chat("Who invented the telephone?")).startswith("I am a small demo model")
+
+
+def test_2000_positions_do_not_break_it(model: Any) -> None:
+    ids = torch.randint(3, 1536, (1, 2000), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.isfinite(model(ids).logits).all()
