@@ -98,7 +98,7 @@ class Scheduler:
         """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`."""
         step = Step(self.num_steps, {}, [], {}, [], [])
         self.ask_again = None
-        promised = self._continue_running(step)
+        self._continue_running(step)
         self.waiting_decision = None
         if step.decisions:
             # Boarding after a preemption would take the very blocks that were just found missing.
@@ -107,7 +107,7 @@ class Scheduler:
                 detail = f"{last.request_id} was just preempted: {last.detail}"
                 self.waiting_decision = Decision(Why.BLOCKS, head.id, detail, self.num_waiting)
         elif self.num_waiting:
-            self._board_waiting(step, now, promised)
+            self._board_waiting(step, now)
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
         if step.num_tokens:
@@ -165,23 +165,21 @@ class Scheduler:
 
     # Running sequences
 
-    def _continue_running(self, step: Step) -> int:
-        """Give tokens to all that run, most urgent first; return how many blocks their known tokens still need.
+    def _continue_running(self, step: Step) -> None:
+        """Give tokens to all that run, most urgent first.
 
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
         blocks run out the least urgent makes room, so the most urgent always moves and there is no livelock.
         """
-        running, budget, promised = self.running, self.max_num_batched_tokens, 0
+        running, budget = self.running, self.max_num_batched_tokens
         num_tokens, block_size = step.num_tokens, self.block_size
         index = 0
         while index < len(running):
             sequence = running[index]
             computed = sequence.num_computed_tokens
-            wanted = len(sequence.token_ids) - computed
-            given = wanted
+            given = len(sequence.token_ids) - computed
             if given > 1:
-                given = min(wanted, budget - (len(running) - index - 1))
-                promised += self._blocks_for(computed + wanted) - self._blocks_for(computed + given)
+                given = min(given, budget - (len(running) - index - 1))
             if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
                 break  # it made room for others itself, and was the last
             num_tokens[sequence.id] = given
@@ -189,7 +187,6 @@ class Scheduler:
             if (computed + given) // block_size > sequence.num_published:
                 self._publish(sequence, computed + given)
             index += 1
-        return promised
 
     def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
         """Take blocks for more tokens, preempting from the back if need be; False if it was preempted itself."""
@@ -227,7 +224,7 @@ class Scheduler:
         """Return who is next to start, or None if nobody waits."""
         return self.seated[0] if self.seated else self.line.head()
 
-    def _board_waiting(self, step: Step, now: float, promised: int) -> None:
+    def _board_waiting(self, step: Step, now: float) -> None:
         """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
         boarding = self.policy.board(self.line, len(self.running) + len(self.seated), now)
         if self.policy.closes_batch and boarding.seats > 0:
@@ -239,7 +236,7 @@ class Scheduler:
             sequence = self._head()
             if sequence is None:
                 return
-            refusal = self._refusal(sequence, boarding, seats, budget, promised)
+            refusal = self._refusal(sequence, boarding, seats, budget)
             if refusal is not None:
                 self.ask_again = boarding.ask_again
                 self.waiting_decision = refusal
@@ -249,14 +246,9 @@ class Scheduler:
             else:
                 self.line.pop()
                 seats -= 1
-            given = self._start(step, sequence, budget, now)
-            budget -= given
-            tokens = len(sequence.token_ids)
-            promised += self._blocks_for(tokens) - self._blocks_for(sequence.num_computed_tokens + given)
+            budget -= self._start(step, sequence, budget, now)
 
-    def _refusal(
-        self, sequence: Sequence, boarding: Boarding, seats: int, budget: int, promised: int
-    ) -> Decision | None:
+    def _refusal(self, sequence: Sequence, boarding: Boarding, seats: int, budget: int) -> Decision | None:
         """Say why the head of the line can't start now, or None if it can."""
         count = self.num_waiting
         if not self.seated and seats < 1:
@@ -269,10 +261,10 @@ class Scheduler:
         # A hit that nobody holds lies in the free list, so it uses up a free block as well.
         free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
         needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
-        # One spare block for each rider, else the next block any of them needs would throw the newcomer off again.
-        spare = free - promised - len(self.running)
-        if needed > spare and self.running:
-            detail = f"needs {needed} blocks; of {free} free, {promised + len(self.running)} are kept for those running"
+        # One spare block for each rider, else the next block any of them needs would throw the newcomer off again. No
+        # rider is owed more than that: had one been given less than its known tokens, the budget would be gone.
+        if needed > free - len(self.running) and self.running:
+            detail = f"needs {needed} blocks; of {free} free, {len(self.running)} are kept for those running"
             return Decision(Why.BLOCKS, sequence.id, detail, count)
         return None
 
