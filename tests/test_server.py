@@ -219,6 +219,19 @@ def test_events_are_one_line_for_every_splitter() -> None:
     run(go)
 
 
+def test_chat_lengths_and_alternatives_are_checked() -> None:
+    assert chat(max_completion_tokens=0).error["param"] == "max_completion_tokens"
+    assert chat(max_tokens=0).error["param"] == "max_tokens"
+    assert chat(top_logprobs=2).error["param"] == "top_logprobs"
+    assert chat(logprobs=True, top_logprobs=21).error["param"] == "top_logprobs"
+    assert chat(max_tokens=1000).error["code"] == "context_length_exceeded"
+    for name in ("self", "messages", "add_generation_prompt", "chat_template"):
+        assert chat(chat_template_kwargs={name: []}).error["param"] == "chat_template_kwargs"
+    assert (
+        chat(chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False, max_tokens=1).status == 200
+    )
+
+
 def test_chat_needs_messages_with_roles() -> None:
     assert chat(messages=[]).error["param"] == "messages"
     assert chat(messages=[{"content": "x"}]).error["param"] == "messages[0].role"
@@ -245,6 +258,7 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
     ("body", "param", "code"),
     [
         ({"wrong": 1}, "wrong", "unknown_field"),
+        ({"prompt": [1, True]}, "prompt[1]", None),
         ({"temperature": "hot"}, "temperature", None),
         ({"temperature": -1}, "temperature", None),
         ({"top_p": 0}, "top_p", None),

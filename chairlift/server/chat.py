@@ -18,6 +18,8 @@ from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
 from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
 
+# Parameters of the renderer itself.
+_TAKEN = frozenset({"self", "messages", "add_generation_prompt"})
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
@@ -50,6 +52,8 @@ def _params(body: ChatBody) -> SamplingParams:
         message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}"
         raise InvalidRequest(message, "top_logprobs")
     newer = body.max_completion_tokens
+    if newer is not None and newer < 1:
+        raise InvalidRequest(f"max_completion_tokens must be at least 1, got {newer}", "max_completion_tokens")
     return sampling_params(body, body.max_tokens if newer is None else newer, logprobs)
 
 
@@ -62,8 +66,11 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def _prompt(service: Service, body: ChatBody) -> list[int]:
+    arguments = body.chat_template_kwargs or {}
+    if taken := sorted(_TAKEN.intersection(arguments)):
+        raise InvalidRequest(f"chat_template_kwargs can't set {taken[0]!r}", "chat_template_kwargs")
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-    text = service.tokenizer.render_chat(body.messages, generation, **(body.chat_template_kwargs or {}))
+    text = service.tokenizer.render_chat(body.messages, generation, **arguments)
     return service.tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -17,6 +17,7 @@ from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
 from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
 from chairlift.text.output import TextStream
+from chairlift.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -74,8 +75,8 @@ async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]
 class _Echo:
     """A prompt as text, and where in it each token starts."""
 
-    def __init__(self, service: Service, prompt: str | None, ids: list[int]) -> None:
-        stream = TextStream(service.tokenizer, SamplingParams(logprobs=0))
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int]) -> None:
+        stream = TextStream(tokenizer, SamplingParams(logprobs=0))
         text = stream.push(ids).text
         self.text = text if prompt is None else prompt
         self.offsets = stream.offsets or []
@@ -106,7 +107,8 @@ class _Answer:
         self._tokenizer = service.tokenizer
         self._samples = samples
         self._n = params.n
-        self._echoes = self._make_echoes(service, body, prompts)
+        self._body, self._prompts = body, prompts
+        self._echoes: dict[int, _Echo] = {}
         self._logprobs = [LegacyLogprobs() for _ in samples] if body.logprobs is not None else None
         self._texts: list[list[str]] = [[] for _ in samples]
 
@@ -150,23 +152,24 @@ class _Answer:
         rest = b"".join((b'"text":', encode_line(text), b',"logprobs":', logprobs, end))
         return self.events.event(piece.sample.index, rest, self._samples)
 
-    @staticmethod
-    def _make_echoes(service: Service, body: CompletionBody, prompts: list[list[int]]) -> list[_Echo] | None:
-        if not body.echo:
-            return None
-        given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        texts = [part if isinstance(part, str) else None for part in given]
-        return [_Echo(service, text, ids) for text, ids in zip(texts, prompts, strict=False)]
+    def _echo(self, sample: Sample) -> _Echo:
+        """The sample's prompt, made when it is first asked for: by then it is known to fit the model."""
+        index = sample.index // self._n
+        if index not in self._echoes:
+            given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
+            text = given if isinstance(given, str) else None
+            self._echoes[index] = _Echo(self._tokenizer, text, self._prompts[index])
+        return self._echoes[index]
 
     def _text(self, piece: Piece) -> str:
-        if self._echoes is None or not piece.first:
+        if not self._body.echo or not piece.first:
             return piece.text
-        return self._echoes[piece.sample.index // self._n].text + piece.text
+        return self._echo(piece.sample).text + piece.text
 
     def _add_logprobs(self, target: LegacyLogprobs, piece: Piece) -> None:
         sample, base = piece.sample, 0
-        if self._echoes is not None:
-            echo = self._echoes[sample.index // self._n]
+        if self._body.echo:
+            echo = self._echo(sample)
             base = len(echo.text)
             if piece.first:
                 target.add_first(token_name(self._tokenizer, sample.prompt_ids[0]))

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from chairlift.server.config import ServerConfig
 
 MAX_HEAD_BYTES = 64 * 1024
-_HEAD_TIMEOUT_S = 30.0
+HEAD_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 5
 
 
@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._too_slow)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -69,6 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Count anew for the next request."""
         self._head_bytes, self._in_head = 0, True
+        self._head_timer.cancel()
+        self._start_timer()
         super().on_message_begin()
 
     def on_headers_complete(self) -> Any:
@@ -76,6 +78,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_timer.cancel()
         return super().on_headers_complete()
+
+    def _start_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
 
     def _too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
