@@ -56,10 +56,11 @@ class Worker:
             if output is not None:
                 self.send(output)
                 timeout = 0.0
-            elif self.engine.ask_again is not None:
-                timeout = max(self.engine.ask_again - self.engine.clock(), 0.0)
-            else:
-                timeout = None
+                continue
+            # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
+            self.send(StepOutput([], self.engine.stats()))
+            moment = self.engine.ask_again
+            timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)
 
     def _listen(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
