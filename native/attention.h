@@ -84,10 +84,17 @@ template <typename T> struct Attention {
         }
     }
 
+    // Index of the head in the cache that holds the group of lanes at `lane`.
+    int64_t head_at(const Tile &tile, int lane) const {
+        const int32_t block = batch.block_tables[tile.seq * batch.table_stride + lane / lanes_per_block];
+        return int64_t(block) * heads.num_kv_heads + tile.kv_head;
+    }
+    const T *keys_at(int64_t head, int offset) const { return k_cache + head * k_head + offset * PER_STEP<T>; }
+    const T *values_at(int64_t head, int offset) const { return v_cache + head * v_head + offset * padded; }
+
     // Points at the values of the block of lanes that begins at `lane`, scores its keys, and tells each lane's position.
     Values<T> score_block(const Tile &tile, int lane, Work &work, int *positions) const {
         Values<T> values;
-        const int32_t *table = batch.block_tables + tile.seq * batch.table_stride;
         const int lowest = lowest_seen(tile.first_position), highest = tile.first_position + tile.num_tokens - 1;
         for (int g = 0; g < GROUPS; g++, lane += GROUP, positions += GROUP) {
             const int index = lane / lanes_per_block, offset = lane % lanes_per_block;
@@ -99,11 +106,17 @@ template <typename T> struct Attention {
             for (int i = 0; i < GROUP; i++) positions[i] = i < count ? position + i : NOWHERE;
             values.counts[g] = count;
             values.groups[g] = v_cache;
+            values.next[g] = nullptr;
             if (!count) continue;
-            const int64_t head = int64_t(table[index]) * heads.num_kv_heads + tile.kv_head;
-            values.groups[g] = v_cache + head * v_head + offset * padded;
-            score(work.q, tile.rows(), dim, k_cache + head * k_head + offset * PER_STEP<T>, key_stride,
-                  work.scores + g * GROUP);
+            const int64_t head = head_at(tile, lane);
+            values.groups[g] = values_at(head, offset);
+            const T *next_keys = nullptr;
+            if (const int next = lane + BLOCK; next < tile.last_lane) {
+                const int64_t next_head = head_at(tile, next);
+                next_keys = keys_at(next_head, next % lanes_per_block);
+                values.next[g] = values_at(next_head, next % lanes_per_block);
+            }
+            score(work.q, tile.rows(), dim, keys_at(head, offset), key_stride, next_keys, work.scores + g * GROUP);
         }
         return values;
     }
@@ -111,7 +124,6 @@ template <typename T> struct Attention {
     // Turns a row of scores into probabilities relative to the highest score so far; returns the correction of old sums.
     float soften(float *scores, const int *positions, int position, bool hidden, float &highest, float &total,
                  Value *p) const {
-        float top = highest;
         if (hidden) {
             const int lowest = lowest_seen(position);
 #pragma omp simd
@@ -122,18 +134,17 @@ template <typename T> struct Attention {
 #pragma omp simd
             for (int i = 0; i < BLOCK; i++) scores[i] *= heads.scale;
         }
-#pragma omp simd reduction(max : top)
-        for (int i = 0; i < BLOCK; i++) top = scores[i] > top ? scores[i] : top;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < BLOCK; i++) {
-            const float weight = exp_(scores[i] - top);
-            sum += weight;
-            p[i] = narrow<Value>(weight);
-        }
+        vfloat most = load(scores), sum = {};
+        for (int i = LANES; i < BLOCK; i += LANES) most = load(scores + i) > most ? load(scores + i) : most;
+        const float top = across(most, [](float a, float b) { return a > b ? a : b; }, highest);
+#pragma omp simd
+        for (int i = 0; i < BLOCK; i++) scores[i] = exp_(scores[i] - top);
+        for (int i = 0; i < BLOCK; i += LANES) sum += load(scores + i);
+#pragma omp simd
+        for (int i = 0; i < BLOCK; i++) p[i] = narrow<Value>(scores[i]);
         const float correction = exp_(highest - top);
         highest = top;
-        total = total * correction + sum;
+        total = across(sum, [](float a, float b) { return a + b; }, total * correction);
         return correction;
     }
 
@@ -142,7 +153,7 @@ template <typename T> struct Attention {
         const int rows = tile.rows();
         for (; lane < end; lane += BLOCK) {
             int positions[BLOCK];
-            const Values<T> values = score_block(tile, lane, work, positions);
+            Values<T> values = score_block(tile, lane, work, positions);
             bool whole = true;
             for (int g = 0; g < GROUPS; g++) whole &= values.counts[g] == GROUP;
             for (int r = 0; r < rows; r++) {
@@ -191,6 +202,11 @@ template <typename T> struct Attention {
         load_queries(tile, work);
         all.clear(tile.rows(), padded);
         for (int split = tile.first_split(); split < tile.end_split(); split++) {
+            // Folding into nothing changes nothing.
+            if (split == tile.first_split()) {
+                run_split(tile, split_begin(tile, split), split_end(tile, split), work, all);
+                continue;
+            }
             one.clear(tile.rows(), padded);
             run_split(tile, split_begin(tile, split), split_end(tile, split), work, one);
             fold(all, one, tile.rows(), padded);

@@ -58,6 +58,15 @@ inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 
+// Combines the lanes of v pairwise, then with `start`.
+template <typename Combine> inline float across(vfloat v, Combine combine, float start) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = combine(lanes[i], lanes[i + width]);
+    return combine(lanes[0], start);
+}
+
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {
     constexpr float magic = 12582912.0f;

@@ -47,13 +47,19 @@ inline const float *stored(const float *p) { return p; }
 inline const uint32_t *stored(const bf16 *p) { return reinterpret_cast<const uint32_t *>(p); }
 template <typename T> constexpr int PER_STEP = sizeof(T) == 2 ? 2 : 1;
 
+// The hardware does not follow a block table, so each step of a loop asks for the line that its twin in the next block of
+// lanes will read. Asking for all of them at once would stall the loop; asking for none leaves it waiting for memory.
+template <typename Line> inline void prefetch(const Line *line) { __builtin_prefetch(line, 0, 2); }
+
 // scores[r][0:16] = q[r] . K[:, 0:16] for R rows and one group of lanes.
 template <typename T, int R>
-void score_rows(const typename Operand<T>::type *q, int dim, const T *keys, int key_stride, float *scores) {
+void score_rows(const typename Operand<T>::type *q, int dim, const T *keys, int key_stride, const T *next,
+                float *scores) {
     vfloat acc[R][VECTORS] = {};
     const int steps = dim / PER_STEP<T>;
     const auto *from = stored(keys);
     for (int step = 0; step < steps; step++, from += key_stride) {
+        if (next) prefetch(stored(next) + step * key_stride);
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             const auto values = load(from + v * LANES);
@@ -67,25 +73,32 @@ void score_rows(const typename Operand<T>::type *q, int dim, const T *keys, int 
 }
 
 template <typename T>
-void score(const typename Operand<T>::type *q, int rows, int dim, const T *keys, int key_stride, float *scores) {
+void score(const typename Operand<T>::type *q, int rows, int dim, const T *keys, int key_stride, const T *next,
+           float *scores) {
     constexpr int R = LANES == 16 ? 8 : 4;
-    int row = 0;
-    for (; row + R <= rows; row += R) score_rows<T, R>(q + row * dim, dim, keys, key_stride, scores + row * BLOCK);
-    if constexpr (R > 4)
-        for (; row + 4 <= rows; row += 4)
-            score_rows<T, 4>(q + row * dim, dim, keys, key_stride, scores + row * BLOCK);
-    q += row * dim;
-    scores += row * BLOCK;
-    switch (rows - row) {
-    case 3: return score_rows<T, 3>(q, dim, keys, key_stride, scores);
-    case 2: return score_rows<T, 2>(q, dim, keys, key_stride, scores);
-    case 1: return score_rows<T, 1>(q, dim, keys, key_stride, scores);
+    while (rows > 0) {
+        int done = rows < R ? rows < 4 ? rows : 4 : R;
+        if (done == R)
+            score_rows<T, R>(q, dim, keys, key_stride, next, scores);
+        else if (done == 4)
+            score_rows<T, 4>(q, dim, keys, key_stride, next, scores);
+        else if (done == 3)
+            score_rows<T, 3>(q, dim, keys, key_stride, next, scores);
+        else if (done == 2)
+            score_rows<T, 2>(q, dim, keys, key_stride, next, scores);
+        else
+            score_rows<T, 1>(q, dim, keys, key_stride, next, scores);
+        next = nullptr;
+        rows -= done;
+        q += done * dim;
+        scores += done * BLOCK;
     }
 }
 
 // The values of a block of lanes: `count` of each group are valid, the rest must not be read as numbers.
 template <typename T> struct Values {
     const T *groups[GROUPS];
+    const T *next[GROUPS];  // what the next block of lanes will read, or null
     int counts[GROUPS];
 };
 
@@ -100,7 +113,10 @@ void weigh_rows(const typename Operand<T>::type *p, const Values<T> &values, int
         const auto *from = stored(values.groups[group]) + first;
         const auto *row = p + group * GROUP;
         const int steps = values.counts[group] / PER_STEP<T>;
+        const auto *next = values.next[group] ? stored(values.next[group]) + first : nullptr;
         for (int step = 0; step < steps; step++, from += dim) {
+            if (next)
+                for (int c = 0; c < C * LANES; c += 16) prefetch(next + step * dim + c);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {
                 const auto value = load(from + c * LANES);
@@ -140,18 +156,23 @@ void weigh_dims(const typename Operand<T>::type *p, const Values<T> &values, int
 }
 
 template <typename T>
-void weigh(const typename Operand<T>::type *p, int rows, const Values<T> &values, int dim, const float *correction,
+void weigh(const typename Operand<T>::type *p, int rows, Values<T> &values, int dim, const float *correction,
            float *acc) {
-    int row = 0;
-    for (; row + 4 <= rows; row += 4)
-        weigh_dims<T, 4>(p + row * BLOCK, values, dim, correction + row, acc + row * dim);
-    p += row * BLOCK;
-    correction += row;
-    acc += row * dim;
-    switch (rows - row) {
-    case 3: return weigh_dims<T, 3>(p, values, dim, correction, acc);
-    case 2: return weigh_dims<T, 2>(p, values, dim, correction, acc);
-    case 1: return weigh_dims<T, 1>(p, values, dim, correction, acc);
+    while (rows > 0) {
+        const int done = rows < 4 ? rows : 4;
+        if (done == 4)
+            weigh_dims<T, 4>(p, values, dim, correction, acc);
+        else if (done == 3)
+            weigh_dims<T, 3>(p, values, dim, correction, acc);
+        else if (done == 2)
+            weigh_dims<T, 2>(p, values, dim, correction, acc);
+        else
+            weigh_dims<T, 1>(p, values, dim, correction, acc);
+        for (const T *&next : values.next) next = nullptr;
+        rows -= done;
+        p += done * BLOCK;
+        correction += done;
+        acc += done * dim;
     }
 }
 

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2}}
 DTYPES = [torch.float32, torch.bfloat16]
 needs_native = pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the native library is not built")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine would take most of the time of these small cases."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=DTYPES, ids=["float32", "bfloat16"])
@@ -84,6 +94,8 @@ def run_steps(ops: Ops, heads: HeadShape, dtype: torch.dtype, block_size: int, s
     outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
     for parts in steps:
         running = [index for index in keep if parts[index][0] < parts[index][1]]
+        if not running:
+            continue
         batch = make_batch([parts[index] for index in running], [tables[index] for index in running], block_size)
         qkv = torch.cat([inputs[index][slice(*parts[index])] for index in running])
         query = ops.rope_and_write(qkv, cos_sin, batch, cache, heads, *norms, 1e-6)
@@ -125,3 +137,127 @@ def test_attention_is_that_of_the_reference(native: Ops, dtype: torch.dtype, sha
     expected = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=norm)
     for one, other in zip(actual, expected, strict=True):
         close(one, other)
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
+def test_a_sequence_is_the_same_alone_and_in_a_batch(native: Ops, dtype: torch.dtype, shape: tuple) -> None:
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    torch.set_num_threads(2)
+    together = run_steps(native, heads, dtype, block_size, STEPS)
+    torch.set_num_threads(1)
+    for index, expected in enumerate(together):
+        assert torch.equal(run_steps(native, heads, dtype, block_size, STEPS, keep=[index])[0], expected)
+
+
+@needs_native
+def test_chunks_of_a_prompt_do_not_change_its_attention(native: Ops, dtype: torch.dtype) -> None:
+    heads = HeadShape(6, 2, 64, 0.125)
+    whole = run_steps(native, heads, dtype, 16, [[(0, 700)]])
+    chunked = run_steps(native, heads, dtype, 16, [[(0, 100)], [(100, 101)], [(101, 699)], [(699, 700)]])
+    assert torch.equal(whole[0], chunked[0])
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("dim", [8, 72, 576])
+def test_elementwise_operations_are_those_of_the_reference(
+    native: Ops, dtype: torch.dtype, rows: int, dim: int
+) -> None:
+    reference = ReferenceOps()
+    x, weight = random(rows, dim, dtype=dtype), random(dim, dtype=dtype, seed=1)
+    close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    residuals = [random(rows, dim, dtype=dtype, seed=2) for _ in range(2)]
+    outputs = [
+        ops.add_rms_norm(x, residual, weight, 1e-5)
+        for ops, residual in zip((native, reference), residuals, strict=True)
+    ]
+    close(*outputs)
+    assert torch.equal(*residuals)
+    gate_up = 10 * random(rows, 2 * dim, dtype=dtype)
+    gate_up[0, 0], gate_up[0, 1] = 200, -200
+    close(native.silu_mul(gate_up), reference.silu_mul(gate_up))
+
+
+@needs_native
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_that_of_the_reference(native: Ops, dtype: torch.dtype, bias: bool) -> None:
+    weight, offset = random(96, 576, dtype=dtype), random(96, dtype=dtype, seed=1) if bias else None
+    x = random(33, 576, dtype=dtype, seed=2)
+    layer = native.linear(weight, offset)
+    expected = ReferenceOps().linear(weight.double(), None if offset is None else offset.double())(x.double())
+    torch.testing.assert_close(
+        layer(x).double(), expected, rtol=TOLERANCE[dtype]["rtol"], atol=10 * TOLERANCE[dtype]["atol"]
+    )
+
+
+@needs_native
+def test_nothing_to_do_is_no_error(native: Ops, dtype: torch.dtype) -> None:
+    assert native.rms_norm(torch.empty(0, 8, dtype=dtype), torch.ones(8, dtype=dtype), 1e-5).shape == (0, 8)
+    assert native.silu_mul(torch.empty(0, 16, dtype=dtype)).shape == (0, 8)
+
+
+@needs_native
+def test_a_head_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reference"):
+        cpu.CpuOps(torch.float32).allocate_kv_cache(2, 16, HeadShape(1, 1, 20, 1.0), torch.float32, CPU)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16"])
+def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_ISA", isa)
+    try:
+        name = cpu.load_library()[1]
+    except ConfigError:
+        pytest.skip(f"{isa} was not built or does not run here")
+    finally:
+        monkeypatch.undo()
+        usual = cpu.load_library()[1]
+    assert name == isa
+    if isa == usual:
+        return  # the other tests are about it
+    # In a process of its own, since the kernels are chosen once for all.
+    chosen = "(reference or alone or chunks) and not instruction and not linear"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen],
+        env=os.environ | {"CHAIRLIFT_ISA": isa},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cpu.LIBRARY.exists():
+        pytest.skip("the native library is not built")
+    monkeypatch.setenv("CHAIRLIFT_ISA", "avx1024")
+    with pytest.raises(ConfigError, match="CHAIRLIFT_ISA"):
+        cpu.load_library()
+
+
+@needs_native
+def test_auto_is_native_on_the_cpu() -> None:
+    assert select.select_ops("auto", CPU, torch.bfloat16).name.startswith("native-")
+    assert select.select_ops("reference", CPU, torch.bfloat16).name == "reference"
+    assert select.select_ops("auto", CPU, torch.float16).name == "reference"
+
+
+def test_there_are_no_native_operations_on_cuda_yet() -> None:
+    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16).name == "reference"
+    with pytest.raises(ConfigError, match="ops = 'native'"):
+        select.select_ops("native", torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_missing_library_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu.load_library, "__defaults__", (tmp_path / "missing.so",))
+    with caplog.at_level(logging.WARNING):
+        assert select.select_ops("auto", CPU, torch.float32).name == "reference"
+        assert select.select_ops("auto", CPU, torch.float32).name == "reference"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(ConfigError, match="compiler"):
+        select.select_ops("native", CPU, torch.float32)

@@ -4,7 +4,9 @@ The kernels are a C library, built from native/ for several instruction sets and
 docs/decisions/001-native-kernels.md.
 """
 
+import contextlib
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -128,9 +130,9 @@ class CpuOps:
         pair = 2 if dtype == torch.bfloat16 else 1
         even = -(-block_size // pair) * pair
         lead = (num_blocks, heads.num_kv_heads)
-        size = num_blocks * heads.num_kv_heads * dim * even
-        k = torch.zeros(size + _SLACK, dtype=dtype)[:size].view(*lead, dim // pair, even, pair)
-        v = torch.zeros((*lead, even // pair, padded, pair), dtype=dtype)
+        k_size, v_size = (num_blocks * heads.num_kv_heads * each * even for each in (dim, padded))
+        k = _zeros(k_size + _SLACK, dtype)[:k_size].view(*lead, dim // pair, even, pair)
+        v = _zeros(v_size, dtype).view(*lead, even // pair, padded, pair)
         # The narrowed view tells the other operations the block size.
         return k[:, :, :, :block_size], v
 
@@ -196,6 +198,17 @@ class CpuOps:
             )
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
+
+
+def _zeros(size: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that take up memory once touched, in huge pages where the system has them."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size, dtype=dtype)
+    # Attention jumps from block to block, and with small pages nearly every jump misses the TLB.
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

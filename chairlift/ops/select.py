@@ -33,8 +33,8 @@ def select_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
     except OSError as error:
         if name == "native":
             raise ConfigError(
-                f"ops = 'native': the native library cannot be loaded ({error}); reinstall Chairlift with a C++ compiler "
-                "(in a checkout: python setup.py build_ext --inplace) or set ops = 'auto'"
+                f"ops = 'native': the native library cannot be loaded ({error}); reinstall Chairlift with a C++ "
+                "compiler (in a checkout: python setup.py build_ext --inplace) or set ops = 'auto'"
             ) from error
         _warn_once(str(error))
         return ReferenceOps()

@@ -1,0 +1,128 @@
+"""Each native operation against the reference, on the shapes of a 135M-parameter Llama, as ratios and bandwidths.
+
+Run: python bench/ops.py [--dtype float32] [--only attention]. Each pair is timed in turns and the best of several
+rounds is kept, so that other load on the machine disturbs both alike.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.reference import ReferenceOps
+from chairlift.ops.select import select_ops
+
+CPU = torch.device("cpu")
+HEADS = HeadShape(9, 3, 64, 64**-0.5)
+HIDDEN, INTERMEDIATE, VOCABULARY, BLOCK_SIZE = 576, 1536, 49152, 16
+# More than the last-level cache holds, as one step walks through all weights and caches of a model.
+COLD_BYTES = 128 << 20
+
+
+def best_seconds(calls: list[Callable[[], object]], seconds: float = 0.25) -> float:
+    """Mean, over the calls, of each one's shortest time in rounds through all of them."""
+    best, until = [float("inf")] * len(calls), time.perf_counter() + seconds
+    while True:
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+        if time.perf_counter() > until:
+            return sum(best) / len(best)
+
+
+def report(name: str, native: list[Callable[[], object]], reference: list[Callable[[], object]], size: float) -> None:
+    """Print one line; `size` is the bytes that must be read and written."""
+    for call in (native[0], reference[0]):
+        call()
+    fast, slow = best_seconds(native), best_seconds(reference)
+    fast = min(fast, best_seconds(native))
+    print(f"{name:44} {fast * 1e6:9.1f} us {size / fast / 1e9:7.1f} GB/s {slow / fast:7.1f}x", flush=True)
+
+
+def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    shapes = [(VOCABULARY, HIDDEN), (960, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE), (HIDDEN, HIDDEN)]
+    for out, width in shapes:
+        size = out * width * dtype.itemsize
+        weights = [torch.randn(out, width).to(dtype) for _ in range(max(1, COLD_BYTES // size))]
+        layers = [[ops.linear(weight, None) for weight in weights] for ops in (native, reference)]
+        for tokens in (1, 2, 4, 16, 128):
+            x = torch.randn(tokens, width).to(dtype)
+            fast, slow = ([partial(layer, x) for layer in side] for side in layers)
+            report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size)
+
+
+def bench_elementwise(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    weight = torch.randn(HIDDEN).to(dtype)
+    for tokens in (1, 16, 512):
+        x, residual = torch.randn(2, tokens, HIDDEN).to(dtype)
+        gate_up = torch.randn(tokens, 2 * INTERMEDIATE).to(dtype)
+        cases = [
+            ("rms_norm", (x, weight, 1e-5), 2 * x.nbytes),
+            ("add_rms_norm", (x, residual, weight, 1e-5), 4 * x.nbytes),
+            ("silu_mul", (gate_up,), 1.5 * gate_up.nbytes),
+        ]
+        for name, arguments, size in cases:
+            fast, slow = ([partial(getattr(ops, name), *arguments)] for ops in (native, reference))
+            report(f"{name}, {tokens} tokens", fast, slow, size)
+
+
+def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
+    """The last `tokens` of `context` tokens of each sequence, in scattered blocks."""
+    per_sequence = -(-context // BLOCK_SIZE)
+    tables = torch.randperm(sequences * per_sequence).view(sequences, per_sequence)
+    positions = torch.arange(context - tokens, context)
+    slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return AttentionBatch(
+        query_start=torch.arange(0, (sequences + 1) * tokens, tokens, dtype=torch.int32),
+        context_len=torch.full((sequences,), context, dtype=torch.int32),
+        block_tables=tables.int(),
+        slot_mapping=slots.flatten(),
+        positions=positions.repeat(sequences),
+    )
+
+
+def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    width = (HEADS.num_heads + 2 * HEADS.num_kv_heads) * HEADS.head_dim
+    decodes = [(1, 1, 100), (1, 1, 1000), (1, 1, 8000), (16, 1, 100), (16, 1, 1000), (64, 1, 1000)]
+    for sequences, tokens, context in [*decodes, (1, 512, 512), (1, 512, 4000)]:
+        batch = make_batch(sequences, tokens, context)
+        size = sequences * context * 2 * HEADS.num_kv_heads * HEADS.head_dim * dtype.itemsize
+        qkv, cos_sin = torch.randn(sequences * tokens, width).to(dtype), torch.randn(context, HEADS.head_dim)
+        attends: list[list[Callable[[], object]]] = []
+        writes: list[list[Callable[[], object]]] = []
+        for ops in (native, reference):
+            caches = [
+                ops.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE, HEADS, dtype, CPU)
+                for _ in range(min(64, max(1, COLD_BYTES // size)))
+            ]
+            for pages in itertools.chain(*caches):
+                pages.fill_(0.5)
+            query = ops.rope_and_write(qkv, cos_sin, batch, caches[0], HEADS)
+            attends.append([partial(ops.attention, query, cache, batch, HEADS) for cache in caches])
+            writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, HEADS) for cache in caches])
+        label = f"{sequences} x {tokens} tokens, {context} context"
+        report(f"attention, {label}", *attends, size)
+        report(f"rope_and_write, {label}", *writes, 2 * qkv.nbytes)
+
+
+def main() -> None:
+    groups = {"elementwise": bench_elementwise, "attention": bench_attention, "linear": bench_linear}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--only", choices=list(groups))
+    arguments = parser.parse_args()
+    dtype = getattr(torch, arguments.dtype)
+    native = select_ops("native", CPU, dtype)
+    print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
+    for name, run in groups.items():
+        if arguments.only in (None, name):
+            run(native, ReferenceOps(), dtype)
+
+
+if __name__ == "__main__":
+    main()
