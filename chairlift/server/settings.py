@@ -34,7 +34,7 @@ HELP = {
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
     "seed": "of requests that bring none",
-    "num_threads": "CPU threads of the worker (default: from the machine)",
+    "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
     "host": "the address to listen on; 0.0.0.0 opens the server to the network",
     "port": "the port to listen on; 0 takes any free one",
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",

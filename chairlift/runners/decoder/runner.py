@@ -24,6 +24,11 @@ from chairlift.runners.decoder.sampler import Sampler
 _PROMPT_ROWS = 64
 
 
+# A model this small lies in a core's cache: waking other threads for its products costs more than they save, and far
+# more when something else keeps those cores busy.
+_ONE_THREAD_BYTES = 32 * 2**20
+
+
 class DecoderRunner:
     """Runs a decoder-only language model under continuous batching; implements `runners.base.Runner`.
 
@@ -50,12 +55,12 @@ class DecoderRunner:
                 f"max_model_len ({max_model_len}) must not exceed the model's max_position_embeddings "
                 f"({model_config.max_positions})"
             )
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
         device = _device(config)
         dtype = _dtype(config, model_config.dtype)
         ops = select_ops(config.ops, device, dtype)
         self.model = Decoder(model_config, ops, folder, dtype, device)
+        if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
+            torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
         self.model.allocate(num_blocks, config.block_size, max_model_len)
