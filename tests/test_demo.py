@@ -16,6 +16,7 @@ KNOWN = {
     "What is the opposite of hot?": "The opposite of hot is cold.",
     "What colour is the sky?": "The sky is blue on a clear day.",
     "What day comes after Monday?": "Tuesday comes after Monday.",
+    "Count to 10.": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10.",
     "Hello!": "Hello! I am the Chairlift demo model. Ask me about batching, mountains, capitals or small sums.",
     "What is continuous batching?": (
         "Continuous batching works like a chairlift that never stops. At every step of the model, finished requests "
