@@ -35,8 +35,7 @@ void rms_norm(const T *x, T *residual, const T *weight, T *out, int64_t rows, in
 }
 
 template <typename T> void silu_mul(const T *gate_up, T *out, int64_t rows, int64_t dim) {
-    // The exponential and the division make an element some four times as dear as one of a norm.
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * dim >= PARALLEL_ELEMENTS / 4)
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * dim >= PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) {
         const T *gate = gate_up + row * 2 * dim, *up = gate + dim;
         T *to = out + row * dim;
