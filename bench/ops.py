@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(groups))
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
-    native = select_ops("native", CPU, dtype)
+    native = select_ops("native", CPU, dtype, 64)
     print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
     for name, run in groups.items():
         if arguments.only in (None, name):

@@ -19,7 +19,7 @@ NUM_OUTPUT = 64
 
 def _native_missing() -> bool:
     try:
-        select_ops("native", torch.device("cpu"), torch.float32)
+        select_ops("native", torch.device("cpu"), torch.float32, 64)
     except ConfigError:
         return True
     return False

@@ -240,15 +240,18 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_native
 def test_auto_is_native_on_the_cpu() -> None:
-    assert select.select_ops("auto", CPU, torch.bfloat16).name.startswith("native-")
-    assert select.select_ops("reference", CPU, torch.bfloat16).name == "reference"
-    assert select.select_ops("auto", CPU, torch.float16).name == "reference"
+    assert select.select_ops("auto", CPU, torch.bfloat16, 64).name.startswith("native-")
+    assert select.select_ops("reference", CPU, torch.bfloat16, 64).name == "reference"
+    assert select.select_ops("auto", CPU, torch.float16, 64).name == "reference"
+    assert select.select_ops("auto", CPU, torch.float32, 20).name == "reference"
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        select.select_ops("native", CPU, torch.float32, 20)
 
 
 def test_there_are_no_native_operations_on_cuda_yet() -> None:
-    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16).name == "reference"
+    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64).name == "reference"
     with pytest.raises(ConfigError, match="ops = 'native'"):
-        select.select_ops("native", torch.device("cuda"), torch.bfloat16)
+        select.select_ops("native", torch.device("cuda"), torch.bfloat16, 64)
 
 
 def test_a_missing_library_is_warned_of_once(
@@ -256,8 +259,8 @@ def test_a_missing_library_is_warned_of_once(
 ) -> None:
     monkeypatch.setattr(cpu.load_library, "__defaults__", (tmp_path / "missing.so",))
     with caplog.at_level(logging.WARNING):
-        assert select.select_ops("auto", CPU, torch.float32).name == "reference"
-        assert select.select_ops("auto", CPU, torch.float32).name == "reference"
+        assert select.select_ops("auto", CPU, torch.float32, 64).name == "reference"
+        assert select.select_ops("auto", CPU, torch.float32, 64).name == "reference"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     with pytest.raises(ConfigError, match="compiler"):
-        select.select_ops("native", CPU, torch.float32)
+        select.select_ops("native", CPU, torch.float32, 64)

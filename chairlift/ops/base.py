@@ -30,7 +30,7 @@ class AttentionBatch:
 
 @dataclass(slots=True, frozen=True)
 class HeadShape:
-    """Attention heads of one layer. `window` is the sliding window in tokens (a token sees itself and window-1 before)."""
+    """Attention heads of one layer. `window`: a token sees itself and the window - 1 tokens before it (None: all)."""
 
     num_heads: int
     num_kv_heads: int
@@ -77,9 +77,11 @@ class Ops(Protocol):
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """Split qkv [T, (Hq + 2 Hkv) * D]; RMS-normalize each head of q and k if norms [D] are given (Qwen3); rotate both
-        halves-style (Llama) by cos_sin [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; write k
-        and v to the cache at batch.slot_mapping; return q [T, Hq * D].
+        """Split qkv [T, (Hq + 2 Hkv) * D]; normalize, rotate and write K and V; return q [T, Hq * D].
+
+        Each head of q and k is RMS-normalized if norms [D] are given (Qwen3), then rotated by halves (Llama) with
+        cos_sin [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; k and v go to the cache at
+        batch.slot_mapping.
         """
         ...
 

@@ -7,18 +7,18 @@ import torch
 
 from chairlift.errors import ConfigError
 from chairlift.ops.base import Ops
-from chairlift.ops.cpu import DTYPES, CpuOps
+from chairlift.ops.cpu import DTYPES, MAX_HEAD_DIM, CpuOps
 from chairlift.ops.reference import ReferenceOps
 
 logger = logging.getLogger(__name__)
 
 
-def select_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
+def select_ops(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Ops:
     """Return the operations that `name` stands for: "reference", "native", or "auto" for the fastest that work here.
 
     On CUDA there is only the reference for now, so "auto" gives that and "native" is refused. On the CPU "auto" falls
-    back to the reference, with a warning, where the native library cannot be loaded. Raises ConfigError for "native"
-    where it cannot be had, and for any other name.
+    back to the reference, with a warning, where the native library cannot be loaded or has no kernels for heads of
+    `head_dim`. Raises ConfigError for "native" where it cannot be had, and for any other name.
     """
     if name not in ("auto", "native", "reference"):
         raise ConfigError(f"ops = {name!r}: must be 'auto', 'native' or 'reference'")
@@ -27,6 +27,12 @@ def select_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
     if device.type != "cpu" or dtype not in DTYPES:
         if name == "native":
             raise ConfigError(f"ops = 'native' has no kernels for {dtype} on {device.type}; set ops = 'auto'")
+        return ReferenceOps()
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        reason = f"the native kernels take a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
+        if name == "native":
+            raise ConfigError(f"ops = 'native': {reason}; set ops = 'auto'")
+        logger.warning("%s: falling back to plain torch, which is several times slower", reason)
         return ReferenceOps()
     try:
         return CpuOps(dtype)
