@@ -196,7 +196,7 @@ def test_many_streams_a_third_dropped(server: Server) -> None:
     """Those that stay get the text that they get alone, and nothing is left behind."""
     prompts = [f"hello world {i} the quick" for i in range(200)]
     body = {"temperature": 0, "max_tokens": 24}
-    alone = {p: server.complete(prompt=p, **body).json()["choices"][0]["text"] for p in prompts[::8]}
+    alone = {p: server.complete(prompt=p, **body).json()["choices"][0]["text"] for p in prompts}
 
     def one(index: int) -> str | None:
         asked = {"prompt": prompts[index], "stream": True} | body
@@ -213,7 +213,7 @@ def test_many_streams_a_third_dropped(server: Server) -> None:
         texts = list(pool.map(one, range(len(prompts))))
     assert sum(text is None for text in texts) == 67
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text is None or prompt not in alone or text == alone[prompt]
+        assert text is None or text == alone[prompt]
     _nothing_is_held(server)
 
 
@@ -280,10 +280,10 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
             else:
                 outcomes.append(f"{answer.status_code}, retry after {answer.headers['retry-after']}")
 
-        clients = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(12)]
+        clients = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(200)]
         for each in clients:
             each.start()
-        _until(lambda: server.metric("requests_running") >= 12)
+        _until(lambda: server.metric("requests_running") >= 32)
         os.kill(server.worker(), signal.SIGKILL)
         killed = time.monotonic()
         _until(lambda: server.http.get("/health/ready").status_code == 503)
@@ -291,11 +291,11 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
         assert server.complete().status_code == 503
         for each in clients:
             each.join(20)
-        assert len(outcomes) == 12
+        assert len(outcomes) == 200
         assert "error" in outcomes
         assert "503, retry after 1" in outcomes
         server.wait_ready()
-        assert time.monotonic() - killed < 30
+        assert time.monotonic() - killed < 10
         assert server.complete(max_tokens=2).status_code == 200
         assert server.metric("worker_restarts_total") == 1
 

@@ -1,5 +1,6 @@
 """The same model and requests under every batching strategy."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ def run_strategy(
     engine = Engine(config, recorder)
     recorder.scheduler = engine.scheduler
     driver = Driver(engine, jobs, concurrency, on_finish)
+    gc.collect()
+    gc.freeze()  # as a worker process does
     seconds = driver.run()
     engine.close()
     return Run(config.strategy, config.seats, seconds, driver.lives, recorder)
