@@ -110,7 +110,12 @@ class _Front:
                 self._status = 1
                 self._stop_server()
             return
-        print(f"ready in {time.monotonic() - self._started:.1f} s", flush=True)
+        info = self._client.info
+        about = f" ({info.dtype} on {info.device}, {info.ops} operations)" if info else ""
+        if self._engine.strategy == "static":
+            size = self._engine.batch_size
+            print(f"static: nobody is served until {size} requests wait; dynamic suits live traffic", flush=True)
+        print(f"ready in {time.monotonic() - self._started:.1f} s{about}", flush=True)
 
     def _on_signal(self, signum: int) -> None:
         if self._leaving is not None:

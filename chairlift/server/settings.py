@@ -21,7 +21,7 @@ DEFAULT_FILE = "chairlift.toml"
 HELP = {
     "model": "a Hugging Face folder (default: the demo model)",
     "served_model_name": "the name that clients ask for (default: the folder's name)",
-    "dtype": "type of weights and KV cache; auto is bfloat16 where the machine computes in it, else float32",
+    "dtype": "type of weights and KV cache; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
     "strategy": "when a waiting request may board",
@@ -29,7 +29,7 @@ HELP = {
     "max_wait_ms": "dynamic: how long the oldest waits for a full batch",
     "max_num_seqs": "continuous: sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
-    "max_model_len": "prompt and output tokens of one sequence (default: what the model and the memory allow)",
+    "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
