@@ -71,3 +71,15 @@ EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, c
     const Batch batch{query_start, context_len, block_tables, table_stride, num_seqs};
     chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, dtype);
 }
+
+// Whether the selected kernels have products of their own.
+EXPORT int32_t chairlift_has_linear() { return chosen->kernels->linear != nullptr; }
+
+EXPORT void chairlift_pack(const void *weight, void *packed, int64_t outs, int64_t ins) {
+    chosen->kernels->pack(weight, packed, outs, ins);
+}
+
+EXPORT void chairlift_linear(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
+                             int64_t ins) {
+    chosen->kernels->linear(x, packed, bias, out, rows, outs, ins);
+}

@@ -1,5 +1,6 @@
 // The kernels for one instruction set: built once for each, with ISA set to its name.
 #include "attention.h"
+#include "gemm.h"
 
 namespace {
 
@@ -37,8 +38,22 @@ void any_attention(const void *q, void *out, const void *k_cache, const void *v_
         attention((const bf16 *)q, (bf16 *)out, (const bf16 *)k_cache, (const bf16 *)v_cache, batch, heads);
 }
 
+#if defined(__AVX512BF16__)
+void any_pack(const void *weight, void *packed, int64_t outs, int64_t ins) {
+    pack((const bf16 *)weight, (bf16 *)packed, outs, ins);
+}
+
+void any_linear(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
+                int64_t ins) {
+    linear((const bf16 *)x, (const bf16 *)packed, bias, (bf16 *)out, rows, outs, ins);
+}
+#else
+constexpr decltype(Kernels::pack) any_pack = nullptr;
+constexpr decltype(Kernels::linear) any_linear = nullptr;
+#endif
+
 } // namespace
 
 namespace ISA {
-extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention};
+extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack, any_linear};
 }

@@ -33,6 +33,10 @@ struct Kernels {
                            float eps, int64_t tokens, const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                       const Heads &heads, int32_t dtype);
+    // bfloat16 only; null where there is no kernel.
+    void (*pack)(const void *weight, void *packed, int64_t outs, int64_t ins);
+    void (*linear)(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
+                   int64_t ins);
 };
 
 namespace baseline { extern const Kernels kernels; }

@@ -181,6 +181,32 @@ def test_elementwise_operations_are_those_of_the_reference(
 
 
 @needs_native
+@pytest.mark.parametrize("shape", [(32, 2), (33, 64), (96, 130), (250, 34)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_of_a_row_does_not_depend_on_the_others(
+    native: Ops, dtype: torch.dtype, shape: tuple[int, int], bias: bool
+) -> None:
+    outs, ins = shape
+    weight, x = random(outs, ins, dtype=dtype), random(230, ins, dtype=dtype, seed=1)
+    layer = native.linear(weight, random(outs, dtype=dtype, seed=2) if bias else None)
+    whole = layer(x)
+    torch.set_num_threads(2)
+    assert torch.equal(layer(x), whole)
+    if dtype == torch.bfloat16 and native._has_linear:  # type: ignore[attr-defined]
+        for count in (1, 2, 3, 11, 12, 13, 97):
+            assert torch.equal(layer(x[:count]), whole[:count])
+            assert torch.equal(layer(x[230 - count :].contiguous()), whole[230 - count :])
+    torch.testing.assert_close(
+        whole.double(),
+        ReferenceOps().linear(weight.double(), random(outs, dtype=dtype, seed=2).double() if bias else None)(
+            x.double()
+        ),
+        rtol=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        atol=1e-2 if dtype == torch.bfloat16 else 1e-4,
+    )
+
+
+@needs_native
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear_is_that_of_the_reference(native: Ops, dtype: torch.dtype, bias: bool) -> None:
     weight, offset = random(96, 576, dtype=dtype), random(96, dtype=dtype, seed=1) if bias else None

@@ -42,7 +42,11 @@ _SIGNATURES = {
     "chairlift_silu_mul": [_POINTER, _POINTER, _INT64, _INT64, _INT32],
     "chairlift_rope_and_write": [*[_POINTER] * 9, _FLOAT, _INT64, _POINTER, _INT32],
     "chairlift_attention": [*[_POINTER] * 7, _INT64, _INT32, _POINTER, _INT32],
+    "chairlift_pack": [_POINTER, _POINTER, _INT64, _INT64],
+    "chairlift_linear": [*[_POINTER] * 4, _INT64, _INT64, _INT64],
 }
+# Outputs whose weights lie together when packed: see native/gemm.h.
+_PANEL = 32
 
 
 def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
@@ -81,10 +85,19 @@ class CpuOps:
         self._silu_mul = library.chairlift_silu_mul
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
+        self._pack = library.chairlift_pack
+        self._linear = library.chairlift_linear
+        self._has_linear = bool(library.chairlift_has_linear())
         self._heads: dict[tuple[HeadShape, int], tuple[_Heads, int]] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]; the weight is copied, packed for oneDNN."""
+        """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
+
+        The weight is copied: packed for our own products where the processor has them (bfloat16 on AVX-512 BF16), else
+        for oneDNN.
+        """
+        if self._has_linear and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
+            return self._native_linear(weight.contiguous(), bias)
         if not _can_pack(weight.dtype):
             return lambda x: F.linear(x, weight, bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
@@ -93,6 +106,24 @@ class CpuOps:
 
         def apply(x: Tensor) -> Tensor:
             out: Tensor = run(x, packed, bias, "none", no_scalars, "")
+            return out
+
+        return apply
+
+    def _native_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        outs, ins = weight.shape
+        padded = -(-outs // _PANEL) * _PANEL
+        packed = _zeros(padded * ins, torch.bfloat16)
+        self._pack(weight.data_ptr(), packed.data_ptr(), outs, ins)
+        padded_bias = None if bias is None else F.pad(bias.float(), (0, padded - outs))
+        multiply, address = self._linear, packed.data_ptr()
+        bias_address = None if padded_bias is None else padded_bias.data_ptr()
+
+        # The defaults keep alive what the addresses point to.
+        def apply(x: Tensor, _weight: Tensor = packed, _bias: Tensor | None = padded_bias) -> Tensor:
+            rows = x.shape[0]
+            out = torch.empty((rows, outs), dtype=torch.bfloat16)
+            multiply(x.data_ptr(), address, bias_address, out.data_ptr(), rows, outs, ins)
             return out
 
         return apply
