@@ -15,8 +15,7 @@ namespace {
 constexpr int PANEL = 32;
 constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers
 constexpr int TASK_ROWS = 96;
-constexpr int FEW_ROWS = 4;     // up to here the weight streams, and is worth prefetching
-constexpr int AHEAD = 24;       // pairs of inputs, of 128 bytes of weight each
+constexpr int AHEAD = 24;       // pairs of inputs, of 128 bytes of weight each: how far to prefetch what streams
 // So many multiplications take one thread as long as waking the others.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
@@ -29,9 +28,11 @@ struct Product {
     int64_t outs;               // stride of out
     int64_t pairs;
     uint32_t mask;              // which of the panel's outputs exist
+    const bf16 *next;           // the next panel, to be fetched meanwhile by the first two tiles; may be null
 };
 
-template <int ROWS> inline void multiply_tile(const Product &p, int64_t row) {
+// Rows [row, row + ROWS) of a panel's outputs; fetches `step` elements from `fetch` on for each pair of inputs.
+template <int ROWS> inline void multiply_tile(const Product &p, int64_t row, const bf16 *fetch, int64_t step) {
     __m512 sums[ROWS][2];
     const __m512 low = p.bias ? _mm512_loadu_ps(p.bias) : _mm512_setzero_ps();
     const __m512 high = p.bias ? _mm512_loadu_ps(p.bias + 16) : _mm512_setzero_ps();
@@ -41,9 +42,11 @@ template <int ROWS> inline void multiply_tile(const Product &p, int64_t row) {
         const bf16 *weights = p.panel + pair * 2 * PANEL;
         const auto first = (__m512bh)_mm512_loadu_si512(weights);
         const auto second = (__m512bh)_mm512_loadu_si512(weights + PANEL);
-        if (ROWS <= FEW_ROWS) {
-            __builtin_prefetch(weights + AHEAD * 2 * PANEL);
-            __builtin_prefetch(weights + AHEAD * 2 * PANEL + PANEL);
+        if (step > PANEL) {
+            __builtin_prefetch(fetch + pair * step);
+            __builtin_prefetch(fetch + pair * step + PANEL);
+        } else {
+            __builtin_prefetch(fetch + pair * step, 0, 2);  // into L2: the panel in use fills L1
         }
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
@@ -62,19 +65,29 @@ template <int ROWS> inline void multiply_tile(const Product &p, int64_t row) {
     }
 }
 
-// The last rows, fewer than a tile.
-template <int ROWS> inline void multiply_rest(const Product &p, int64_t row, int64_t rows) {
+// A tile of `rows`, at most ROWS.
+template <int ROWS>
+inline void multiply_some(const Product &p, int64_t row, int64_t rows, const bf16 *fetch, int64_t step) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
-            multiply_tile<ROWS>(p, row);
+            multiply_tile<ROWS>(p, row, fetch, step);
         else
-            multiply_rest<ROWS - 1>(p, row, rows);
+            multiply_some<ROWS - 1>(p, row, rows, fetch, step);
     }
 }
 
 inline void multiply_rows(const Product &p, int64_t row, int64_t end) {
-    for (; end - row >= TILE_ROWS; row += TILE_ROWS) multiply_tile<TILE_ROWS>(p, row);
-    multiply_rest<TILE_ROWS - 1>(p, row, end - row);
+    // A single tile reads the panel as it comes from memory; the first two of several fetch one line of the next each.
+    const bool single = end - row <= TILE_ROWS;
+    const bf16 *fetch = single ? p.panel + AHEAD * 2 * PANEL : p.next;
+    const int64_t step = single ? 2 * PANEL : fetch ? PANEL : 0;
+    if (!fetch) fetch = p.panel;
+    const int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS, rows = end - row;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
+        multiply_some<TILE_ROWS>(p, row + first, last - first, fetch, step);
+        if (tile == 0 && step == PANEL) fetch += p.pairs * PANEL;
+    }
 }
 
 void linear(const bf16 *x, const bf16 *packed, const float *bias, bf16 *out, int64_t rows, int64_t outs, int64_t ins) {
@@ -87,12 +100,13 @@ void linear(const bf16 *x, const bf16 *packed, const float *bias, bf16 *out, int
             const int64_t panel = task / stretches, row = task % stretches * TASK_ROWS, left = outs - panel * PANEL;
             const Product product{x,
                                   ins,
-                                  packed + panel * pairs * 2 * PANEL,
+                                  packed + panel * ins * PANEL,
                                   bias ? bias + panel * PANEL : nullptr,
                                   out + panel * PANEL,
                                   outs,
                                   pairs,
-                                  left >= PANEL ? ~0u : (1u << left) - 1};
+                                  left >= PANEL ? ~0u : (1u << left) - 1,
+                                  task % stretches + 1 == stretches ? packed + (panel + 1) * ins * PANEL : nullptr};
             multiply_rows(product, row, row + TASK_ROWS < rows ? row + TASK_ROWS : rows);
         }
     }
