@@ -88,13 +88,20 @@ def test_extras_reach_the_core() -> None:
     async def go() -> None:
         front = Front()
         extras = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True}
-        own = {"priority": -3, "cache_salt": "mine", "stop_token_ids": [7], "logit_bias": {"9": -100}}
+        own = {
+            "priority": -3,
+            "cache_salt": "mine",
+            "cache_prompt": False,
+            "stop_token_ids": [7],
+            "logit_bias": {"9": -100},
+        }
         answer = await front.complete(max_tokens=2, skip_special_tokens=False, **extras, **own)
         assert answer.status == 200
         request = front.client.requests[0]
         for name, value in extras.items():
             assert getattr(request.params, name) == value
         assert (request.priority, request.cache_salt, request.stop_ids) == (-3, "mine", (7,))
+        assert not request.use_prefix_cache
         assert request.params.logit_bias == {9: -100}
         assert request.params.skip_special_tokens is False
 

@@ -21,6 +21,7 @@ def fan_out(
     arrival: float,
     priority: int = 0,
     cache_salt: str = "",
+    use_prefix_cache: bool = True,
 ) -> list[Request]:
     """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
 
@@ -57,6 +58,7 @@ def fan_out(
                 priority=priority,
                 stop_ids=stop_ids,
                 cache_salt=cache_salt,
+                use_prefix_cache=use_prefix_cache,
             )
         )
     return requests

@@ -50,6 +50,8 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     priority: Int | None = None
     cache_salt: str | None = None
+    # As in llama.cpp: false keeps this request out of the prefix cache, reading and writing.
+    cache_prompt: bool | None = None
     # Taken and ignored.
     user: Any = None
     metadata: Any = None

@@ -126,6 +126,7 @@ class Service:
                 arrival=time.monotonic(),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
+                use_prefix_cache=body.cache_prompt is not False,
             )
         except InvalidRequest as error:
             if len(prompt) + (params.max_tokens or 1) > info.max_model_len:
