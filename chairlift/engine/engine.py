@@ -90,7 +90,11 @@ class Engine:
             return self.runner.execute(step)
         except Exception as error:
             log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
-            return StepResult({}, errors=dict.fromkeys(step.num_tokens, f"{type(error).__name__}: {error}"))
+            return _failure(step, f"{type(error).__name__}: {error}")
+        except BaseException:
+            # Interrupted: nobody may find the blocks that this step was to fill.
+            self.scheduler.update(step, _failure(step, "interrupted"), self.clock())
+            raise
 
     def _output(self, step: Step, result: StepResult, finished: list[Finished], started: float) -> StepOutput:
         progress = self._progress
@@ -149,3 +153,8 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
         )
+
+
+def _failure(step: Step, message: str) -> StepResult:
+    """The result of a step that failed as a whole."""
+    return StepResult({}, errors=dict.fromkeys(step.num_tokens, message))
