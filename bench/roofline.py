@@ -1,0 +1,118 @@
+"""The fewest seconds that this machine allows a model and a workload: python bench/roofline.py MODEL WORKLOAD
+
+Measures what memory gives and how fast bfloat16 products of the model's own shapes run on weights that lie in the cache
+(the best of our own and oneDNN's), then walks the workload's steps, as the real scheduler makes them, at those rates:
+a step takes at least the time to read each weight once or to multiply it with all tokens, whichever is longer, and the
+time to read the KV cache. Nothing else counts. `--measured TOK_S` prints the share of the limit that a rate reaches.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import workloads
+
+from chairlift.core.blocks import BlockPool
+from chairlift.core.policy import make_policy
+from chairlift.core.request import Request, StepResult
+from chairlift.core.sampling import SamplingParams
+from chairlift.core.scheduler import Scheduler
+from chairlift.ops.select import select_ops
+from chairlift.runners.decoder.config import ModelConfig, read_config
+
+ROWS = 512
+Shape = tuple[int, int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("workload", choices=workloads.NAMES)
+    parser.add_argument("--measured", type=float, metavar="TOK_S", help="a rate to compare with the limit")
+    args = parser.parse_args()
+    config = read_config(args.model)
+    bandwidth = measure_bandwidth()
+    layer, head = shapes(config)
+    rates = {shape: measure_product(shape) for shape in {*layer, head}}
+    jobs = workloads.requests(args.workload)
+    seconds = fewest_seconds(config, jobs, bandwidth, rates)
+    limit = sum(length for _, length in jobs) / seconds
+    report = {
+        "workload": args.workload,
+        "memory_gb_s": round(bandwidth / 1e9, 1),
+        "products_gflop_s": {f"{n}x{k}": round(rate / 1e9) for (n, k), rate in sorted(rates.items())},
+        "fewest_seconds": round(seconds, 2),
+        "limit_tok_s": round(limit, 1),
+    }
+    if args.measured:
+        report["share_percent"] = round(100 * args.measured / limit, 1)
+    print(json.dumps(report))
+
+
+def shapes(config: ModelConfig) -> tuple[list[Shape], Shape]:
+    """The weights [out, in] of one layer, as they are fused, and of the head."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, middle = config.hidden_size, config.intermediate_size
+    layer = [(query + 2 * key, hidden), (hidden, query), (2 * middle, hidden), (hidden, middle)]
+    return layer, (config.vocab_size, hidden)
+
+
+def measure_bandwidth(size: int = 2**30) -> float:
+    """Bytes a second that a plain sum reads from memory."""
+    values = torch.ones(size // 4)
+    return size / _median(values.sum, 7)
+
+
+def measure_product(shape: Shape) -> float:
+    """Operations a second of the faster implementation, weights warm."""
+    outs, ins = shape
+    weight, x = torch.randn(outs, ins).bfloat16(), torch.randn(ROWS, ins).bfloat16()
+    ours = select_ops("auto", torch.device("cpu"), torch.bfloat16, 64).linear(weight, None)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    theirs = torch.ops.mkldnn._linear_pointwise
+    seconds = min(_median(lambda: ours(x), 9), _median(lambda: theirs(x, packed, None, "none", [], ""), 9))
+    return 2 * ROWS * outs * ins / seconds
+
+
+def fewest_seconds(
+    config: ModelConfig, jobs: list[tuple[list[int], int]], bandwidth: float, rates: dict[Shape, float]
+) -> float:
+    """Add up the steps of the workload under continuous batching with 64 seats and 512 tokens a step."""
+    scheduler = Scheduler(make_policy("continuous", 64, 0), BlockPool(100_000), enable_prefix_caching=False)
+    for index, (prompt, length) in enumerate(jobs):
+        params = SamplingParams(max_tokens=length)
+        scheduler.add(Request(id=str(index), prompt_ids=prompt, params=params, max_tokens=length, arrival=index))
+    layer, head = shapes(config)
+    kv_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 4
+    total = 0.0
+    while scheduler.num_waiting or scheduler.running:
+        step = scheduler.schedule(total)
+        ends = {s.id: s.num_computed_tokens + step.num_tokens[s.id] for s in scheduler.running}
+        sampled = [s.id for s in scheduler.running if ends[s.id] == len(s.token_ids)]
+
+        def product(shape: Shape, rows: int) -> float:
+            weights = shape[0] * shape[1]
+            return max(2 * weights * rows / rates[shape], 2 * weights / bandwidth) if rows else 0.0
+
+        total += config.num_layers * sum(product(shape, step.total_tokens) for shape in layer)
+        total += product(head, len(sampled)) + sum(ends.values()) * kv_bytes / bandwidth
+        scheduler.update(step, StepResult({name: [0] for name in sampled}), total)
+    return total
+
+
+def _median(work: Callable[[], object], runs: int) -> float:
+    work()
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
