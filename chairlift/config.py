@@ -9,12 +9,20 @@ from chairlift.errors import ConfigError
 Strategy = Literal["none", "static", "dynamic", "continuous"]
 
 
+# Settings that only some strategies read.
+_READ_BY: dict[str, tuple[Strategy, ...]] = {
+    "batch_size": ("static", "dynamic"),
+    "max_wait_ms": ("dynamic",),
+    "max_num_seqs": ("continuous",),
+}
+
+
 class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
 
-    `batch_size` and `max_wait_ms` belong to the static and dynamic strategies, `max_num_seqs` and
-    `max_num_batched_tokens` to continuous. `kv_cache_gb=None` and `max_model_len=None` are derived from the machine and
-    the model. Raises ConfigError naming the setting.
+    `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic and `max_num_seqs` to
+    continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and `max_model_len=None` are
+    derived from the machine and the model. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -45,6 +53,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
+        defaults = dict(zip(self.__struct_fields__[::-1], self.__struct_defaults__[::-1], strict=False))
+        for name, strategies in _READ_BY.items():
+            if self.strategy not in strategies and getattr(self, name) != defaults[name]:
+                raise ConfigError(
+                    f"{name} has no effect under the {self.strategy} strategy: it belongs to "
+                    f"{' and '.join(strategies)}; leave it out, or choose another strategy"
+                )
         if self.max_num_batched_tokens < self.seats:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of seats "

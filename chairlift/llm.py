@@ -24,7 +24,7 @@ Prompt = str | Sequence[int] | dict[str, Any]
 class LLM:
     """A model in this process: `LLM("path/to/folder").generate(["Hello"], SamplingParams(max_tokens=32))`.
 
-    Takes every field of `EngineConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
+    Takes the fields of `EngineConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
     max_num_batched_tokens, max_model_len, block_size, kv_cache_gb, enable_prefix_caching, seed and so on. Raises
     UnsupportedModel or ConfigError, naming what is wrong, if the model can't be loaded so. Not thread-safe.
     """
@@ -32,10 +32,10 @@ class LLM:
     def __init__(self, model: str | Path, **settings: Any) -> None:
         from chairlift.runners.decoder.runner import DecoderRunner
 
-        unknown = settings.keys() - set(EngineConfig.__struct_fields__)
-        if unknown:
-            known = ", ".join(EngineConfig.__struct_fields__)
-            raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {known}")
+        # Only a server gives its model a name.
+        known = [name for name in EngineConfig.__struct_fields__ if name not in ("model", "served_model_name")]
+        if unknown := settings.keys() - set(known):
+            raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")
         self.config = EngineConfig(model=str(model), **settings)
         self.tokenizer = Tokenizer.from_folder(self.config.model)
         self.engine = Engine(self.config, DecoderRunner(self.config))

@@ -55,6 +55,8 @@ def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_pat
     if value is False:
         flag = [f"--no-{name.replace('_', '-')}"]
     seats = {"CHAIRLIFT_MAX_NUM_SEQS": "9"} if name == "max_num_batched_tokens" else {}
+    if name in ("batch_size", "max_wait_ms"):
+        seats = {"CHAIRLIFT_STRATEGY": "dynamic"}
     for made in (
         settings(tmp_path, *flag, env=seats),
         settings(tmp_path, env=seats | {f"CHAIRLIFT_{name.upper()}": str(value)}),
@@ -87,6 +89,7 @@ def test_docs_name_every_setting() -> None:
         ("", {"CHAIRLIFT_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
         ("port = 70000", {}, "port must be between"),
         ("batch_size = 0", {}, "batch_size must be at least 1"),
+        ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is not a folder"),
     ],
 )

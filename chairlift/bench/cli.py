@@ -47,8 +47,7 @@ def main(args: argparse.Namespace) -> int:
     config = EngineConfig(
         model=args.model or str(demo_path()),
         dtype=args.dtype,
-        max_wait_ms=args.max_wait_ms,
-        max_num_batched_tokens=max(args.max_num_batched_tokens, args.seats),
+        max_num_batched_tokens=args.max_num_batched_tokens,
         enable_prefix_caching=False,
     )
     jobs: list[Job] = []
@@ -58,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         for strategy in args.strategies:
             bar.set_description(strategy)
             jobs = jobs or _jobs(config, args)
-            chosen = with_strategy(config, strategy, args.seats)
+            chosen = with_strategy(config, strategy, args.seats, args.max_wait_ms)
             runs.append(run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1)))
     rows = [figures(run) for run in runs]
     if args.json:

@@ -9,7 +9,7 @@ import msgspec
 
 from chairlift.bench.recorder import Recorder
 from chairlift.bench.workload import Job
-from chairlift.config import EngineConfig
+from chairlift.config import EngineConfig, Strategy
 from chairlift.core.request import Request
 from chairlift.core.sampling import SamplingParams
 from chairlift.engine.engine import Engine
@@ -122,6 +122,13 @@ def run_strategy(
     return Run(config.strategy, config.seats, seconds, driver.lives, recorder)
 
 
-def with_strategy(config: EngineConfig, strategy: str, seats: int) -> EngineConfig:
+def with_strategy(config: EngineConfig, strategy: Strategy, seats: int, max_wait_ms: float = 5.0) -> EngineConfig:
     """Return the configuration with another strategy and that many seats, however the strategy calls them."""
-    return msgspec.structs.replace(config, strategy=strategy, batch_size=seats, max_num_seqs=seats)
+    own: dict[Strategy, dict[str, float]] = {
+        "none": {},
+        "static": {"batch_size": seats},
+        "dynamic": {"batch_size": seats, "max_wait_ms": max_wait_ms},
+        "continuous": {"max_num_seqs": seats},
+    }
+    tokens = max(config.max_num_batched_tokens, seats)
+    return msgspec.structs.replace(config, strategy=strategy, max_num_batched_tokens=tokens, **own[strategy])
