@@ -24,7 +24,8 @@ const Choice *best_choice(const char *wanted) {
 #endif
     static const Choice choices[] = {
 #if defined(HAVE_AVX512BF16)
-        {"avx512bf16", &avx512bf16::kernels, has_avx512 && __builtin_cpu_supports("avx512bf16")},
+        {"avx512bf16", &avx512bf16::kernels, has_avx512 && __builtin_cpu_supports("avx512bf16") &&
+                           __builtin_cpu_supports("avx512vnni")},
 #endif
 #if defined(HAVE_AVX512)
         {"avx512", &avx512::kernels, has_avx512},
@@ -72,14 +73,30 @@ EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, c
     chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, dtype);
 }
 
-// Whether the selected kernels have products of their own.
-EXPORT int32_t chairlift_has_linear() { return chosen->kernels->linear != nullptr; }
+// Whether the selected kernels multiply bfloat16 themselves.
+EXPORT int32_t chairlift_has_bf16_products() { return chosen->kernels->has_bf16_products; }
 
-EXPORT void chairlift_pack(const void *weight, void *packed, int64_t outs, int64_t ins) {
-    chosen->kernels->pack(weight, packed, outs, ins);
+// The instructions with which the selected kernels multiply int8 weights.
+EXPORT const char *chairlift_int8_path() { return chosen->kernels->int8_path; }
+
+EXPORT void chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
+    chosen->kernels->pack(weight, bias, *packed, dtype);
 }
 
-EXPORT void chairlift_linear(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
-                             int64_t ins) {
-    chosen->kernels->linear(x, packed, bias, out, rows, outs, ins);
+EXPORT void chairlift_linear(const void *x, int64_t rows, const Weight *weight, void *out, int32_t floats,
+                             int32_t dtype) {
+    chosen->kernels->linear(x, rows, *weight, out, floats, dtype);
+}
+
+EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, int64_t *index, float *value,
+                           int32_t dtype) {
+    chosen->kernels->best(x, rows, *weight, index, value, dtype);
+}
+
+EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
+    chosen->kernels->embed(ids, rows, *head, out, dtype);
+}
+
+EXPORT void chairlift_decode(const Decoder *decoder, const Pass *pass, void *hidden) {
+    chosen->kernels->decode(*decoder, *pass, hidden);
 }

@@ -1,133 +1,197 @@
-// Products with weights that are packed once: out = x * weight^T + bias, bfloat16 in and out, summed in float32.
+// Products with weights that are packed once: x * weight^T, summed in float32 (bfloat16) or exactly in int32 (int8).
 //
-// The weight [n, k] lies in panels of 32 outputs, each [k / 2, 32, 2]: one load holds two inputs' weights of 16 outputs,
-// which is what vdpbf16ps multiplies. A thread walks its panels in the order in which they lie, so at few rows the
-// weight streams from memory once; at many rows a panel stays in the cache while the rows pass by. A row's sums run
-// over k in one order, whatever the number of rows or threads.
+// The weight [outs, ins] lies in panels of 32 outputs, and a panel in steps of 128 bytes, each holding 4 bytes of every
+// output: two bfloat16 or four int8 inputs, which is what one vdpbf16ps or vpdpbusd multiplies. At few rows the weight
+// streams from memory once; at many a panel stays in the cache while the rows pass by. A row's sums run over the inputs
+// in one order, whatever the number of rows or threads.
 #pragma once
-#include "simd.h"
+#include <type_traits>
 
-#if defined(__AVX512BF16__)
-#include <omp.h>
+#include "sink.h"
+#include "team.h"
 
 namespace {
 
-constexpr int PANEL = 32;
-constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers
-constexpr int TASK_ROWS = 96;
-constexpr int AHEAD = 24;       // pairs of inputs, of 128 bytes of weight each: how far to prefetch what streams
+constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
+constexpr int STEP_BYTES = 4 * PANEL;
+constexpr int AHEAD = 24 * STEP_BYTES;  // how far to prefetch what streams
 // So many multiplications take one thread as long as waking the others.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
-struct Product {
-    const bf16 *x;
-    int64_t stride;             // of x, in elements
-    const bf16 *panel;
-    const float *bias;          // of the panel's outputs; may be null
-    bf16 *out;
-    int64_t outs;               // stride of out
-    int64_t pairs;
-    uint32_t mask;              // which of the panel's outputs exist
-    const bf16 *next;           // the next panel, to be fetched meanwhile by the first two tiles; may be null
+// Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
+// group: what it prepares it multiplies itself, and little travels from core to core.
+struct Tiles {
+    int64_t rows, groups;
+
+    Tiles(int64_t rows, const Team &team) : rows(rows), groups(count() >= 2 * team.threads ? team.threads : 1) {}
+    int64_t count() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+    int64_t first(int64_t tile) const { return rows * tile / count(); }
+    Range group(int64_t index) const { return {count() * index / groups, count() * (index + 1) / groups}; }
 };
 
-// Rows [row, row + ROWS) of a panel's outputs; fetches `step` elements from `fetch` on for each pair of inputs.
-template <int ROWS> inline void multiply_tile(const Product &p, int64_t row, const bf16 *fetch, int64_t step) {
-    __m512 sums[ROWS][2];
-    const __m512 low = p.bias ? _mm512_loadu_ps(p.bias) : _mm512_setzero_ps();
-    const __m512 high = p.bias ? _mm512_loadu_ps(p.bias + 16) : _mm512_setzero_ps();
-    for (int r = 0; r < ROWS; r++) sums[r][0] = low, sums[r][1] = high;
-    const bf16 *x = p.x + row * p.stride;
-    for (int64_t pair = 0; pair < p.pairs; pair++) {
-        const bf16 *weights = p.panel + pair * 2 * PANEL;
-        const auto first = (__m512bh)_mm512_loadu_si512(weights);
-        const auto second = (__m512bh)_mm512_loadu_si512(weights + PANEL);
-        if (step > PANEL) {
-            __builtin_prefetch(fetch + pair * step);
-            __builtin_prefetch(fetch + pair * step + PANEL);
+// What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows
+// lie interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses alone
+// cost a tenth of the speed.
+struct Rows {
+    const char *data;
+    int64_t row_bytes;
+    const float *scales;    // null unless quantized
+};
+
+// A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
+struct Panel {
+    const char *weights;
+    int64_t steps;
+    const char *fetch;
+    int64_t pace;
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Dot {
+    using Sum = float;
+    using Vector = __m512;
+    static Vector add(Vector sum, __m512i inputs, __m512i weights) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
+    }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+struct Int8Dot {
+    using Sum = int32_t;
+    using Vector = __m512i;
+    static Vector add(Vector sum, __m512i inputs, __m512i weights) {
+        return _mm512_dpbusd_epi32(sum, inputs, weights);
+    }
+};
+#endif
+
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
+// sums[r][0:32] of ROWS rows.
+template <typename Dot, int ROWS>
+inline void multiply_tile(const char *x, const Panel &panel, typename Dot::Sum *sums) {
+    typename Dot::Vector sum[ROWS][2] = {};
+    const bool streams = panel.pace == STEP_BYTES;
+    for (int64_t step = 0; step < panel.steps; step++) {
+        const char *weights = panel.weights + step * STEP_BYTES;
+        const __m512i first = _mm512_loadu_si512(weights), second = _mm512_loadu_si512(weights + 64);
+        if (streams) {
+            __builtin_prefetch(panel.fetch + step * STEP_BYTES);
+            __builtin_prefetch(panel.fetch + step * STEP_BYTES + 64);
         } else {
-            __builtin_prefetch(fetch + pair * step, 0, 2);  // into L2: the panel in use fills L1
+            __builtin_prefetch(panel.fetch + step * panel.pace, 0, 2);  // into L2: the panel in use fills L1
         }
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
-            int32_t two;
-            std::memcpy(&two, x + r * p.stride + 2 * pair, sizeof two);
-            const auto inputs = (__m512bh)_mm512_set1_epi32(two);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], inputs, first);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, second);
+            int32_t four;
+            std::memcpy(&four, x + 4 * (step * ROWS + r), sizeof four);
+            const __m512i inputs = _mm512_set1_epi32(four);
+            sum[r][0] = Dot::add(sum[r][0], inputs, first);
+            sum[r][1] = Dot::add(sum[r][1], inputs, second);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        bf16 *to = p.out + (row + r) * p.outs;
-        _mm256_mask_storeu_epi16(to, __mmask16(p.mask), (__m256i)_mm512_cvtneps_pbh(sums[r][0]));
-        if (p.mask >> 16)
-            _mm256_mask_storeu_epi16(to + 16, __mmask16(p.mask >> 16), (__m256i)_mm512_cvtneps_pbh(sums[r][1]));
+    for (int r = 0; r < ROWS; r++)
+        for (int half = 0; half < 2; half++) std::memcpy(sums + r * PANEL + 16 * half, &sum[r][half], 64);
+}
+#endif
+
+#if !defined(__AVX512VNNI__)
+struct Int8Dot {
+    using Sum = int32_t;
+};
+
+#if defined(__AVX2__)
+// Sixteen outputs of one row: bytes are widened, since the pairwise byte product of AVX2 saturates.
+template <int ROWS> inline void multiply_half(const char *x, const Panel &panel, int half, int32_t *sums) {
+    __m256i sum[4] = {};
+    for (int64_t step = 0; step < panel.steps; step++) {
+        int32_t four;
+        std::memcpy(&four, x + 4 * step * ROWS, sizeof four);
+        const __m256i inputs = _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+        const char *weights = panel.weights + step * STEP_BYTES + 64 * half;
+        for (int i = 0; i < 4; i++) {
+            const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 16 * i));
+            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(inputs, _mm256_cvtepi8_epi16(bytes)));
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        int32_t pairs[8];
+        std::memcpy(pairs, &sum[i], sizeof pairs);
+        for (int o = 0; o < 4; o++) sums[16 * half + 4 * i + o] = pairs[2 * o] + pairs[2 * o + 1];
     }
 }
+#endif
+
+template <typename Dot, int ROWS>
+inline void multiply_tile(const char *x, const Panel &panel, int32_t *sums) {
+    static_assert(std::is_same_v<Dot, Int8Dot>, "bfloat16 is multiplied by AVX-512 BF16 alone");
+    for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL) {
+#if defined(__AVX2__)
+        for (int half = 0; half < 2; half++) multiply_half<ROWS>(x, panel, half, sums);
+#else
+        int32_t sum[PANEL] = {};
+        const auto *bytes = reinterpret_cast<const uint8_t *>(x);
+        const auto *weights = reinterpret_cast<const int8_t *>(panel.weights);
+        for (int64_t step = 0; step < panel.steps; step++, bytes += 4 * ROWS, weights += STEP_BYTES)
+            for (int o = 0; o < PANEL; o++)
+                for (int i = 0; i < 4; i++) sum[o] += int32_t(bytes[i]) * weights[4 * o + i];
+        std::memcpy(sums, sum, sizeof sum);
+#endif
+    }
+}
+#endif
 
 // A tile of `rows`, at most ROWS.
-template <int ROWS>
-inline void multiply_some(const Product &p, int64_t row, int64_t rows, const bf16 *fetch, int64_t step) {
+template <typename Dot, int ROWS>
+inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typename Dot::Sum *sums) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
-            multiply_tile<ROWS>(p, row, fetch, step);
+            multiply_tile<Dot, ROWS>(x, panel, sums);
         else
-            multiply_some<ROWS - 1>(p, row, rows, fetch, step);
+            multiply_some<Dot, ROWS - 1>(x, rows, panel, sums);
     }
 }
 
-inline void multiply_rows(const Product &p, int64_t row, int64_t end) {
-    // A single tile reads the panel as it comes from memory; the first two of several fetch one line of the next each.
-    const bool single = end - row <= TILE_ROWS;
-    const bf16 *fetch = single ? p.panel + AHEAD * 2 * PANEL : p.next;
-    const int64_t step = single ? 2 * PANEL : fetch ? PANEL : 0;
-    if (!fetch) fetch = p.panel;
-    const int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS, rows = end - row;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-        multiply_some<TILE_ROWS>(p, row + first, last - first, fetch, step);
-        if (tile == 0 && step == PANEL) fetch += p.pairs * PANEL;
+// The rows of some tiles under one panel of a weight; `next` is the panel to fetch meanwhile, or null.
+template <typename Dot, typename T>
+void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
+              const char *next, const Sink<T> &sink) {
+    const int64_t steps = weight.steps();
+    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES, steps, nullptr, 0};
+    const bool single = some.end - some.begin == 1;
+    alignas(64) typename Dot::Sum sums[TILE_ROWS * PANEL];
+    for (int64_t tile = some.begin; tile < some.end; tile++) {
+        // A single tile reads the panel as it comes from memory; the first two of several fetch half of the next each.
+        const int64_t nth = tile - some.begin;
+        const bool fetch = next && nth < 2;
+        panel.pace = single ? STEP_BYTES : fetch ? STEP_BYTES / 2 : 0;
+        panel.fetch = single ? panel.weights + AHEAD : fetch ? next + nth * steps * panel.pace : panel.weights;
+        const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
+        multiply_some<Dot, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
+        sink.take(weight, index, first, int(rows), x.scales, sums);
     }
 }
 
-void linear(const bf16 *x, const bf16 *packed, const float *bias, bf16 *out, int64_t rows, int64_t outs, int64_t ins) {
-    const int64_t panels = (outs + PANEL - 1) / PANEL, stretches = (rows + TASK_ROWS - 1) / TASK_ROWS;
-    const int64_t tasks = panels * stretches, pairs = ins / 2;
-#pragma omp parallel if (rows * outs * ins >= PARALLEL_PRODUCTS)
-    {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (int64_t task = tasks * thread / threads; task < tasks * (thread + 1) / threads; task++) {
-            const int64_t panel = task / stretches, row = task % stretches * TASK_ROWS, left = outs - panel * PANEL;
-            const Product product{x,
-                                  ins,
-                                  packed + panel * ins * PANEL,
-                                  bias ? bias + panel * PANEL : nullptr,
-                                  out + panel * PANEL,
-                                  outs,
-                                  pairs,
-                                  left >= PANEL ? ~0u : (1u << left) - 1,
-                                  task % stretches + 1 == stretches ? packed + (panel + 1) * ins * PANEL : nullptr};
-            multiply_rows(product, row, row + TASK_ROWS < rows ? row + TASK_ROWS : rows);
-        }
+// This thread's part of a product; the caller waits before and after.
+template <typename Dot, typename T>
+void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+    const int64_t panels = weight.panels(), panel_bytes = weight.steps() * STEP_BYTES, tasks = panels * tiles.groups;
+    // Neighbouring panels follow each other in memory, so what a thread takes streams.
+    for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
+        const int64_t panel = task % panels;
+        const char *next = static_cast<const char *>(weight.packed) + (panel + 1) * panel_bytes;
+        multiply<Dot>(x, tiles, tiles.group(task / panels), weight, panel, panel + 1 < panels ? next : nullptr, sink);
     }
 }
 
-// Packs weight [outs, ins], ins being even; outputs up to a whole panel are zeros.
-void pack(const bf16 *weight, bf16 *packed, int64_t outs, int64_t ins) {
-    const int64_t panels = (outs + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static) if (outs * ins >= PARALLEL_PRODUCTS)
-    for (int64_t panel = 0; panel < panels; panel++)
-        for (int64_t i = 0; i < PANEL; i++) {
-            const int64_t output = panel * PANEL + i;
-            bf16 *to = packed + panel * ins * PANEL + 2 * i;
-            for (int64_t pair = 0; pair < ins / 2; pair++, to += 2 * PANEL) {
-                if (output < outs)
-                    std::memcpy(to, weight + output * ins + 2 * pair, 2 * sizeof(bf16));
-                else
-                    std::memset(to, 0, 2 * sizeof(bf16));
-            }
-        }
+template <typename T>
+void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+    if (weight.int8)
+        product_of<Int8Dot>(x, tiles, weight, sink, team);
+#if defined(__AVX512BF16__)
+    else
+        product_of<Bf16Dot>(x, tiles, weight, sink, team);
+#endif
 }
 
 } // namespace
-#endif

@@ -1,6 +1,7 @@
 // The kernels for one instruction set: built once for each, with ISA set to its name.
 #include "attention.h"
-#include "gemm.h"
+#include "forward.h"
+#include "linear.h"
 
 namespace {
 
@@ -38,22 +39,57 @@ void any_attention(const void *q, void *out, const void *k_cache, const void *v_
         attention((const bf16 *)q, (bf16 *)out, (const bf16 *)k_cache, (const bf16 *)v_cache, batch, heads);
 }
 
-#if defined(__AVX512BF16__)
-void any_pack(const void *weight, void *packed, int64_t outs, int64_t ins) {
-    pack((const bf16 *)weight, (bf16 *)packed, outs, ins);
+void any_pack(const void *weight, const void *bias, const Weight &packed, int32_t dtype) {
+    if (dtype == FLOAT32)
+        pack((const float *)weight, (const float *)bias, packed);
+    else
+        pack((const bf16 *)weight, (const bf16 *)bias, packed);
 }
 
-void any_linear(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
-                int64_t ins) {
-    linear((const bf16 *)x, (const bf16 *)packed, bias, (bf16 *)out, rows, outs, ins);
+void any_linear(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype) {
+    if (dtype == FLOAT32)
+        linear((const float *)x, rows, weight, (float *)out, floats);
+    else
+        linear((const bf16 *)x, rows, weight, (bf16 *)out, floats);
 }
+
+void any_best(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype) {
+    if (dtype == FLOAT32)
+        best((const float *)x, rows, weight, index, value);
+    else
+        best((const bf16 *)x, rows, weight, index, value);
+}
+
+void any_embed(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype) {
+    if (dtype == FLOAT32)
+        embed(ids, rows, head, (float *)out);
+    else
+        embed(ids, rows, head, (bf16 *)out);
+}
+
+void any_decode(const Decoder &decoder, const Pass &pass, void *hidden) {
+    if (decoder.dtype == FLOAT32)
+        decode(decoder, pass, (float *)hidden);
+    else
+        decode(decoder, pass, (bf16 *)hidden);
+}
+
+#if defined(__AVX512BF16__)
+constexpr bool BF16_PRODUCTS = true;
 #else
-constexpr decltype(Kernels::pack) any_pack = nullptr;
-constexpr decltype(Kernels::linear) any_linear = nullptr;
+constexpr bool BF16_PRODUCTS = false;
+#endif
+#if defined(__AVX512VNNI__)
+constexpr const char *INT8_PATH = "avx512vnni";
+#elif defined(__AVX2__)
+constexpr const char *INT8_PATH = "avx2";
+#else
+constexpr const char *INT8_PATH = "baseline";
 #endif
 
 } // namespace
 
 namespace ISA {
-extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack, any_linear};
+extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack,  any_linear,
+                                any_best,     any_embed,    any_decode,         BF16_PRODUCTS, INT8_PATH};
 }

@@ -24,6 +24,48 @@ struct Batch {
 // that one load serves 16 dimensions of the output; bfloat16 values lie in pairs along the axis that is summed over,
 // which is what the dot-product instructions of AVX-512 read, and which other machines split with a shift and a mask.
 // Loads of K may run past the end of a block by up to 15 tokens, so K is followed by slack of 32 elements.
+// Outputs whose weights lie together when packed.
+constexpr int PANEL = 32;
+
+// A weight [outs, ins], packed: see gemm.h. In a gated one, the upper half of whose outputs is multiplied with the SiLU
+// of the lower half, a panel holds 16 outputs of each half.
+struct Weight {
+    const void *packed;
+    const float *bias;          // [panels * PANEL], in the order of the panels, like the others; may be null
+    const float *scales;        // int8 only: what one unit of an output's weights is worth
+    const int32_t *offsets;     // int8 only: 128 times the sum of an output's weights
+    int64_t outs, ins;
+    int32_t int8, gated;
+    int64_t steps() const { return int8 ? (ins + 3) / 4 : (ins + 1) / 2; }
+    int64_t panels() const { return gated ? (outs / 2 + PANEL / 2 - 1) / (PANEL / 2) : (outs + PANEL - 1) / PANEL; }
+};
+
+// One layer of a decoder. Norms are of the activations' type and null where there is none.
+struct DecoderLayer {
+    const void *input_norm, *q_norm, *k_norm, *post_norm;
+    Weight qkv, out, gate_up, down;
+    void *k_cache, *v_cache;
+    int32_t window;
+};
+
+struct Decoder {
+    const DecoderLayer *layers;
+    int64_t num_layers, hidden_size;
+    const void *norm, *embedding;   // embedding null: the rows of the head
+    Weight head;
+    Heads heads;                    // but for the window
+    float eps;
+    const float *cos_sin;
+    int32_t dtype;
+};
+
+// The tokens of one step, and those (ascending) whose hidden states are wanted.
+struct Pass {
+    const int64_t *token_ids, *positions, *slots, *logit_rows;
+    int64_t num_tokens, num_logits;
+    Batch batch;
+};
+
 struct Kernels {
     void (*rms_norm)(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);
@@ -33,10 +75,15 @@ struct Kernels {
                            float eps, int64_t tokens, const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                       const Heads &heads, int32_t dtype);
-    // bfloat16 only; null where there is no kernel.
-    void (*pack)(const void *weight, void *packed, int64_t outs, int64_t ins);
-    void (*linear)(const void *x, const void *packed, const float *bias, void *out, int64_t rows, int64_t outs,
-                   int64_t ins);
+    // Fills what `packed` points to from weight [outs, ins] and bias [outs] (or null).
+    void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
+    // The sums as rows of the activations' type (for a gated weight half as many), or as floats.
+    void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);
+    void (*best)(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype);
+    void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
+    void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
+    bool has_bf16_products;
+    const char *int8_path;  // the instructions that multiply int8 weights
 };
 
 namespace baseline { extern const Kernels kernels; }

@@ -1,13 +1,42 @@
 """The operations a decoder is made of; `reference.py` is their meaning, the others are faster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]
+KVCache = tuple[Tensor, Tensor]
+Quantization = Literal["none", "int8"]
+
+
+class Linear(Protocol):
+    """x [T, in] -> [T, out]; `nbytes` is what its weight takes."""
+
+    nbytes: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x * weight^T + bias."""
+        ...
+
+
+class Head(Protocol):
+    """The last projection [V, H], and where it is tied the embedding as well."""
+
+    nbytes: int
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return hidden [R, H] -> [R, V], in float32 or the dtype of `hidden`."""
+        ...
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] int64 that has it."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the weight's rows for ids [T] int64: [T, H]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -39,13 +68,68 @@ class HeadShape:
     window: int | None = None
 
 
+@dataclass(slots=True)
+class Inputs:
+    """One step's tokens: `token_ids` [T] int64; `logit_rows` [R] int64, ascending: those whose logits are wanted."""
+
+    token_ids: Tensor
+    attention: AttentionBatch
+    logit_rows: Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderLayer:
+    """One layer's weights. `qkv` is one fused projection; `gate_up` is gated and gives silu(gate) * up."""
+
+    heads: HeadShape
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderWeights:
+    """A decoder. `embedding` [V, H] is None where the head, which is tied to it, gives its rows."""
+
+    layers: Sequence[DecoderLayer]
+    norm: Tensor
+    embedding: Tensor | None
+    head: Head
+    eps: float
+
+
+Forward = Callable[[Inputs], Tensor]
+
+
 class Ops(Protocol):
-    """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`."""
+    """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`.
+
+    With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
+    is 8-bit numbers with a scale for each token, found from its highest magnitude.
+    """
 
     name: str
+    quantization: Quantization
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in]; may re-lay the weight once, here."""
+        ...
+
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in], gate first."""
+        ...
+
+    def head(self, weight: Tensor) -> Head:
+        """Return the last projection of weight [V, H]."""
+        ...
+
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
+        """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,13 +140,9 @@ class Ops(Protocol):
         """Add x into `residual` in place and return rms_norm(residual)."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
-        ...
-
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    ) -> KVCache:
         """K and V of one layer, in this implementation's own layout."""
         ...
 
@@ -71,7 +151,7 @@ class Ops(Protocol):
         qkv: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         heads: HeadShape,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -85,6 +165,6 @@ class Ops(Protocol):
         """
         ...
 
-    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D]."""
         ...

@@ -1,72 +1,55 @@
-"""The fast operations of the CPU: oneDNN on weights packed once, and native kernels for everything around them.
+"""The fast operations of the CPU: native kernels, and oneDNN for the products that those leave to it.
 
 The kernels are a C library, built from native/ for several instruction sets and loaded with ctypes; see
 docs/decisions/001-native-kernels.md.
 """
 
-import contextlib
 import ctypes
-import mmap
-import os
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import ConfigError
-from chairlift.ops.base import AttentionBatch, HeadShape, Linear
+from chairlift.ops import native
+from chairlift.ops.base import AttentionBatch, DecoderWeights, Forward, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.fused import FusedDecoder, can_fuse
+from chairlift.ops.native import DTYPES, load_library, zeros
+from chairlift.ops.packed import PackedWeight
+from chairlift.ops.reference import ReferenceLinear
 
-LIBRARY = Path(__file__).with_name("_native.so")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 # Loads of K may run this many elements past its end.
 _SLACK = 32
 
-_POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+class OneDnnLinear:
+    """A weight that oneDNN has packed. Implements `Linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self._bias = bias
+        self._run = torch.ops.mkldnn._linear_pointwise.default
+        self._no_scalars: list[float] = []
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        out: Tensor = self._run(x, self._packed, self._bias, "none", self._no_scalars, "")
+        return out
 
 
-class _Heads(ctypes.Structure):
-    _fields_ = [
-        ("num_heads", _INT32),
-        ("num_kv_heads", _INT32),
-        ("head_dim", _INT32),
-        ("block_size", _INT32),
-        ("window", _INT32),
-        ("scale", _FLOAT),
-    ]
+class GatedLinear:
+    """silu(lower half) * upper half of what another gives. Implements `Linear`."""
 
+    def __init__(self, gate_up: Linear, ops: "CpuOps") -> None:
+        self._gate_up, self._ops = gate_up, ops
+        self.nbytes = gate_up.nbytes
 
-_SIGNATURES = {
-    "chairlift_rms_norm": [*[_POINTER] * 4, _INT64, _INT64, _FLOAT, _INT32],
-    "chairlift_silu_mul": [_POINTER, _POINTER, _INT64, _INT64, _INT32],
-    "chairlift_rope_and_write": [*[_POINTER] * 9, _FLOAT, _INT64, _POINTER, _INT32],
-    "chairlift_attention": [*[_POINTER] * 7, _INT64, _INT32, _POINTER, _INT32],
-    "chairlift_pack": [_POINTER, _POINTER, _INT64, _INT64],
-    "chairlift_linear": [*[_POINTER] * 4, _INT64, _INT64, _INT64],
-}
-# Outputs whose weights lie together when packed: see native/gemm.h.
-_PANEL = 32
-
-
-def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
-    """Load the kernels; return them and the name of the instruction set that they will use.
-
-    CHAIRLIFT_ISA (avx512bf16, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no library and
-    ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
-    """
-    library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = None
-    library.chairlift_select.argtypes = [ctypes.c_char_p]
-    library.chairlift_select.restype = ctypes.c_char_p
-    wanted = os.environ.get("CHAIRLIFT_ISA")
-    isa = library.chairlift_select(wanted.encode() if wanted else None)
-    if isa is None:
-        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
-    return library, isa.decode()
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, I]."""
+        return self._ops.silu_mul(self._gate_up(x))
 
 
 class CpuOps:
@@ -75,58 +58,57 @@ class CpuOps:
     One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: Quantization = "none") -> None:
         """Load the kernels. Raises OSError and ConfigError as `load_library` does."""
         library, isa = load_library()
+        self.quantization = quantization
         self.name = f"native-{isa}"
+        if quantization == "int8":
+            self.name += f", int8 by {library.chairlift_int8_path().decode()}"
+        self._library = library
         self._dtype = dtype
         self._code = DTYPES[dtype]
         self._rms_norm = library.chairlift_rms_norm
         self._silu_mul = library.chairlift_silu_mul
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
-        self._pack = library.chairlift_pack
-        self._linear = library.chairlift_linear
-        self._has_linear = bool(library.chairlift_has_linear())
-        self._heads: dict[tuple[HeadShape, int], tuple[_Heads, int]] = {}
+        self._has_bf16_products = bool(library.chairlift_has_bf16_products())
+        self._heads: dict[tuple[HeadShape, int], tuple[native.Heads, int]] = {}
+
+    def _packs(self, weight: Tensor) -> bool:
+        """Whether the native products take this weight."""
+        if self.quantization == "int8":
+            return True
+        return self._has_bf16_products and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight:
+        return PackedWeight(self._library, weight, bias, int8=self.quantization == "int8", gated=gated)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
 
-        The weight is copied: packed for our own products where the processor has them (bfloat16 on AVX-512 BF16), else
-        for oneDNN.
+        The weight is copied: packed for our own products where the processor has them (bfloat16 on AVX-512 BF16, and
+        int8), else for oneDNN.
         """
-        if self._has_linear and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0:
-            return self._native_linear(weight.contiguous(), bias)
-        if not _can_pack(weight.dtype):
-            return lambda x: F.linear(x, weight, bias)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-        run = torch.ops.mkldnn._linear_pointwise.default
-        no_scalars: list[float] = []
+        if self._packs(weight):
+            return self._pack(weight, bias)
+        if _can_pack(weight.dtype):
+            return OneDnnLinear(weight, bias)
+        return ReferenceLinear(weight, bias, "none")
 
-        def apply(x: Tensor) -> Tensor:
-            out: Tensor = run(x, packed, bias, "none", no_scalars, "")
-            return out
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
+        if self._packs(weight):
+            return self._pack(weight, bias, gated=True)
+        return GatedLinear(self.linear(weight, bias), self)
 
-        return apply
+    def head(self, weight: Tensor) -> Head:
+        """Return the last projection of weight [V, H]. Where oneDNN would have to copy it, it is used as it is."""
+        return self._pack(weight, None) if self._packs(weight) else ReferenceLinear(weight, None, "none")
 
-    def _native_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        outs, ins = weight.shape
-        padded = -(-outs // _PANEL) * _PANEL
-        packed = _zeros(padded * ins, torch.bfloat16)
-        self._pack(weight.data_ptr(), packed.data_ptr(), outs, ins)
-        padded_bias = None if bias is None else F.pad(bias.float(), (0, padded - outs))
-        multiply, address = self._linear, packed.data_ptr()
-        bias_address = None if padded_bias is None else padded_bias.data_ptr()
-
-        # The defaults keep alive what the addresses point to.
-        def apply(x: Tensor, _weight: Tensor = packed, _bias: Tensor | None = padded_bias) -> Tensor:
-            rows = x.shape[0]
-            out = torch.empty((rows, outs), dtype=torch.bfloat16)
-            multiply(x.data_ptr(), address, bias_address, out.data_ptr(), rows, outs, ins)
-            return out
-
-        return apply
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
+        """Return the pass in one native call, if the native products hold all weights."""
+        return FusedDecoder(self._library, weights, caches, cos_sin) if can_fuse(weights) else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
@@ -151,7 +133,7 @@ class CpuOps:
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    ) -> KVCache:
         """K and V of one layer. Raises ConfigError if the dtype or the head size is not one that the kernels know."""
         if dtype != self._dtype or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
             raise ConfigError(
@@ -162,8 +144,8 @@ class CpuOps:
         even = -(-block_size // pair) * pair
         lead = (num_blocks, heads.num_kv_heads)
         k_size, v_size = (num_blocks * heads.num_kv_heads * each * even for each in (dim, padded))
-        k = _zeros(k_size + _SLACK, dtype)[:k_size].view(*lead, dim // pair, even, pair)
-        v = _zeros(v_size, dtype).view(*lead, even // pair, padded, pair)
+        k = zeros(k_size + _SLACK, dtype)[:k_size].view(*lead, dim // pair, even, pair)
+        v = zeros(v_size, dtype).view(*lead, even // pair, padded, pair)
         # The narrowed view tells the other operations the block size.
         return k[:, :, :, :block_size], v
 
@@ -172,7 +154,7 @@ class CpuOps:
         qkv: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         heads: HeadShape,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -199,7 +181,7 @@ class CpuOps:
         )
         return out
 
-    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
         k, v = cache
         out = torch.empty_like(q)
@@ -224,22 +206,11 @@ class CpuOps:
         key = (heads, k.shape[3])
         found = self._heads.get(key)
         if found is None:
-            struct = _Heads(
+            struct = native.Heads(
                 heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0, heads.scale
             )
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
-
-
-def _zeros(size: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that take up memory once touched, in huge pages where the system has them."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(size, dtype=dtype)
-    # Attention jumps from block to block, and with small pages nearly every jump misses the TLB.
-    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

@@ -3,11 +3,61 @@
 CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and rounds where transformers does.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, HeadShape, Linear
+from chairlift.ops.base import AttentionBatch, DecoderWeights, Head, HeadShape, KVCache, Linear, Quantization
+
+
+class ReferenceLinear:
+    """A weight as it is given, or rounded to int8 as `Ops` says; implements `Linear` and `Head`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization, gated: bool = False) -> None:
+        self.weight, self.scales = quantize(weight) if quantization == "int8" else (weight, None)
+        self.bias = bias
+        self.gated = gated
+        self.dtype = weight.dtype
+        self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out], of a gated weight [T, out / 2]."""
+        out = self.sums(x).to(self.dtype)
+        if not self.gated:
+            return out
+        gate, up = out.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Return x * weight^T + bias, in float32 if quantized."""
+        if self.scales is None:
+            return F.linear(x, self.weight, self.bias)
+        rounded, units = quantize(x)
+        # Sums of products of 8-bit numbers are exact in float64.
+        sums = F.linear(rounded.double(), self.weight.double()) * units.double() * self.scales.double().T
+        return (sums if self.bias is None else sums + self.bias).float()
+
+    logits = sums
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32, and its first token, [R]."""
+        # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
+        values, indices = self.sums(hidden).float().max(-1)
+        return values, indices
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, [T, in], for ids [T]."""
+        rows = F.embedding(ids, self.weight)
+        return rows if self.scales is None else (rows.float() * self.scales[ids]).to(self.dtype)
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows x [N, D] to int8 by each one's highest magnitude; return them and what one unit is worth, [N, 1]."""
+    highest = x.float().abs().amax(-1, keepdim=True)
+    inverse = torch.where(highest > 0, 127 / highest, 0.0)
+    return (x.float() * inverse).round().to(torch.int8), highest / 127
 
 
 class ReferenceOps:
@@ -15,13 +65,23 @@ class ReferenceOps:
 
     name = "reference"
 
+    def __init__(self, quantization: Quantization = "none") -> None:
+        self.quantization = quantization
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]."""
+        return ReferenceLinear(weight, bias, self.quantization)
 
-        def apply(x: Tensor) -> Tensor:
-            return F.linear(x, weight, bias)
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
+        return ReferenceLinear(weight, bias, self.quantization, gated=True)
 
-        return apply
+    def head(self, weight: Tensor) -> Head:
+        """Return the last projection of weight [V, H]."""
+        return ReferenceLinear(weight, None, self.quantization)
+
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> None:
+        """There is nothing faster than one operation after the other."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
@@ -34,14 +94,9 @@ class ReferenceOps:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    ) -> KVCache:
         """K and V, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         shape = (num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
         return torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
@@ -51,7 +106,7 @@ class ReferenceOps:
         qkv: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         heads: HeadShape,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -69,7 +124,7 @@ class ReferenceOps:
             pages.view(-1, num_kv, dim)[batch.slot_mapping] = new
         return _rotate(q, cos, sin).reshape(qkv.shape[0], -1)
 
-    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
         out = torch.empty_like(q)
         starts = batch.query_start.tolist()

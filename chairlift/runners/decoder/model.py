@@ -1,41 +1,14 @@
 """The one parametric decoder: embedding, layers, final norm, head."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import AttentionBatch, HeadShape, Linear, Ops
+from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Inputs, KVCache, Linear, Ops
 from chairlift.runners.decoder.config import ModelConfig
 from chairlift.runners.decoder.weights import Weights
-
-KVCache = tuple[Tensor, Tensor]
-
-
-@dataclass(slots=True)
-class Inputs:
-    """One step's tokens: `token_ids` [T] int64; `logit_rows` [R] int64, ascending: those whose logits are wanted."""
-
-    token_ids: Tensor
-    attention: AttentionBatch
-    logit_rows: Tensor
-
-
-@dataclass(slots=True, frozen=True)
-class Layer:
-    """One layer's packed weights. `qkv` and `gate_up` each are one fused projection."""
-
-    heads: HeadShape
-    input_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class Decoder:
@@ -48,18 +21,11 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         with Weights(folder, dtype, device) as weights:
-            size = (config.vocab_size, config.hidden_size)
-            self.embedding = weights.take(["model.embed_tokens.weight"], [size])
-            self.layers = [_layer(config, ops, weights, index) for index in range(config.num_layers)]
-            self.norm = weights.take(["model.norm.weight"], [(config.hidden_size,)])
-            # Like transformers, a head that is in the files wins over tying.
-            own_head = "lm_head.weight" in weights or not config.tied
-            head = weights.take(["lm_head.weight"], [size]) if own_head else self.embedding
-            self.head = ops.linear(head, None)
-            weights.refuse_unused()
-            self.weight_bytes = weights.taken_bytes
+            self.weights = _read(config, ops, weights)
+        self.weight_bytes = _nbytes(self.weights)
         self.caches: list[KVCache] = []
         self.cos_sin = torch.empty(0)
+        self._fused: Forward | None = None
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes over all layers."""
@@ -70,16 +36,24 @@ class Decoder:
         self.cos_sin = self.config.rope.table(self.config.head_dim, max_model_len).to(self.device)
         self.caches = [
             self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.dtype, self.device)
-            for layer in self.layers
+            for layer in self.weights.layers
         ]
+        self._fused = self.ops.fuse(self.weights, self.caches, self.cos_sin)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
-        ops, eps, rows = self.ops, self.config.rms_norm_eps, inputs.logit_rows
-        residual = functional.embedding(inputs.token_ids, self.embedding)
-        hidden = ops.rms_norm(residual, self.layers[0].input_norm, eps)
-        last = len(self.layers) - 1
-        for index, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True)):
+        return self._forward(inputs) if self._fused is None else self._fused(inputs)
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        """Run one operation after the other."""
+        ops, weights, eps, rows = self.ops, self.weights, self.config.rms_norm_eps, inputs.logit_rows
+        if weights.embedding is None:
+            residual = weights.head.embed(inputs.token_ids)
+        else:
+            residual = functional.embedding(inputs.token_ids, weights.embedding)
+        hidden = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
+        last = len(weights.layers) - 1
+        for index, (layer, cache) in enumerate(zip(weights.layers, self.caches, strict=True)):
             if index:
                 hidden = ops.add_rms_norm(hidden, residual, layer.input_norm, eps)
             query = ops.rope_and_write(
@@ -92,29 +66,54 @@ class Decoder:
                 # After the last layer's attention tokens no longer meet, so only the wanted rows go on.
                 mixed, residual = mixed[rows], residual[rows]
             hidden = ops.add_rms_norm(layer.out(mixed), residual, layer.post_norm, eps)
-            hidden = layer.down(ops.silu_mul(layer.gate_up(hidden)))
-        return ops.add_rms_norm(hidden, residual, self.norm, eps)
+            hidden = layer.down(layer.gate_up(hidden))
+        return ops.add_rms_norm(hidden, residual, weights.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [R, V] logits, in the model's dtype, of hidden states [R, H]."""
-        return self.head(hidden)
+        """Return [R, V] logits, in float32 or the model's dtype, of hidden states [R, H]."""
+        return self.weights.head.logits(hidden)
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
+        return self.weights.head.best(hidden)
 
 
-def _layer(config: ModelConfig, ops: Ops, weights: Weights, index: int) -> Layer:
+def _read(config: ModelConfig, ops: Ops, weights: Weights) -> DecoderWeights:
+    size = (config.vocab_size, config.hidden_size)
+    embedding: Tensor | None = weights.take(["model.embed_tokens.weight"], [size])
+    layers = [_layer(config, ops, weights, index) for index in range(config.num_layers)]
+    norm = weights.take(["model.norm.weight"], [(config.hidden_size,)])
+    # Like transformers, a head that is in the files wins over tying.
+    own_head = "lm_head.weight" in weights or not config.tied
+    head = ops.head(weights.take(["lm_head.weight"], [size]) if own_head else embedding)
+    weights.refuse_unused()
+    return DecoderWeights(layers, norm, embedding if own_head else None, head, config.rms_norm_eps)
+
+
+def _nbytes(weights: DecoderWeights) -> int:
+    total = weights.norm.nbytes + weights.head.nbytes + (0 if weights.embedding is None else weights.embedding.nbytes)
+    for layer in weights.layers:
+        total += sum(linear.nbytes for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        norms = (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm)
+        total += sum(norm.nbytes for norm in norms if norm is not None)
+    return total
+
+
+def _layer(config: ModelConfig, ops: Ops, weights: Weights, index: int) -> DecoderLayer:
     prefix = f"model.layers.{index}."
     hidden, middle = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def linear(names: list[str], outs: list[int], width: int, has_bias: bool) -> Linear:
+    def linear(names: list[str], outs: list[int], width: int, has_bias: bool, gated: bool = False) -> Linear:
         weight = weights.take([f"{prefix}{name}.weight" for name in names], [(out, width) for out in outs])
         bias = weights.take([f"{prefix}{name}.bias" for name in names], [(out,) for out in outs]) if has_bias else None
-        return ops.linear(weight, bias)
+        return ops.gated_linear(weight, bias) if gated else ops.linear(weight, bias)
 
     def norm(name: str, width: int) -> Tensor:
         return weights.take([f"{prefix}{name}.weight"], [(width,)])
 
     attention = [f"self_attn.{name}_proj" for name in "qkv"]
-    return Layer(
+    return DecoderLayer(
         heads=config.heads(index),
         input_norm=norm("input_layernorm", hidden),
         qkv=linear(attention, [query, key, key], hidden, config.qkv_bias),
@@ -122,6 +121,6 @@ def _layer(config: ModelConfig, ops: Ops, weights: Weights, index: int) -> Layer
         k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         out=linear(["self_attn.o_proj"], [hidden], query, config.o_bias),
         post_norm=norm("post_attention_layernorm", hidden),
-        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [middle, middle], hidden, config.mlp_bias),
+        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [middle, middle], hidden, config.mlp_bias, True),
         down=linear(["mlp.down_proj"], [hidden], middle, config.mlp_bias),
     )

@@ -24,7 +24,6 @@ class Weights:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self.taken_bytes = 0
         self._handles: list[Any] = []
         self._handle_of: dict[str, Any] = {}
         self._unused: set[str] = set()
@@ -55,7 +54,6 @@ class Weights:
         for name, shape in zip(names, shapes, strict=True):
             out[start : start + shape[0]].copy_(self._read(name, shape))
             start += shape[0]
-        self.taken_bytes += out.nbytes
         return out
 
     def refuse_unused(self) -> None:

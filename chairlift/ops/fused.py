@@ -1,0 +1,83 @@
+"""A decoder's whole forward pass in one native call."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chairlift.ops import native
+from chairlift.ops.base import DecoderWeights, Inputs, KVCache, Linear
+from chairlift.ops.packed import PackedWeight
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _struct(linear: Linear) -> native.Weight:
+    assert isinstance(linear, PackedWeight)
+    return linear.struct
+
+
+def can_fuse(weights: DecoderWeights) -> bool:
+    """Whether the native products hold every weight."""
+    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return all(isinstance(linear, PackedWeight) for linear in (weights.head, *linears))
+
+
+class FusedDecoder:
+    """What `DecoderWeights` describe, over caches of the native layout. Callable: see `Forward`."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor
+    ) -> None:
+        # The structures hold addresses only, so what they point to is kept here.
+        self._held = weights, caches, cos_sin
+        layers = (native.DecoderLayer * len(caches))()
+        for struct, layer, (k, v) in zip(layers, weights.layers, caches, strict=True):
+            struct.input_norm, struct.post_norm = _address(layer.input_norm), _address(layer.post_norm)
+            struct.q_norm, struct.k_norm = _address(layer.q_norm), _address(layer.k_norm)
+            struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
+            struct.gate_up, struct.down = _struct(layer.gate_up), _struct(layer.down)
+            struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
+            struct.window = layer.heads.window or 0
+        heads, (k, _) = weights.layers[0].heads, caches[0]
+        assert isinstance(weights.head, PackedWeight)
+        self._hidden_size, self._dtype = weights.norm.shape[0], weights.norm.dtype
+        self._layers = layers
+        self._decoder = native.Decoder(
+            layers,
+            len(layers),
+            self._hidden_size,
+            weights.norm.data_ptr(),
+            _address(weights.embedding),
+            weights.head.struct,
+            native.Heads(heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale),
+            weights.eps,
+            cos_sin.data_ptr(),
+            native.DTYPES[self._dtype],
+        )
+        self._decode = library.chairlift_decode
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
+        batch, rows = inputs.attention, inputs.logit_rows
+        hidden = torch.empty((rows.shape[0], self._hidden_size), dtype=self._dtype)
+        step = native.Pass(
+            inputs.token_ids.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slot_mapping.data_ptr(),
+            rows.data_ptr(),
+            inputs.token_ids.shape[0],
+            rows.shape[0],
+            native.Batch(
+                batch.query_start.data_ptr(),
+                batch.context_len.data_ptr(),
+                batch.block_tables.data_ptr(),
+                batch.block_tables.stride(0),
+                batch.block_tables.shape[0],
+            ),
+        )
+        self._decode(ctypes.byref(self._decoder), ctypes.byref(step), hidden.data_ptr())
+        return hidden

@@ -1,0 +1,140 @@
+"""The library of native kernels, and its structures as ctypes sees them (native/kernels.h)."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from chairlift.errors import ConfigError
+
+LIBRARY = Path(__file__).with_name("_native.so")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Heads(ctypes.Structure):
+    """Attention heads of one layer."""
+
+    _fields_ = [
+        ("num_heads", INT32),
+        ("num_kv_heads", INT32),
+        ("head_dim", INT32),
+        ("block_size", INT32),
+        ("window", INT32),
+        ("scale", FLOAT),
+    ]
+
+
+class Weight(ctypes.Structure):
+    """A packed weight."""
+
+    _fields_ = [
+        ("packed", POINTER),
+        ("bias", POINTER),
+        ("scales", POINTER),
+        ("offsets", POINTER),
+        ("outs", INT64),
+        ("ins", INT64),
+        ("int8", INT32),
+        ("gated", INT32),
+    ]
+
+
+class DecoderLayer(ctypes.Structure):
+    """One layer's norms, weights and cache."""
+
+    _fields_ = [
+        *[(name, POINTER) for name in ("input_norm", "q_norm", "k_norm", "post_norm")],
+        *[(name, Weight) for name in ("qkv", "out", "gate_up", "down")],
+        ("k_cache", POINTER),
+        ("v_cache", POINTER),
+        ("window", INT32),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """A whole decoder."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(DecoderLayer)),
+        ("num_layers", INT64),
+        ("hidden_size", INT64),
+        ("norm", POINTER),
+        ("embedding", POINTER),
+        ("head", Weight),
+        ("heads", Heads),
+        ("eps", FLOAT),
+        ("cos_sin", POINTER),
+        ("dtype", INT32),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """Where the sequences of a step lie."""
+
+    _fields_ = [
+        *[(name, POINTER) for name in ("query_start", "context_len", "block_tables")],
+        ("table_stride", INT64),
+        ("num_seqs", INT32),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """The tokens of a step."""
+
+    _fields_ = [
+        *[(name, POINTER) for name in ("token_ids", "positions", "slots", "logit_rows")],
+        ("num_tokens", INT64),
+        ("num_logits", INT64),
+        ("batch", Batch),
+    ]
+
+
+_SIGNATURES = {
+    "chairlift_rms_norm": [*[POINTER] * 4, INT64, INT64, FLOAT, INT32],
+    "chairlift_silu_mul": [POINTER, POINTER, INT64, INT64, INT32],
+    "chairlift_rope_and_write": [*[POINTER] * 9, FLOAT, INT64, POINTER, INT32],
+    "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, INT32],
+    "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
+    "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],
+    "chairlift_best": [POINTER, INT64, POINTER, POINTER, POINTER, INT32],
+    "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
+    "chairlift_decode": [POINTER, POINTER, POINTER],
+}
+
+
+def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
+    """Load the kernels; return them and the name of the instruction set that they will use.
+
+    CHAIRLIFT_ISA (avx512bf16, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no library and
+    ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
+    """
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    library.chairlift_select.argtypes = [ctypes.c_char_p]
+    library.chairlift_select.restype = ctypes.c_char_p
+    library.chairlift_int8_path.restype = ctypes.c_char_p
+    wanted = os.environ.get("CHAIRLIFT_ISA")
+    isa = library.chairlift_select(wanted.encode() if wanted else None)
+    if isa is None:
+        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
+    return library, isa.decode()
+
+
+def zeros(size: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that take up memory once touched, in huge pages where the system has them."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size, dtype=dtype)
+    # Attention jumps from block to block, and with small pages nearly every jump misses the TLB.
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)

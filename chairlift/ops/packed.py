@@ -1,0 +1,79 @@
+"""Weights packed once for the native products: see native/gemm.h."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from chairlift.ops.native import DTYPES, Weight, zeros
+
+# Outputs whose weights lie together.
+_PANEL = 32
+
+
+class PackedWeight:
+    """A weight [out, in], as it is (bfloat16) or as whole numbers of 8 bits with a scale for each output.
+
+    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight silu(lower half) * upper half, [T, width].
+    With int8 each row of x is quantized to 8 bits by its own highest magnitude. Implements `Linear` and `Head`.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, int8: bool, gated: bool = False
+    ) -> None:
+        """Copy the weight; x is to have the same dtype."""
+        self.dtype = weight.dtype
+        outs, ins = weight.shape
+        self.width = outs // 2 if gated else outs
+        per_step = 4 if int8 else 2
+        panels = -(-self.width // (_PANEL // 2)) if gated else -(-outs // _PANEL)
+        self._packed = zeros(panels * _PANEL * -(-ins // per_step) * per_step, torch.int8 if int8 else torch.bfloat16)
+        self._bias = None if bias is None else torch.zeros(panels * _PANEL)
+        self._scales = torch.zeros(panels * _PANEL if int8 else 0)
+        self._offsets = torch.zeros(panels * _PANEL if int8 else 0, dtype=torch.int32)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._offsets.nbytes
+        self.struct = Weight(
+            self._packed.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            self._scales.data_ptr(),
+            self._offsets.data_ptr(),
+            outs,
+            ins,
+            int8,
+            gated,
+        )
+        self._address = ctypes.addressof(self.struct)
+        self._code = DTYPES[weight.dtype]
+        self._linear, self._best, self._embed = library.chairlift_linear, library.chairlift_best, library.chairlift_embed
+        given = weight.contiguous()
+        given_bias = None if bias is None else bias.contiguous()
+        library.chairlift_pack(
+            given.data_ptr(), None if given_bias is None else given_bias.data_ptr(), self._address, self._code
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, width]."""
+        out = torch.empty((x.shape[0], self.width), dtype=self.dtype)
+        self._linear(x.data_ptr(), x.shape[0], self._address, out.data_ptr(), 0, self._code)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return hidden [R, in] -> [R, out] float32, not rounded."""
+        out = torch.empty((hidden.shape[0], self.width), dtype=torch.float32)
+        self._linear(hidden.data_ptr(), hidden.shape[0], self._address, out.data_ptr(), 1, self._code)
+        return out
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32 (NaN if any is), and the first output that has it, [R]."""
+        values = torch.empty(hidden.shape[0], dtype=torch.float32)
+        indices = torch.empty(hidden.shape[0], dtype=torch.int64)
+        self._best(
+            hidden.data_ptr(), hidden.shape[0], self._address, indices.data_ptr(), values.data_ptr(), self._code
+        )
+        return values, indices
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, [T, in], for ids [T] int64."""
+        out = torch.empty((ids.shape[0], self.struct.ins), dtype=self.dtype)
+        self._embed(ids.data_ptr(), ids.shape[0], self._address, out.data_ptr(), self._code)
+        return out

@@ -1,0 +1,64 @@
+// Single products and passes, as callers outside of a team ask for them.
+#pragma once
+#include "forward.h"
+
+namespace {
+
+// Multiplies x [rows, weight.ins] into the sink that `sink_of(team)` gives.
+template <typename T, typename SinkOf> void multiply(const T *x, int64_t rows, const Weight &weight, SinkOf sink_of) {
+    static thread_local Arena arena;
+    const int threads = omp_get_max_threads();
+    arena.reset(Staging<T>::size(rows, weight.ins, threads));
+    Staging<T> staging;
+    staging.take(arena, rows, weight.ins, threads);
+    with_team(rows * weight.outs * weight.ins >= PARALLEL_PRODUCTS, [&](Team &team) {
+        const Tiles tiles(rows, team);
+        const Rows made = staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.ins; });
+        product(made, tiles, weight, sink_of(team), team);
+    });
+}
+
+template <typename T> void linear(const T *x, int64_t rows, const Weight &weight, T *out, bool floats) {
+    const Into into = floats ? Into::FLOATS : weight.gated ? Into::GATED : Into::ROWS;
+    const int64_t width = weight.gated ? weight.outs / 2 : weight.outs;
+    const Sink<T> sink{into, floats ? nullptr : out, floats ? reinterpret_cast<float *>(out) : nullptr, width};
+    multiply(x, rows, weight, [&](Team &) { return sink; });
+}
+
+// The highest sum of each row and which output's it is; no number if any of them is none.
+template <typename T> void best(const T *x, int64_t rows, const Weight &weight, int64_t *index, float *value) {
+    static thread_local Arena arena;
+    const int64_t threads = omp_get_max_threads();
+    arena.reset(threads * rows * (sizeof(float) + sizeof(int64_t)) + 2 * 64);
+    auto *values = arena.take<float>(threads * rows);
+    auto *indices = arena.take<int64_t>(threads * rows);
+    for (int64_t i = 0; i < threads * rows; i++) values[i] = -__builtin_inff(), indices[i] = 0;
+    multiply(x, rows, weight, [&](Team &team) {
+        return Sink<T>{Into::BEST, nullptr, nullptr, 0, {values + team.thread * rows, indices + team.thread * rows}};
+    });
+    for (int64_t row = 0; row < rows; row++) {
+        value[row] = -__builtin_inff(), index[row] = 0;
+        for (int64_t i = row; i < threads * rows && value[row] == value[row]; i += rows)
+            if (!(values[i] <= value[row]) || (values[i] == value[row] && indices[i] < index[row]))
+                value[row] = values[i], index[row] = indices[i];
+    }
+}
+
+template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight &head, T *out) {
+    for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.ins);
+}
+
+template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
+    static thread_local Arena arena;
+    static thread_local Plans plans;
+    const Scratch<T> scratch(arena, decoder, pass, omp_get_max_threads());
+    plans.make(decoder, pass.batch);
+    // Inside the team the name would stand for each thread's own.
+    const std::vector<const Plan *> &of_layers = plans.of_layers;
+    const Weight &gate_up = decoder.layers->gate_up;
+    with_team(pass.num_tokens * gate_up.outs * gate_up.ins >= PARALLEL_PRODUCTS, [&](Team &team) {
+        Forward<T>(decoder, pass, scratch, of_layers, team).run(hidden);
+    });
+}
+
+} // namespace

@@ -1,0 +1,90 @@
+// Weights re-laid for gemm.h, and read back; activations quantized for it.
+#pragma once
+#include "elementwise.h"
+#include "gemm.h"
+
+namespace {
+
+// The output of a weight that lies at place `i` of a panel, or -1 if the panel is wider than the weight.
+inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
+    if (!weight.gated) return panel * PANEL + i < weight.outs ? panel * PANEL + i : -1;
+    const int64_t half = weight.outs / 2, unit = panel * (PANEL / 2) + i % (PANEL / 2);
+    return unit < half ? unit + i / (PANEL / 2) * half : -1;
+}
+
+// The highest magnitude in a row; not a number if anything in it is infinite or no number.
+template <typename T> float highest_magnitude(const T *x, int64_t count) {
+    float highest = 0, doubt = 0;
+#pragma omp simd reduction(max : highest) reduction(+ : doubt)
+    for (int64_t i = 0; i < count; i++) {
+        const float magnitude = __builtin_fabsf(widen(x[i]));
+        highest = magnitude > highest ? magnitude : highest;
+        doubt += magnitude * 0.0f;
+    }
+    return highest + doubt;
+}
+
+// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
+inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
+
+// One output's weights as whole numbers from -127 to 127.
+template <typename T>
+void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {
+    auto *to = static_cast<int8_t *>(const_cast<void *>(weight.packed)) + panel * weight.steps() * 4 * PANEL + 4 * i;
+    const float highest = highest_magnitude(row, weight.ins), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < weight.ins; k++) {
+        const auto value = int8_t(whole(widen(row[k]) * inverse));
+        to[k / 4 * 4 * PANEL + k % 4] = value;
+        sum += value;
+    }
+    const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
+    const_cast<int32_t *>(weight.offsets)[panel * PANEL + i] = 128 * sum;
+}
+
+inline void pack_bf16(const bf16 *row, const Weight &weight, int64_t panel, int64_t i) {
+    auto *to = static_cast<bf16 *>(const_cast<void *>(weight.packed)) + panel * weight.steps() * 2 * PANEL + 2 * i;
+    for (int64_t k = 0; k < weight.ins; k++) to[k / 2 * 2 * PANEL + k % 2] = row[k];
+}
+
+// Packs into zeroed memory.
+template <typename T> void pack(const T *weight, const T *bias, const Weight &packed) {
+#pragma omp parallel for schedule(static) if (packed.outs * packed.ins >= PARALLEL_PRODUCTS)
+    for (int64_t panel = 0; panel < packed.panels(); panel++)
+        for (int64_t i = 0; i < PANEL; i++) {
+            const int64_t output = output_at(packed, panel, i);
+            if (output < 0) continue;
+            if (bias) const_cast<float *>(packed.bias)[panel * PANEL + i] = widen(bias[output]);
+            if (packed.int8)
+                pack_int8(weight + output * packed.ins, packed, panel, i);
+            else if constexpr (sizeof(T) == sizeof(bf16))
+                pack_bf16(weight + output * packed.ins, packed, panel, i);
+        }
+}
+
+// One output's weights, read back. The weight is not gated.
+template <typename T> void unpack(const Weight &weight, int64_t output, T *out) {
+    const int64_t base = output / PANEL * weight.steps() * PANEL, i = output % PANEL;
+    if (weight.int8) {
+        const int8_t *from = static_cast<const int8_t *>(weight.packed) + 4 * (base + i);
+        for (int64_t k = 0; k < weight.ins; k++)
+            out[k] = narrow<T>(float(from[k / 4 * 4 * PANEL + k % 4]) * weight.scales[output]);
+    } else {
+        const bf16 *from = static_cast<const bf16 *>(weight.packed) + 2 * (base + i);
+        for (int64_t k = 0; k < weight.ins; k++) out[k] = narrow<T>(widen(from[k / 2 * 2 * PANEL + k % 2]));
+    }
+}
+
+// Bytes of a row of `width` quantized activations: a whole number of steps.
+inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
+
+// A row as whole numbers from 1 to 255, 128 standing for zero; returns what one unit is worth.
+template <typename T> float quantize_row(const T *x, int64_t width, uint8_t *out) {
+    const float highest = highest_magnitude(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) out[i] = uint8_t(int32_t(whole(widen(x[i]) * inverse)) + 128);
+    for (int64_t i = width; i < quantized_size(width); i++) out[i] = 128;
+    return highest / 127.0f;
+}
+
+} // namespace

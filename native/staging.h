@@ -1,0 +1,77 @@
+// What is multiplied, made ready: quantized if the weight is, and interleaved.
+#pragma once
+#include "interleave.h"
+#include "pack.h"
+
+namespace {
+
+// Memory that is kept from pass to pass.
+class Arena {
+    std::vector<char> bytes;
+    size_t used = 0;
+
+  public:
+    void reset(size_t size) {
+        used = 0;
+        if (bytes.size() < size) bytes = std::vector<char>(size);
+    }
+    template <typename T> T *take(int64_t count) {
+        const size_t at = (reinterpret_cast<size_t>(bytes.data()) + used + 63) / 64 * 64;
+        used = at - reinterpret_cast<size_t>(bytes.data()) + count * sizeof(T);
+        return reinterpret_cast<T *>(at);
+    }
+};
+
+// Room for the rows of one product.
+template <typename T> class Staging {
+    char *inputs = nullptr;     // the rows as they are multiplied; a single tile once for each thread
+    float *scales = nullptr;
+    T *row = nullptr;           // one for each thread
+    uint32_t *words = nullptr;  // a tile for each thread, row after row
+    int64_t width = 0;
+
+    // A row's elements, up to a whole number of steps of any kind.
+    static int64_t rounded(int64_t widest) { return (widest + 3) / 4 * 4; }
+
+  public:
+    static int64_t size(int64_t rows, int64_t widest, int64_t threads) {
+        const int64_t all = rows + TILE_ROWS * threads, width = rounded(widest);
+        return all * (width * sizeof(T) + sizeof(float)) + threads * width * sizeof(T) * (1 + TILE_ROWS) + 4 * 64;
+    }
+
+    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads) {
+        const int64_t all = rows + TILE_ROWS * threads;
+        width = rounded(widest);
+        inputs = arena.take<char>(all * width * sizeof(T));
+        scales = arena.take<float>(all);
+        row = arena.take<T>(threads * width);
+        words = arena.take<uint32_t>(threads * width * sizeof(T) * TILE_ROWS / 4);
+    }
+
+    // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must call this.
+    // Every thread prepares a single tile for itself, which costs less than waiting for each other.
+    template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
+        const bool alone = tiles.count() == 1;
+        const int64_t steps = weight.steps(), own = alone ? team.thread * TILE_ROWS : 0;
+        const Rows made{inputs + own * steps * 4, steps * 4, weight.int8 ? scales + own : nullptr};
+        const Range mine = alone ? Range{0, 1} : team.share(tiles.count());
+        uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
+        for (int64_t tile = mine.begin; tile < mine.end; tile++) {
+            const int64_t first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+            for (int64_t i = 0; i < count; i++) {
+                const T *from = row_at(first + i, row + team.thread * width);
+                uint32_t *to = tile_words + i * steps;
+                if (weight.int8)
+                    scales[own + first + i] = quantize_row(from, weight.ins, reinterpret_cast<uint8_t *>(to));
+                else
+                    std::memcpy(to, from, sizeof(T) * weight.ins);
+            }
+            interleave(tile_words, steps, count, steps,
+                       reinterpret_cast<uint32_t *>(inputs + (own + first) * steps * 4));
+        }
+        if (!alone) team.wait();
+        return made;
+    }
+};
+
+} // namespace
