@@ -1,38 +1,16 @@
 // Paged attention with an online softmax, for decodes and prefill chunks in one call.
-//
-// The work is cut into tiles: a stretch of a sequence's tokens under the heads of one KV head, so that K and V are read
-// once for all of them. Keys are cut into splits of fixed size, each summed on its own and then folded in order. A tile
-// is one task, except where it is its sequence's only one: then each split is a task, so that few long sequences still
-// keep all threads busy. Either way the arithmetic of a row is the same, to the bit.
 #pragma once
-#include <cstdlib>
-#include <vector>
-
-#include "tile.h"
+#include "plan.h"
+#include "team.h"
 
 namespace {
 
-constexpr int SPLIT = 256;
-// Reading this many bytes of K and V takes one thread about as long as waking the others.
-constexpr int64_t PARALLEL_BYTES = 128 * 1024;
 constexpr float LOWEST = -1e30f;
 
-struct Tile {
-    int seq, kv_head, first_head, num_heads, first_token, num_tokens;
-    int first_position, first_lane, last_lane;
-    int rows() const { return num_heads * num_tokens; }
-    int first_split() const { return first_lane / SPLIT; }
-    int end_split() const { return (last_lane + SPLIT - 1) / SPLIT; }
-};
-
-// A running softmax-weighted sum of V for each row.
-struct Sums {
-    float *highest, *total, *acc;
-    void clear(int rows, int dim) const {
-        for (int r = 0; r < rows; r++) highest[r] = LOWEST, total[r] = 0;
-        std::memset(acc, 0, sizeof(float) * rows * dim);
-    }
-};
+inline void clear(const Sums &sums, int rows, int dim) {
+    for (int r = 0; r < rows; r++) sums.highest[r] = LOWEST, sums.total[r] = 0;
+    std::memset(sums.acc, 0, sizeof(float) * rows * dim);
+}
 
 // Adds a split's sums to those of the splits before it.
 inline void fold(const Sums &into, const Sums &from, int rows, int dim) {
@@ -55,8 +33,8 @@ template <typename T> struct Attention {
     const Batch &batch;
     const Heads &heads;
     const int dim = heads.head_dim;
-    const int padded = (dim + 15) & ~15;
-    const int lanes_per_block = (heads.block_size + GROUP - 1) / GROUP * GROUP;
+    const int padded = padded_dim(heads);
+    const Lanes lanes{heads};
     const int64_t k_head = k_head_size<T>(heads), v_head = v_head_size<T>(heads);
     const int key_stride = int(k_head / dim);
 
@@ -66,15 +44,6 @@ template <typename T> struct Attention {
         alignas(64) Value p[MAX_ROWS * BLOCK];
         alignas(64) float correction[MAX_ROWS];
     };
-
-    int lane_of(int position) const {
-        return position / heads.block_size * lanes_per_block + position % heads.block_size;
-    }
-
-    // The first position that the token at `position` sees.
-    int lowest_seen(int position) const {
-        return heads.window > 0 && position >= heads.window ? position - heads.window + 1 : 0;
-    }
 
     void load_queries(const Tile &tile, Work &work) const {
         for (int t = 0; t < tile.num_tokens; t++) {
@@ -86,7 +55,7 @@ template <typename T> struct Attention {
 
     // Index of the head in the cache that holds the group of lanes at `lane`.
     int64_t head_at(const Tile &tile, int lane) const {
-        const int32_t block = batch.block_tables[tile.seq * batch.table_stride + lane / lanes_per_block];
+        const int32_t block = batch.block_tables[tile.seq * batch.table_stride + lane / lanes.per_block];
         return int64_t(block) * heads.num_kv_heads + tile.kv_head;
     }
     const T *keys_at(int64_t head, int offset) const { return k_cache + head * k_head + offset * PER_STEP<T>; }
@@ -95,9 +64,9 @@ template <typename T> struct Attention {
     // Points at the values of the block of lanes that begins at `lane`, scores its keys, and tells each lane's position.
     Values<T> score_block(const Tile &tile, int lane, Work &work, int *positions) const {
         Values<T> values;
-        const int lowest = lowest_seen(tile.first_position), highest = tile.first_position + tile.num_tokens - 1;
+        const int lowest = lanes.lowest_seen(tile.first_position), highest = tile.first_position + tile.num_tokens - 1;
         for (int g = 0; g < GROUPS; g++, lane += GROUP, positions += GROUP) {
-            const int index = lane / lanes_per_block, offset = lane % lanes_per_block;
+            const int index = lane / lanes.per_block, offset = lane % lanes.per_block;
             const int position = index * heads.block_size + offset;
             int count = heads.block_size - offset;
             count = count < GROUP ? count : GROUP;
@@ -113,8 +82,8 @@ template <typename T> struct Attention {
             const T *next_keys = nullptr;
             if (const int next = lane + BLOCK; next < tile.last_lane) {
                 const int64_t next_head = head_at(tile, next);
-                next_keys = keys_at(next_head, next % lanes_per_block);
-                values.next[g] = values_at(next_head, next % lanes_per_block);
+                next_keys = keys_at(next_head, next % lanes.per_block);
+                values.next[g] = values_at(next_head, next % lanes.per_block);
             }
             score(work.q, tile.rows(), dim, keys_at(head, offset), key_stride, next_keys, work.scores + g * GROUP);
         }
@@ -125,7 +94,7 @@ template <typename T> struct Attention {
     float soften(float *scores, const int *positions, int position, bool hidden, float &highest, float &total,
                  Value *p) const {
         if (hidden) {
-            const int lowest = lowest_seen(position);
+            const int lowest = lanes.lowest_seen(position);
 #pragma omp simd
             for (int i = 0; i < BLOCK; i++)
                 scores[i] = (positions[i] <= position) & (positions[i] >= lowest) ? scores[i] * heads.scale
@@ -159,7 +128,7 @@ template <typename T> struct Attention {
             for (int r = 0; r < rows; r++) {
                 const int position = tile.first_position + r / tile.num_heads;
                 const bool hidden =
-                    !whole || positions[BLOCK - 1] > position || positions[0] < lowest_seen(position);
+                    !whole || positions[BLOCK - 1] > position || positions[0] < lanes.lowest_seen(position);
                 work.correction[r] = soften(work.scores + r * BLOCK, positions, position, hidden, sums.highest[r],
                                             sums.total[r], work.p + r * BLOCK);
             }
@@ -189,7 +158,7 @@ template <typename T> struct Attention {
     void run_split_alone(const Tile &tile, int split, const Sums &sums) const {
         Work work;
         load_queries(tile, work);
-        sums.clear(tile.rows(), padded);
+        clear(sums, tile.rows(), padded);
         run_split(tile, split_begin(tile, split), split_end(tile, split), work, sums);
     }
 
@@ -200,14 +169,14 @@ template <typename T> struct Attention {
         float highest[2][MAX_ROWS], total[2][MAX_ROWS];
         const Sums all{highest[0], total[0], acc[0]}, one{highest[1], total[1], acc[1]};
         load_queries(tile, work);
-        all.clear(tile.rows(), padded);
+        clear(all, tile.rows(), padded);
         for (int split = tile.first_split(); split < tile.end_split(); split++) {
             // Folding into nothing changes nothing.
             if (split == tile.first_split()) {
                 run_split(tile, split_begin(tile, split), split_end(tile, split), work, all);
                 continue;
             }
-            one.clear(tile.rows(), padded);
+            clear(one, tile.rows(), padded);
             run_split(tile, split_begin(tile, split), split_end(tile, split), work, one);
             fold(all, one, tile.rows(), padded);
         }
@@ -219,106 +188,41 @@ template <typename T> struct Attention {
         alignas(64) float acc[MAX_ROW_FLOATS];
         float highest[MAX_ROWS], total[MAX_ROWS];
         const Sums all{highest, total, acc};
-        all.clear(tile.rows(), padded);
+        clear(all, tile.rows(), padded);
         for (int i = 0; i < tile.end_split() - tile.first_split(); i++) fold(all, splits[i], tile.rows(), padded);
         write(tile, all);
     }
 };
 
-// What the threads share out among themselves.
-struct Plan {
-    struct Task {
-        int tile, split;  // split < 0: the whole tile
-        int64_t partial;  // index of the split's sums
-    };
-    struct Divided {
-        int tile;
-        int64_t partial;
-    };
-    std::vector<Tile> tiles;
-    std::vector<Task> tasks;
-    std::vector<Divided> divided;
-    std::vector<Sums> partials;
-    int64_t partial_floats = 0, lanes_times_rows = 0;
-    float *memory = nullptr;
-
-    Plan() = default;
-    Plan(const Plan &) = delete;
-    ~Plan() { std::free(memory); }
-
-    void add(const Tile &tile, bool alone, int padded) {
-        const int index = int(tiles.size()), splits = tile.end_split() - tile.first_split();
-        tiles.push_back(tile);
-        lanes_times_rows += int64_t(tile.last_lane - tile.first_lane) * (tile.rows() + 8);
-        if (!alone || splits == 1) {
-            tasks.push_back({index, -1, 0});
-            return;
-        }
-        divided.push_back({index, int64_t(partials.size())});
-        for (int split = tile.first_split(); split < tile.end_split(); split++) {
-            tasks.push_back({index, split, int64_t(partials.size())});
-            partials.push_back({});
-            partial_floats += tile.rows() * (padded + 2);
-        }
+// Attention as one of a team. Counts its tasks with the counter of the phase that it begins in; whoever goes on to read
+// `out`, or to use the plan or that counter again, waits first: there is no wait at its end.
+template <typename T>
+void attend(const T *q, T *out, const T *k_cache, const T *v_cache, const Batch &batch, const Heads &heads,
+            const Plan &plan, Team &team) {
+    const Attention<T> attention{q, out, k_cache, v_cache, batch, heads};
+    for (int64_t i = team.take(); i < int64_t(plan.tasks.size()); i = team.take()) {
+        const Plan::Task &task = plan.tasks[i];
+        if (task.split < 0)
+            attention.run_tile(plan.tiles[task.tile]);
+        else
+            attention.run_split_alone(plan.tiles[task.tile], task.split, plan.partials[task.partial]);
     }
-
-    // Gives each partial sum its memory.
-    void allocate(int padded) {
-        if (partials.empty()) return;
-        float *next = memory = static_cast<float *>(std::malloc(partial_floats * sizeof(float)));
-        for (const Task &task : tasks) {
-            if (task.split < 0) continue;
-            const int rows = tiles[task.tile].rows();
-            partials[task.partial] = Sums{next, next + rows, next + 2 * rows};
-            next += rows * (padded + 2);
-        }
-    }
-};
-
-template <typename T> void plan_sequence(const Attention<T> &attention, int seq, Plan &plan) {
-    const Heads &heads = attention.heads;
-    const int start = attention.batch.query_start[seq], count = attention.batch.query_start[seq + 1] - start;
-    const int groups = heads.num_heads / heads.num_kv_heads;
-    const int room = MAX_ROW_FLOATS / attention.padded < MAX_ROWS ? MAX_ROW_FLOATS / attention.padded : MAX_ROWS;
-    const int most_heads = groups < room ? groups : room, most_tokens = room / most_heads;
-    // Late tokens see the most keys; the longest tasks go first, so that no thread is left alone with one at the end.
-    for (int token = (count - 1) / most_tokens * most_tokens; token >= 0; token -= most_tokens) {
-        const int tokens = count - token < most_tokens ? count - token : most_tokens;
-        const int position = attention.batch.context_len[seq] - count + token;
-        const int first_lane = attention.lane_of(attention.lowest_seen(position));
-        const int last_lane = attention.lane_of(position + tokens - 1) + 1;
-        for (int kv_head = 0; kv_head < heads.num_kv_heads; kv_head++)
-            for (int head = 0; head < groups; head += most_heads) {
-                const int num = groups - head < most_heads ? groups - head : most_heads;
-                plan.add(Tile{seq, kv_head, kv_head * groups + head, num, start + token, tokens, position, first_lane,
-                              last_lane},
-                         count <= most_tokens, attention.padded);
-            }
-    }
+    if (plan.divided.empty()) return;
+    team.wait();
+    const Range mine = team.share(plan.divided.size());
+    for (int64_t i = mine.begin; i < mine.end; i++)
+        attention.finish_tile(plan.tiles[plan.divided[i].tile], &plan.partials[plan.divided[i].partial]);
 }
 
 template <typename T>
 void attention(const T *q, T *out, const T *k_cache, const T *v_cache, const Batch &batch, const Heads &heads) {
-    const Attention<T> attention{q, out, k_cache, v_cache, batch, heads};
-    Plan plan;
-    for (int seq = 0; seq < batch.num_seqs; seq++) plan_sequence(attention, seq, plan);
-    plan.allocate(attention.padded);
-    const int64_t tasks = plan.tasks.size(), divided = plan.divided.size();
-    const int64_t cost = plan.lanes_times_rows / 8 * attention.padded * 2 * sizeof(T);
-#pragma omp parallel if (tasks > 1 && cost >= PARALLEL_BYTES)
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < tasks; i++) {
-            const Plan::Task &task = plan.tasks[i];
-            if (task.split < 0)
-                attention.run_tile(plan.tiles[task.tile]);
-            else
-                attention.run_split_alone(plan.tiles[task.tile], task.split, plan.partials[task.partial]);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < divided; i++)
-            attention.finish_tile(plan.tiles[plan.divided[i].tile], &plan.partials[plan.divided[i].partial]);
-    }
+    // Its memory is worth keeping: what is freed in pieces this large goes back to the system.
+    static thread_local Plan plan;
+    plan.make(batch, heads);
+    // In the other threads the name would stand for their own.
+    const Plan &made = plan;
+    with_team(made.worth_sharing(sizeof(T)),
+              [&](Team &team) { attend(q, out, k_cache, v_cache, batch, heads, made, team); });
 }
 
 } // namespace

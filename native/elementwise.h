@@ -1,7 +1,7 @@
 // Norms, activation, rotation. Each row is computed the same way whatever the number of rows and threads.
 #pragma once
-#include "kernels.h"
-#include "simd.h"
+#include "kv.h"
+#include "team.h"
 
 namespace {
 
@@ -64,50 +64,42 @@ void rotate_head(const T *x, const float *cos_sin, const T *norm, float eps, int
     }
 }
 
-inline void write_kv(const float *k, const float *v, float *k_block, float *v_block, int offset, const Heads &heads) {
-    const int dim = heads.head_dim, padded = (dim + 15) & ~15;
-    for (int i = 0; i < dim; i++) k_block[i * heads.block_size + offset] = k[i];
-    std::memcpy(v_block + offset * padded, v, sizeof(float) * dim);
-}
-
-inline void write_kv(const bf16 *k, const bf16 *v, bf16 *k_block, bf16 *v_block, int offset, const Heads &heads) {
-    const int dim = heads.head_dim, padded = (dim + 15) & ~15, even = (heads.block_size + 1) & ~1;
-    for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, k + i, 2 * sizeof(bf16));
-    bf16 *to = v_block + (offset / 2) * padded * 2 + offset % 2;
-    for (int i = 0; i < dim; i++) to[2 * i] = v[i];
-}
-
-template <typename T> int64_t k_head_size(const Heads &heads) {
-    const int size = heads.block_size;
-    return int64_t(heads.head_dim) * (sizeof(T) == 2 ? (size + 1) & ~1 : size);
-}
-
-template <typename T> int64_t v_head_size(const Heads &heads) {
-    const int size = heads.block_size;
-    return int64_t((heads.head_dim + 15) & ~15) * (sizeof(T) == 2 ? (size + 1) & ~1 : size);
+// Rotates, and writes K and V, as one of a team: this thread's share of all heads of all tokens, so that a single token
+// too is shared out. Does not wait at its end.
+template <typename T>
+void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions, const int64_t *slots,
+                    T *k_cache, T *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
+                    const Heads &heads, Team &team) {
+    const int dim = heads.head_dim, num_q = heads.num_heads, num_kv = heads.num_kv_heads;
+    const int rotated_heads = num_q + num_kv;
+    const Range mine = team.share(tokens * rotated_heads);
+    int64_t token = mine.begin / rotated_heads;
+    int h = int(mine.begin % rotated_heads);
+    for (int64_t i = mine.begin; i < mine.end; i++) {
+        const T *in = qkv + (token * (num_q + 2 * num_kv) + h) * dim;
+        const float *angles = cos_sin + positions[token] * dim;
+        if (h < num_q) {
+            rotate_head(in, angles, q_norm, eps, dim, q_out + (token * num_q + h) * dim);
+        } else {
+            T rotated[256];
+            rotate_head(in, angles, k_norm, eps, dim, rotated);
+            const int64_t head = slots[token] / heads.block_size * num_kv + h - num_q;
+            write_kv(rotated, in + num_kv * dim, k_cache + head * k_head_size<T>(heads),
+                     v_cache + head * v_head_size<T>(heads), int(slots[token] % heads.block_size), heads);
+        }
+        if (++h == rotated_heads) h = 0, token++;
+    }
 }
 
 template <typename T>
 void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions, const int64_t *slots,
                     T *k_cache, T *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
                     const Heads &heads) {
-    const int dim = heads.head_dim, num_q = heads.num_heads, num_kv = heads.num_kv_heads;
-    const int64_t width = int64_t(num_q + 2 * num_kv) * dim;
-#pragma omp parallel for schedule(static) if (tokens > 1 && tokens * width >= PARALLEL_ELEMENTS)
-    for (int64_t t = 0; t < tokens; t++) {
-        const T *q = qkv + t * width, *k = q + num_q * dim, *v = k + num_kv * dim;
-        const float *angles = cos_sin + positions[t] * dim;
-        for (int h = 0; h < num_q; h++)
-            rotate_head(q + h * dim, angles, q_norm, eps, dim, q_out + (t * num_q + h) * dim);
-        const int64_t block = slots[t] / heads.block_size;
-        const int offset = int(slots[t] % heads.block_size);
-        for (int h = 0; h < num_kv; h++) {
-            T rotated[256];
-            rotate_head(k + h * dim, angles, k_norm, eps, dim, rotated);
-            write_kv(rotated, v + h * dim, k_cache + (block * num_kv + h) * k_head_size<T>(heads),
-                     v_cache + (block * num_kv + h) * v_head_size<T>(heads), offset, heads);
-        }
-    }
+    const int64_t elements = tokens * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+    with_team(tokens > 1 && elements >= PARALLEL_ELEMENTS, [&](Team &team) {
+        rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps, tokens, heads,
+                       team);
+    });
 }
 
 } // namespace
