@@ -1,5 +1,6 @@
 // The kernels for one instruction set: built once for each, with ISA set to its name.
 #include "attention.h"
+#include "elementwise.h"
 #include "gemm.h"
 
 namespace {
