@@ -34,49 +34,64 @@ struct Band {
 };
 
 // The groups of lanes of one split of a tile.
-template <typename T> struct Stretch {
+template <typename C> struct Stretch {
     int split, count = 0;
-    const T *keys[SPLIT_GROUPS], *values[SPLIT_GROUPS];
+    const C *keys[SPLIT_GROUPS], *values[SPLIT_GROUPS];
+    const float *key_scales[SPLIT_GROUPS], *value_scales[SPLIT_GROUPS];
     int positions[SPLIT_GROUPS], counts[SPLIT_GROUPS];
 };
 
-template <typename T> struct Attention {
-    using Value = typename Operand<T>::type;
+// T: the type of queries and outputs; C: that of the cache.
+template <typename T, typename C> struct Attention {
+    using Value = typename Operand<C>::type;
 
     const T *q;
     T *out;
-    const T *k_cache, *v_cache;
+    const C *k_cache, *v_cache;
     const Batch &batch;
     const Heads &heads;
     const int dim = heads.head_dim;
     const int padded = padded_dim(heads);
     const Lanes lanes{heads};
-    const int64_t k_head = k_head_size<T>(heads), v_head = v_head_size<T>(heads);
-    const int key_stride = int(k_head / dim);
+    const int64_t k_head = k_head_size<C>(heads), v_head = v_head_size<C>(heads);
+    const int64_t k_data = k_data_size<C>(heads), v_data = v_data_size<C>(heads);
+    const int key_stride = stored_tokens<C>(heads);
     // Softmax to the base of 2, which is the cheaper one.
     const float scale = heads.scale * 1.44269504f;
 
     struct Work {
         alignas(64) Value q[MAX_ROW_FLOATS];
         alignas(64) float scores[MAX_ROWS * SCORE_STRIDE];
+        float q_scales[MAX_ROWS], p_scales[MAX_ROWS];
         Band bands[MAX_ROWS];
         int num_bands;
         Lines key_lines[SPLIT_GROUPS], value_lines[SPLIT_GROUPS];
     };
 
     void load_queries(const Tile &tile, Work &work) const {
-        const int width = tile.num_heads * dim;
-        for (int t = 0; t < tile.num_tokens; t++) {
-            const T *from = q + (int64_t(tile.first_token + t) * heads.num_heads + tile.first_head) * dim;
-            Value *to = work.q + t * width;
-            if constexpr (std::is_same_v<T, Value>)
-                std::memcpy(to, from, width * sizeof(T));
-            else
-                for (int i = 0; i < width; i++) to[i] = widen(from[i]);
+        for (int r = 0; r < tile.rows(); r++) {
+            const int64_t token = tile.first_token + r / tile.num_heads;
+            const int head = tile.first_head + r % tile.num_heads;
+            load_query(q + (token * heads.num_heads + head) * dim, work.q + r * dim, work.q_scales[r]);
         }
     }
 
-    void find_groups(const Tile &tile, int split, Stretch<T> &stretch) const {
+    void load_query(const T *from, Value *to, float &scale) const {
+        if constexpr (std::is_same_v<T, Value>) {
+            std::memcpy(to, from, dim * sizeof(T));
+        } else if constexpr (std::is_same_v<Value, float>) {
+            for (int i = 0; i < dim; i++) to[i] = widen(from[i]);
+        } else {
+            const float largest = largest_size(from, dim);
+            const float inverse = largest > 0 ? INT16_MAX / largest : 0.0f;
+            for (int i = 0; i < dim; i++) to[i] = Value(widen(from[i]) * inverse);
+            scale = largest / INT16_MAX;
+            return;
+        }
+        scale = 1;
+    }
+
+    void find_groups(const Tile &tile, int split, Stretch<C> &stretch) const {
         const int first = tile.first_group(split), highest = tile.first_position + tile.num_tokens - 1;
         const int groups_per_block = lanes.per_block / GROUP;
         stretch.split = split;
@@ -90,14 +105,21 @@ template <typename T> struct Attention {
             count = count < GROUP ? count : GROUP;
             stretch.counts[g] = count < highest - position + 1 ? count : highest - position + 1;
             stretch.positions[g] = position;
-            stretch.keys[g] = k_cache + head * k_head + offset * PER_STEP<T>;
-            stretch.values[g] = v_cache + head * v_head + offset * padded;
+            const C *keys = k_cache + head * k_head, *values = v_cache + head * v_head;
+            stretch.keys[g] = keys + offset * PER_STEP<C>;
+            stretch.values[g] = values + offset * padded;
+            if constexpr (SCALED<C>) {
+                stretch.key_scales[g] = reinterpret_cast<const float *>(keys + k_data) + offset;
+                stretch.value_scales[g] = reinterpret_cast<const float *>(values + v_data) + offset;
+                __builtin_prefetch(stretch.key_scales[g], 0, 2);
+                __builtin_prefetch(stretch.value_scales[g], 0, 2);
+            }
             offset += GROUP;
             if (offset == lanes.per_block) offset = 0, index++;
         }
     }
 
-    void cut_bands(const Tile &tile, const Stretch<T> &stretch, Work &work) const {
+    void cut_bands(const Tile &tile, const Stretch<C> &stretch, Work &work) const {
         const int first = tile.first_group(stretch.split);
         work.num_bands = 0;
         for (int row = 0; row < tile.rows();) {
@@ -111,29 +133,30 @@ template <typename T> struct Attention {
         }
     }
 
-    Lines lines_of(const T *keys) const { return {(const char *)keys, int64_t(key_stride) * 4}; }
+    static constexpr int STEP_BYTES = PER_STEP<C> * sizeof(C);
+    Lines key_lines(const C *keys) const { return {(const char *)keys, int64_t(key_stride) * STEP_BYTES}; }
+    Lines value_lines(const C *values) const { return {(const char *)values, 16 * STEP_BYTES}; }
 
     // What to ask for while the keys are read: the keys some groups on, then the values.
-    void look_ahead_from_keys(const Stretch<T> &now, Work &work) const {
+    void look_ahead_from_keys(const Stretch<C> &now, Work &work) const {
         const int ahead = GROUPS_AHEAD < now.count ? GROUPS_AHEAD : now.count;
         for (int g = 0; g < now.count; g++) {
             const int then = g + ahead, over = then - now.count;
-            work.key_lines[g] = then < now.count ? lines_of(now.keys[then])
-                                                 : Lines{(const char *)now.values[over < now.count ? over : g], 64};
+            work.key_lines[g] = then < now.count ? key_lines(now.keys[then]) : value_lines(now.values[over]);
         }
     }
     // While the values are read: the values some groups on, then the keys of what this thread does next.
-    void look_ahead_from_values(const Stretch<T> &now, const Stretch<T> &next, Work &work) const {
+    void look_ahead_from_values(const Stretch<C> &now, const Stretch<C> &next, Work &work) const {
         const int ahead = GROUPS_AHEAD < now.count ? GROUPS_AHEAD : now.count;
         for (int g = 0; g < now.count; g++) {
             const int then = g + ahead, over = then - now.count;
-            work.value_lines[g] = then < now.count   ? Lines{(const char *)now.values[then], 64}
-                                  : over < next.count ? lines_of(next.keys[over])
-                                                      : Lines{(const char *)now.values[g], 64};
+            work.value_lines[g] = then < now.count    ? value_lines(now.values[then])
+                                  : over < next.count ? key_lines(next.keys[over])
+                                                      : value_lines(now.values[g]);
         }
     }
 
-    void score_keys(const Stretch<T> &now, Work &work) const {
+    void score_keys(const Stretch<C> &now, Work &work) const {
         // A few keys at a time for all rows, so that they are still in the nearest cache.
         for (int group = 0; group < now.count; group += GROUPS_AT_ONCE)
             for (int i = 0; i < work.num_bands; i++) {
@@ -141,11 +164,11 @@ template <typename T> struct Attention {
                 const int begin = band.begin > group ? band.begin : group;
                 const int end = band.end < group + GROUPS_AT_ONCE ? band.end : group + GROUPS_AT_ONCE;
                 if (begin >= end) continue;
-                const Lines *ahead = i ? nullptr : work.key_lines + begin;
-                with_constant<ROWS_AT_ONCE>(band.rows, [&](auto rows) {
-                    score<T, rows>(work.q + band.first * dim, dim, now.keys + begin, end - begin, key_stride, ahead,
-                                   work.scores + band.first * SCORE_STRIDE + begin * GROUP);
-                });
+                const Queries<C> queries{work.q + band.first * dim, work.q_scales + band.first, dim};
+                const Keys<C> keys{now.keys + begin, now.key_scales + begin, i ? nullptr : work.key_lines + begin,
+                                   end - begin, key_stride};
+                float *scores = work.scores + band.first * SCORE_STRIDE + begin * GROUP;
+                with_constant<ROWS_AT_ONCE>(band.rows, [&](auto rows) { score<C, rows>(queries, keys, scores); });
             }
     }
 
@@ -156,11 +179,10 @@ template <typename T> struct Attention {
             if (i >= count || i < lowest - first) scores[i] = -__builtin_inff();
     }
 
-    // Turns a row of scores into probabilities, relative to the highest score.
-    void soften(const Stretch<T> &now, const Band &band, int position, float *scores, float &highest,
-                float &total) const {
+    // The highest score of a row, times the scale, once those that the row does not see are hidden.
+    float highest_score(const Stretch<C> &now, const Band &band, int position, float *scores) const {
         const int lowest = lanes.lowest_seen(position);
-        vfloat most = vfloat{} + LOWEST / scale, sum = {};
+        vfloat most = vfloat{} + LOWEST / scale;
         for (int g = band.begin; g < band.end; g++) {
             float *group = scores + g * GROUP;
             const int first = now.positions[g];
@@ -168,44 +190,68 @@ template <typename T> struct Attention {
                 hide(group, first, now.counts[g], position, lowest);
             for (int i = 0; i < GROUP; i += LANES) most = larger(load(group + i), most);
         }
-        highest = largest_of(most) * scale;
-        highest = highest > LOWEST ? highest : LOWEST;
+        const float highest = largest_of(most) * scale;
+        return highest > LOWEST ? highest : LOWEST;
+    }
+
+    // Turns a row of scores into probabilities relative to the highest, times the scales of their values.
+    void soften(const Stretch<C> &now, const Band &band, float *scores, float highest, float &total,
+                float &p_scale) const {
         Value *p = reinterpret_cast<Value *>(scores);
+        vfloat sum = {}, most = {};
         for (int i = band.begin * GROUP; i < band.end * GROUP; i += LANES) {
-            const vfloat e = exp2_(load(scores + i) * scale - highest);
+            vfloat e = exp2_(load(scores + i) * scale - highest);
             sum += e;
-            store_narrow(p + i, e);
+            if constexpr (SCALED<C>) {
+                // Behind the last token there could be anything, even a NaN.
+                e = e == 0.0f ? e : e * load(now.value_scales[i / GROUP] + i % GROUP);
+                most = larger(e, most);
+            }
+            if constexpr (std::is_same_v<Value, int16_t>)
+                store(scores + i, e);
+            else
+                store_narrow(p + i, e);
         }
         total = sum_of(sum);
+        p_scale = 1;
+        if constexpr (std::is_same_v<Value, int16_t>) {
+            const float largest = largest_of(most), inverse = largest > 0 ? INT16_MAX / largest : 0.0f;
+            for (int i = band.begin * GROUP; i < band.end * GROUP; i += LANES)
+                store_narrow(p + i, load(scores + i) * inverse);
+            p_scale = largest / INT16_MAX;
+        }
     }
 
     // Sums over one split. `then` is called halfway, to find the stretch that this thread does next.
     template <typename Then>
-    void run(const Tile &tile, const Stretch<T> &now, Work &work, const Sums &sums, Then then) const {
+    void run(const Tile &tile, const Stretch<C> &now, Work &work, const Sums &sums, Then then) const {
         cut_bands(tile, now, work);
         look_ahead_from_keys(now, work);
         score_keys(now, work);
         for (int i = 0; i < work.num_bands; i++) {
             const Band &band = work.bands[i];
-            for (int r = band.first; r < band.first + band.rows; r++)
-                soften(now, band, tile.first_position + r / tile.num_heads, work.scores + r * SCORE_STRIDE,
-                       sums.highest[r], sums.total[r]);
+            for (int r = band.first; r < band.first + band.rows; r++) {
+                float *scores = work.scores + r * SCORE_STRIDE;
+                sums.highest[r] = highest_score(now, band, tile.first_position + r / tile.num_heads, scores);
+                soften(now, band, scores, sums.highest[r], sums.total[r], work.p_scales[r]);
+            }
         }
         look_ahead_from_values(now, then(), work);
         for (int i = 0; i < work.num_bands; i++) weigh_values(now, work.bands[i], work, sums, i == 0);
     }
 
-    void weigh_values(const Stretch<T> &now, const Band &band, Work &work, const Sums &sums, bool first) const {
+    void weigh_values(const Stretch<C> &now, const Band &band, Work &work, const Sums &sums, bool first) const {
         int counts[SPLIT_GROUPS];
         for (int g = band.begin; g < band.end; g++) {
             const int seen = band.highest_position - now.positions[g] + 1;
             counts[g] = now.counts[g] < seen ? now.counts[g] : seen;
         }
-        const Values<T> values{now.values + band.begin, counts + band.begin,
+        const Values<C> values{now.values + band.begin, counts + band.begin,
                                first ? work.value_lines + band.begin : nullptr, band.end - band.begin};
-        const Value *p = reinterpret_cast<const Value *>(work.scores + band.first * SCORE_STRIDE) + band.begin * GROUP;
+        const float *scores = work.scores + band.first * SCORE_STRIDE;
+        const Weights<C> p{reinterpret_cast<const Value *>(scores) + band.begin * GROUP, work.p_scales + band.first};
         with_constant<ROWS_AT_ONCE>(
-            band.rows, [&](auto rows) { weigh<T, rows>(p, values, padded, sums.acc + band.first * padded); });
+            band.rows, [&](auto rows) { weigh<C, rows>(p, values, padded, sums.acc + band.first * padded); });
     }
 
     void write(const Tile &tile, const Sums &sums) const {
@@ -230,22 +276,22 @@ template <typename T> struct Attention {
 };
 
 // What one thread of a team does for attention: split after split, knowing what comes next before it is there.
-template <typename T> struct Walk {
-    const Attention<T> &attention;
+template <typename T, typename C> struct Walk {
+    const Attention<T, C> &attention;
     const Plan &plan;
     Team &team;
     int64_t task;
-    Stretch<T> stretches[2];
-    typename Attention<T>::Work work;
+    Stretch<C> stretches[2];
+    typename Attention<T, C>::Work work;
     alignas(64) float acc[2][MAX_ROW_FLOATS];
     float highest[2][MAX_ROWS], total[2][MAX_ROWS];
 
     // Without it, all of this would be set to zero first.
-    Walk(const Attention<T> &attention, const Plan &plan, Team &team)
+    Walk(const Attention<T, C> &attention, const Plan &plan, Team &team)
         : attention(attention), plan(plan), team(team) {}
 
     // Finds the first stretch of the next task.
-    void begin_task(Stretch<T> &stretch) {
+    void begin_task(Stretch<C> &stretch) {
         task = team.take();
         stretch.count = 0;
         if (task >= int64_t(plan.tasks.size())) return;
@@ -256,7 +302,7 @@ template <typename T> struct Walk {
 
     void run() {
         const Sums all{highest[0], total[0], acc[0]}, one{highest[1], total[1], acc[1]};
-        Stretch<T> *now = &stretches[0], *next = &stretches[1];
+        Stretch<C> *now = &stretches[0], *next = &stretches[1];
         for (begin_task(*now); now->count; std::swap(now, next)) {
             const Plan::Task &running = plan.tasks[task];
             const Tile &tile = plan.tiles[running.tile];
@@ -264,7 +310,7 @@ template <typename T> struct Walk {
             const bool last = alone || now->split + 1 == tile.end_split();
             if (first) attention.load_queries(tile, work);
             const Sums &sums = alone ? plan.partials[running.partial] : first ? all : one;
-            attention.run(tile, *now, work, sums, [&]() -> const Stretch<T> & {
+            attention.run(tile, *now, work, sums, [&]() -> const Stretch<C> & {
                 if (last)
                     begin_task(*next);
                 else
@@ -279,11 +325,11 @@ template <typename T> struct Walk {
 
 // Attention as one of a team. Counts its tasks with the counter of the phase that it begins in; whoever goes on to read
 // `out`, or to use the plan or that counter again, waits first: there is no wait at its end.
-template <typename T>
-void attend(const T *q, T *out, const T *k_cache, const T *v_cache, const Batch &batch, const Heads &heads,
+template <typename T, typename C>
+void attend(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads,
             const Plan &plan, Team &team) {
-    const Attention<T> attention{q, out, k_cache, v_cache, batch, heads};
-    Walk<T>(attention, plan, team).run();
+    const Attention<T, C> attention{q, out, k_cache, v_cache, batch, heads};
+    Walk<T, C>(attention, plan, team).run();
     if (plan.divided.empty()) return;
     team.wait();
     const Range mine = team.share(plan.divided.size());
@@ -291,14 +337,14 @@ void attend(const T *q, T *out, const T *k_cache, const T *v_cache, const Batch 
         attention.finish_tile(plan.tiles[plan.divided[i].tile], &plan.partials[plan.divided[i].partial]);
 }
 
-template <typename T>
-void attention(const T *q, T *out, const T *k_cache, const T *v_cache, const Batch &batch, const Heads &heads) {
+template <typename T, typename C>
+void attention(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads) {
     // Its memory is worth keeping: what is freed in pieces this large goes back to the system.
     static thread_local Plan plan;
     plan.make(batch, heads);
     // In the other threads the name would stand for their own.
     const Plan &made = plan;
-    with_team(made.worth_sharing(sizeof(T)),
+    with_team(made.worth_sharing(sizeof(C)),
               [&](Team &team) { attend(q, out, k_cache, v_cache, batch, heads, made, team); });
 }
 

@@ -20,23 +20,35 @@ void any_silu_mul(const void *gate_up, void *out, int64_t rows, int64_t dim, int
         silu_mul((const bf16 *)gate_up, (bf16 *)out, rows, dim);
 }
 
+// Calls f with a null pointer to the type of the activations and one to that of the cache.
+template <typename F> void with_types(int32_t dtype, const Heads &heads, F f) {
+    float *const single = nullptr;
+    bf16 *const half = nullptr;
+    int8_t *const rounded = nullptr;
+    if (heads.cache_dtype == INT8)
+        dtype == FLOAT32 ? f(single, rounded) : f(half, rounded);
+    else
+        dtype == FLOAT32 ? f(single, single) : f(half, half);
+}
+
 void any_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
                         const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm, const void *k_norm,
                         float eps, int64_t tokens, const Heads &heads, int32_t dtype) {
-    if (dtype == FLOAT32)
-        rope_and_write((const float *)qkv, (float *)q_out, cos_sin, positions, slots, (float *)k_cache,
-                       (float *)v_cache, (const float *)q_norm, (const float *)k_norm, eps, tokens, heads);
-    else
-        rope_and_write((const bf16 *)qkv, (bf16 *)q_out, cos_sin, positions, slots, (bf16 *)k_cache, (bf16 *)v_cache,
-                       (const bf16 *)q_norm, (const bf16 *)k_norm, eps, tokens, heads);
+    with_types(dtype, heads, [&](auto *type, auto *cache) {
+        using T = decltype(type);
+        using C = decltype(cache);
+        rope_and_write(T(qkv), T(q_out), cos_sin, positions, slots, C(k_cache), C(v_cache), T(q_norm), T(k_norm), eps,
+                       tokens, heads);
+    });
 }
 
 void any_attention(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                    const Heads &heads, int32_t dtype) {
-    if (dtype == FLOAT32)
-        attention((const float *)q, (float *)out, (const float *)k_cache, (const float *)v_cache, batch, heads);
-    else
-        attention((const bf16 *)q, (bf16 *)out, (const bf16 *)k_cache, (const bf16 *)v_cache, batch, heads);
+    with_types(dtype, heads, [&](auto *type, auto *cache) {
+        using T = decltype(type);
+        using C = decltype(cache);
+        attention(T(q), T(out), C(k_cache), C(v_cache), batch, heads);
+    });
 }
 
 #if defined(__AVX512BF16__)

@@ -27,8 +27,6 @@ struct Lanes {
     }
 };
 
-inline int padded_dim(const Heads &heads) { return (heads.head_dim + 15) & ~15; }
-
 struct Tile {
     int seq, kv_head, first_head, num_heads, first_token, num_tokens;
     int first_position, first_lane, last_lane;

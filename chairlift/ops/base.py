@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
+# K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
+KVCache = tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -62,8 +64,13 @@ class Ops(Protocol):
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, in this implementation's own layout."""
+    ) -> KVCache:
+        """K and V of one layer, in this implementation's own layout.
+
+        `dtype` is that of the activations, or int8: then each token's K and V under each KV head are rounded to steps
+        of a 127th of their largest value, and the steps, its scales, are kept in float32. The other operations tell
+        from the cache which it is.
+        """
         ...
 
     def rope_and_write(
@@ -71,7 +78,7 @@ class Ops(Protocol):
         qkv: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         heads: HeadShape,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -85,6 +92,6 @@ class Ops(Protocol):
         """
         ...
 
-    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D]."""
         ...

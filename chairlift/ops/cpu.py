@@ -6,6 +6,7 @@ docs/decisions/001-native-kernels.md.
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 from pathlib import Path
@@ -15,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import ConfigError
-from chairlift.ops.base import AttentionBatch, HeadShape, Linear
+from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Linear
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
-# Loads of K may run this many elements past its end.
-_SLACK = 32
+# Loads of K and V may run this many bytes past their end.
+_SLACK = 64
+_INT8 = 2
 
 _POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -34,6 +36,7 @@ class _Heads(ctypes.Structure):
         ("block_size", _INT32),
         ("window", _INT32),
         ("scale", _FLOAT),
+        ("cache_dtype", _INT32),
     ]
 
 
@@ -72,7 +75,8 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
 class CpuOps:
     """`Ops` on the CPU for one dtype, float32 or bfloat16. Tensors must be contiguous, on the CPU and of that dtype.
 
-    One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout.
+    One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout. Those of
+    an int8 cache are followed by views of their scales, [num_blocks, num_kv_heads, block_size], in the same memory.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -88,7 +92,7 @@ class CpuOps:
         self._pack = library.chairlift_pack
         self._linear = library.chairlift_linear
         self._has_linear = bool(library.chairlift_has_linear())
-        self._heads: dict[tuple[HeadShape, int], tuple[_Heads, int]] = {}
+        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[_Heads, int]] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
@@ -151,18 +155,22 @@ class CpuOps:
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    ) -> KVCache:
         """K and V of one layer. Raises ConfigError if the dtype or the head size is not one that the kernels know."""
-        if dtype != self._dtype or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
+        if dtype not in (self._dtype, torch.int8) or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
             raise ConfigError(
                 f"ops = 'native' has no kernels for head_dim {heads.head_dim} in {dtype}; set ops = 'reference'"
             )
         dim, padded = heads.head_dim, -(-heads.head_dim // 16) * 16
-        pair = 2 if dtype == torch.bfloat16 else 1
+        pair = 1 if dtype == torch.float32 else 2
         even = -(-block_size // pair) * pair
         lead = (num_blocks, heads.num_kv_heads)
+        if dtype == torch.int8:
+            k, k_scales = _scaled_pages((*lead, dim // pair, even, pair), block_size)
+            v, v_scales = _scaled_pages((*lead, even // pair, padded, pair), block_size)
+            return k[:, :, :, :block_size], v, k_scales, v_scales
         k_size, v_size = (num_blocks * heads.num_kv_heads * each * even for each in (dim, padded))
-        k = _zeros(k_size + _SLACK, dtype)[:k_size].view(*lead, dim // pair, even, pair)
+        k = _zeros(k_size + _SLACK // dtype.itemsize, dtype)[:k_size].view(*lead, dim // pair, even, pair)
         v = _zeros(v_size, dtype).view(*lead, even // pair, padded, pair)
         # The narrowed view tells the other operations the block size.
         return k[:, :, :, :block_size], v
@@ -172,14 +180,14 @@ class CpuOps:
         qkv: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         heads: HeadShape,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
-        k, v = cache
+        k, v = cache[:2]
         tokens = qkv.shape[0]
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
@@ -199,9 +207,9 @@ class CpuOps:
         )
         return out
 
-    def attention(self, q: Tensor, cache: tuple[Tensor, Tensor], batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
-        k, v = cache
+        k, v = cache[:2]
         out = torch.empty_like(q)
         tables = batch.block_tables
         self._attention(
@@ -221,14 +229,27 @@ class CpuOps:
 
     def _heads_address(self, heads: HeadShape, k: Tensor) -> int:
         """Address of the C struct that describes `heads` over the cache `k`."""
-        key = (heads, k.shape[3])
+        key = (heads, k.shape[3], k.dtype)
         found = self._heads.get(key)
         if found is None:
-            struct = _Heads(
-                heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0, heads.scale
-            )
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
+            struct = _Heads(*sizes, heads.scale, _INT8 if k.dtype == torch.int8 else self._code)
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
+
+
+def _scaled_pages(shape: tuple[int, ...], block_size: int) -> tuple[Tensor, Tensor]:
+    """Int8 pages of `shape` [num_blocks, num_kv_heads, ...], each followed by the float32 scales of its tokens."""
+    blocks, heads, *rest = shape
+    data = math.prod(rest)
+    each = data + 4 * block_size
+    memory = _zeros(blocks * heads * each + _SLACK, torch.int8)
+    inner = [math.prod(rest[axis + 1 :]) for axis in range(len(rest))]
+    pages = memory.as_strided(shape, (heads * each, each, *inner))
+    scales = memory.view(torch.float32).as_strided(
+        (blocks, heads, block_size), (heads * each // 4, each // 4, 1), data // 4
+    )
+    return pages, scales
 
 
 def _zeros(size: int, dtype: torch.dtype) -> Tensor:
