@@ -58,7 +58,8 @@ class DecoderRunner:
         device = _device(config)
         dtype = _dtype(config, model_config.dtype)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim)
-        self.model = Decoder(model_config, ops, folder, dtype, device)
+        cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+        self.model = Decoder(model_config, ops, folder, dtype, device, cache_dtype)
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
