@@ -21,10 +21,13 @@ FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-AVX512 = ["-mavx2", "-mfma", "-mprfchw", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+AVX2 = ["-mavx2", "-mfma", "-mprfchw"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 INSTRUCTION_SETS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma", "-mprfchw"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"]}
+    INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512}
+    # No processor has the one without the other.
+    INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 
 
 class BuildKernels(build_ext):

@@ -1,7 +1,7 @@
 """Each native operation against the reference, on the shapes of a 135M-parameter Llama, as ratios and bandwidths.
 
-Run: python bench/ops.py [--dtype float32] [--only attention]. Each pair is timed in turns and the best of several
-rounds is kept, so that other load on the machine disturbs both alike.
+Run: python bench/ops.py [--dtype float32] [--only attention] [--cache int8] [--heads 14 2]. The best of several rounds
+is kept. Where attention reads more than it computes, compare its GB/s with those of the plain read timed before it.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from chairlift.ops.reference import ReferenceOps
 from chairlift.ops.select import select_ops
 
 CPU = torch.device("cpu")
-HEADS = HeadShape(9, 3, 64, 64**-0.5)
 HIDDEN, INTERMEDIATE, VOCABULARY, BLOCK_SIZE = 576, 1536, 49152, 16
 # More than the last-level cache holds, as one step walks through all weights and caches of a model.
 COLD_BYTES = 128 << 20
@@ -35,13 +34,20 @@ def best_seconds(calls: list[Callable[[], object]], seconds: float = 0.25) -> fl
             return sum(best) / len(best)
 
 
-def report(name: str, native: list[Callable[[], object]], reference: list[Callable[[], object]], size: float) -> None:
+def report(
+    name: str,
+    native: list[Callable[[], object]],
+    reference: list[Callable[[], object]],
+    size: float,
+    operations: float | None = None,
+) -> None:
     """Print one line; `size` is the bytes that must be read and written."""
     for call in (native[0], reference[0]):
         call()
     fast, slow = best_seconds(native), best_seconds(reference)
     fast = min(fast, best_seconds(native))
-    print(f"{name:44} {fast * 1e6:9.1f} us {size / fast / 1e9:7.1f} GB/s {slow / fast:7.1f}x", flush=True)
+    rate = "" if operations is None else f" {operations / fast / 1e9:7.1f} GFLOP/s"
+    print(f"{name:44} {fast * 1e6:9.1f} us {size / fast / 1e9:7.1f} GB/s {slow / fast:7.1f}x{rate}", flush=True)
 
 
 def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
@@ -86,40 +92,55 @@ def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
     )
 
 
-def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
-    width = (HEADS.num_heads + 2 * HEADS.num_kv_heads) * HEADS.head_dim
-    decodes = [(1, 1, 100), (1, 1, 1000), (1, 1, 8000), (16, 1, 100), (16, 1, 1000), (64, 1, 1000)]
-    for sequences, tokens, context in [*decodes, (1, 512, 512), (1, 512, 4000)]:
+def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype, heads: HeadShape, cached: torch.dtype) -> None:
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    decodes = [(1, 100), (1, 1000), (1, 8000), (16, 100), (16, 1000), (64, 160), (64, 1000)]
+    prefills = [(4, 128, 128), (1, 512, 512), (1, 512, 4000)]
+    memory = torch.ones(COLD_BYTES // 4)
+    for sequences, tokens, context in [*((count, 1, context) for count, context in decodes), *prefills]:
         batch = make_batch(sequences, tokens, context)
-        size = sequences * context * 2 * HEADS.num_kv_heads * HEADS.head_dim * dtype.itemsize
-        qkv, cos_sin = torch.randn(sequences * tokens, width).to(dtype), torch.randn(context, HEADS.head_dim)
+        per_token = 2 * heads.num_kv_heads * (heads.head_dim * cached.itemsize + (4 if cached == torch.int8 else 0))
+        size = sequences * context * per_token
+        qkv, cos_sin = torch.randn(sequences * tokens, width).to(dtype), torch.randn(context, heads.head_dim)
         attends: list[list[Callable[[], object]]] = []
         writes: list[list[Callable[[], object]]] = []
         for ops in (native, reference):
             caches = [
-                ops.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE, HEADS, dtype, CPU)
-                for _ in range(min(64, max(1, COLD_BYTES // size)))
+                ops.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE, heads, cached, CPU)
+                for _ in range(min(64, max(1, COLD_BYTES // size)) if tokens == 1 else 1)
             ]
             for pages in itertools.chain(*caches):
-                pages.fill_(0.5)
-            query = ops.rope_and_write(qkv, cos_sin, batch, caches[0], HEADS)
-            attends.append([partial(ops.attention, query, cache, batch, HEADS) for cache in caches])
-            writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, HEADS) for cache in caches])
+                pages.fill_(0.5 if pages.is_floating_point() else 64)
+            query = ops.rope_and_write(qkv, cos_sin, batch, caches[0], heads)
+            attends.append([partial(ops.attention, query, cache, batch, heads) for cache in caches])
+            writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, heads) for cache in caches])
         label = f"{sequences} x {tokens} tokens, {context} context"
-        report(f"attention, {label}", *attends, size)
+        if tokens == 1:
+            print(f"{'plain read':44} {memory.nbytes / best_seconds([memory.sum]) / 1e9:22.1f} GB/s")
+        seen = sequences * tokens * (context - (tokens - 1) / 2)
+        report(f"attention, {label}", *attends, size, 4 * heads.num_heads * heads.head_dim * seen)
         report(f"rope_and_write, {label}", *writes, 2 * qkv.nbytes)
 
 
 def main() -> None:
-    groups = {"elementwise": bench_elementwise, "attention": bench_attention, "linear": bench_linear}
+    names = ["elementwise", "attention", "linear"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--only", choices=list(groups))
+    parser.add_argument("--only", choices=names)
+    parser.add_argument("--cache", choices=["int8"], help="dtype of the KV cache")
+    parser.add_argument("--heads", type=int, nargs=2, default=(9, 3), metavar=("QUERY", "KV"))
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
     native = select_ops("native", CPU, dtype, 64)
     print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
-    for name, run in groups.items():
+    heads = HeadShape(*arguments.heads, 64, 64**-0.5)
+    cached = torch.int8 if arguments.cache else dtype
+    runs: list[Callable[[Ops, Ops, torch.dtype], None]] = [
+        bench_elementwise,
+        partial(bench_attention, heads=heads, cached=cached),
+        bench_linear,
+    ]
+    for name, run in zip(names, runs, strict=True):
         if arguments.only in (None, name):
             run(native, ReferenceOps(), dtype)
 

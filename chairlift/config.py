@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_gb: float | None = None
+    quantization: Literal["none", "int8"] = "none"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     enable_prefix_caching: bool = True
     seed: int = 0
     num_threads: int | None = None

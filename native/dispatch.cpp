@@ -24,8 +24,8 @@ const Choice *best_choice(const char *wanted) {
 #endif
     static const Choice choices[] = {
 #if defined(HAVE_AVX512BF16)
-        {"avx512bf16", &avx512bf16::kernels, has_avx512 && __builtin_cpu_supports("avx512bf16") &&
-                           __builtin_cpu_supports("avx512vnni")},
+        {"avx512bf16", &avx512bf16::kernels,
+         has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")},
 #endif
 #if defined(HAVE_AVX512)
         {"avx512", &avx512::kernels, has_avx512},

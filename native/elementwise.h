@@ -66,9 +66,9 @@ void rotate_head(const T *x, const float *cos_sin, const T *norm, float eps, int
 
 // Rotates, and writes K and V, as one of a team: this thread's share of all heads of all tokens, so that a single token
 // too is shared out. Does not wait at its end.
-template <typename T>
+template <typename T, typename C>
 void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions, const int64_t *slots,
-                    T *k_cache, T *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
+                    C *k_cache, C *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
                     const Heads &heads, Team &team) {
     const int dim = heads.head_dim, num_q = heads.num_heads, num_kv = heads.num_kv_heads;
     const int rotated_heads = num_q + num_kv;
@@ -84,16 +84,16 @@ void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t 
             T rotated[256];
             rotate_head(in, angles, k_norm, eps, dim, rotated);
             const int64_t head = slots[token] / heads.block_size * num_kv + h - num_q;
-            write_kv(rotated, in + num_kv * dim, k_cache + head * k_head_size<T>(heads),
-                     v_cache + head * v_head_size<T>(heads), int(slots[token] % heads.block_size), heads);
+            write_kv(rotated, in + num_kv * dim, k_cache + head * k_head_size<C>(heads),
+                     v_cache + head * v_head_size<C>(heads), int(slots[token] % heads.block_size), heads);
         }
         if (++h == rotated_heads) h = 0, token++;
     }
 }
 
-template <typename T>
+template <typename T, typename C>
 void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions, const int64_t *slots,
-                    T *k_cache, T *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
+                    C *k_cache, C *v_cache, const T *q_norm, const T *k_norm, float eps, int64_t tokens,
                     const Heads &heads) {
     const int64_t elements = tokens * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
     with_team(tokens > 1 && elements >= PARALLEL_ELEMENTS, [&](Team &team) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "elementwise.h"
 #include "staging.h"
 
 namespace {
@@ -55,8 +56,8 @@ template <typename T> struct Scratch {
     }
 };
 
-// One thread's view of a pass.
-template <typename T> class Forward {
+// One thread's view of a pass; C is the type of the cache.
+template <typename T, typename C> class Forward {
     const Decoder &decoder;
     const Pass &pass;
     const Scratch<T> &scratch;
@@ -115,14 +116,14 @@ template <typename T> class Forward {
         const Tiles tiles(rows, team);
         const Rows x = normalized(scratch.residual, tiles, layer.input_norm, layer.qkv);
         multiply(x, tiles, layer.qkv, Into::ROWS, scratch.qkv, layer.qkv.outs);
-        rope_and_write<T>(scratch.qkv, scratch.query, decoder.cos_sin, pass.positions, pass.slots,
-                          static_cast<T *>(layer.k_cache), static_cast<T *>(layer.v_cache),
-                          static_cast<const T *>(layer.q_norm), static_cast<const T *>(layer.k_norm), decoder.eps, rows,
-                          heads, team);
+        rope_and_write(scratch.qkv, scratch.query, decoder.cos_sin, pass.positions, pass.slots,
+                       static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache),
+                       static_cast<const T *>(layer.q_norm), static_cast<const T *>(layer.k_norm), decoder.eps, rows,
+                       heads, team);
         team.wait();
         if (&layer == decoder.layers + decoder.num_layers - 1 && !pass.num_logits) return;
-        attend<T>(scratch.query, scratch.mixed, static_cast<const T *>(layer.k_cache),
-                  static_cast<const T *>(layer.v_cache), pass.batch, heads, plan, team);
+        attend(static_cast<const T *>(scratch.query), scratch.mixed, static_cast<const C *>(layer.k_cache),
+               static_cast<const C *>(layer.v_cache), pass.batch, heads, plan, team);
         team.wait();
     }
 

@@ -5,73 +5,92 @@
 
 namespace {
 
+// Calls f with a null pointer to the type of the activations.
+template <typename F> void with_type(int32_t dtype, F f) {
+    float *const single = nullptr;
+    bf16 *const half = nullptr;
+    dtype == FLOAT32 ? f(single) : f(half);
+}
+
+// Calls f with a null pointer to the type of the activations and one to that of the cache.
+template <typename F> void with_types(int32_t dtype, const Heads &heads, F f) {
+    float *const single = nullptr;
+    bf16 *const half = nullptr;
+    int8_t *const rounded = nullptr;
+    if (heads.cache_dtype == INT8)
+        dtype == FLOAT32 ? f(single, rounded) : f(half, rounded);
+    else
+        dtype == FLOAT32 ? f(single, single) : f(half, half);
+}
+
 void any_rms_norm(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim, float eps,
                   int32_t dtype) {
-    if (dtype == FLOAT32)
-        rms_norm((const float *)x, (float *)residual, (const float *)weight, (float *)out, rows, dim, eps);
-    else
-        rms_norm((const bf16 *)x, (bf16 *)residual, (const bf16 *)weight, (bf16 *)out, rows, dim, eps);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        rms_norm(T(x), T(residual), T(weight), T(out), rows, dim, eps);
+    });
 }
 
 void any_silu_mul(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t dtype) {
-    if (dtype == FLOAT32)
-        silu_mul((const float *)gate_up, (float *)out, rows, dim);
-    else
-        silu_mul((const bf16 *)gate_up, (bf16 *)out, rows, dim);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        silu_mul(T(gate_up), T(out), rows, dim);
+    });
 }
 
 void any_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
                         const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm, const void *k_norm,
                         float eps, int64_t tokens, const Heads &heads, int32_t dtype) {
-    if (dtype == FLOAT32)
-        rope_and_write((const float *)qkv, (float *)q_out, cos_sin, positions, slots, (float *)k_cache,
-                       (float *)v_cache, (const float *)q_norm, (const float *)k_norm, eps, tokens, heads);
-    else
-        rope_and_write((const bf16 *)qkv, (bf16 *)q_out, cos_sin, positions, slots, (bf16 *)k_cache, (bf16 *)v_cache,
-                       (const bf16 *)q_norm, (const bf16 *)k_norm, eps, tokens, heads);
+    with_types(dtype, heads, [&](auto *type, auto *cache) {
+        using T = decltype(type);
+        using C = decltype(cache);
+        rope_and_write(T(qkv), T(q_out), cos_sin, positions, slots, C(k_cache), C(v_cache), T(q_norm), T(k_norm), eps,
+                       tokens, heads);
+    });
 }
 
 void any_attention(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                    const Heads &heads, int32_t dtype) {
-    if (dtype == FLOAT32)
-        attention((const float *)q, (float *)out, (const float *)k_cache, (const float *)v_cache, batch, heads);
-    else
-        attention((const bf16 *)q, (bf16 *)out, (const bf16 *)k_cache, (const bf16 *)v_cache, batch, heads);
+    with_types(dtype, heads, [&](auto *type, auto *cache) {
+        using T = decltype(type);
+        using C = decltype(cache);
+        attention(T(q), T(out), C(k_cache), C(v_cache), batch, heads);
+    });
 }
 
 void any_pack(const void *weight, const void *bias, const Weight &packed, int32_t dtype) {
-    if (dtype == FLOAT32)
-        pack((const float *)weight, (const float *)bias, packed);
-    else
-        pack((const bf16 *)weight, (const bf16 *)bias, packed);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        pack(T(weight), T(bias), packed);
+    });
 }
 
 void any_linear(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype) {
-    if (dtype == FLOAT32)
-        linear((const float *)x, rows, weight, (float *)out, floats);
-    else
-        linear((const bf16 *)x, rows, weight, (bf16 *)out, floats);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        linear(T(x), rows, weight, T(out), floats);
+    });
 }
 
 void any_best(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype) {
-    if (dtype == FLOAT32)
-        best((const float *)x, rows, weight, index, value);
-    else
-        best((const bf16 *)x, rows, weight, index, value);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        best(T(x), rows, weight, index, value);
+    });
 }
 
 void any_embed(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype) {
-    if (dtype == FLOAT32)
-        embed(ids, rows, head, (float *)out);
-    else
-        embed(ids, rows, head, (bf16 *)out);
+    with_type(dtype, [&](auto *type) {
+        using T = decltype(type);
+        embed(ids, rows, head, T(out));
+    });
 }
 
 void any_decode(const Decoder &decoder, const Pass &pass, void *hidden) {
-    if (decoder.dtype == FLOAT32)
-        decode(decoder, pass, (float *)hidden);
-    else
-        decode(decoder, pass, (bf16 *)hidden);
+    with_types(decoder.dtype, decoder.heads, [&](auto *type, auto *cache) {
+        using T = decltype(type);
+        decode<std::remove_pointer_t<T>, std::remove_pointer_t<decltype(cache)>>(decoder, pass, T(hidden));
+    });
 }
 
 #if defined(__AVX512BF16__)

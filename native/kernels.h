@@ -2,12 +2,13 @@
 #pragma once
 #include <cstdint>
 
-enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
-// Attention heads of one layer. window <= 0 stands for no window.
+// Attention heads of one layer. window <= 0 stands for no window. The cache is INT8, or else of the activations' type.
 struct Heads {
     int32_t num_heads, num_kv_heads, head_dim, block_size, window;
     float scale;
+    int32_t cache_dtype;
 };
 
 // One step, as chairlift.ops.base.AttentionBatch has it.
@@ -20,10 +21,17 @@ struct Batch {
 // Layout of the cache, with B = block_size:
 //   float32:  K [blocks, kv_heads, D, B]            V [blocks, kv_heads, B, Dp]
 //   bfloat16: K [blocks, kv_heads, D / 2, Be, 2]    V [blocks, kv_heads, Be / 2, Dp, 2]
+//   int8: as bfloat16, each head of a block followed by the scales of its B tokens in float32
 // Be is B rounded up to even, Dp is D rounded up to 16. K lies so that one load serves 16 tokens of a score and V so
 // that one load serves 16 dimensions of the output; bfloat16 values lie in pairs along the axis that is summed over,
 // which is what the dot-product instructions of AVX-512 read, and which other machines split with a shift and a mask.
-// Loads of K may run past the end of a block by up to 15 tokens, so K is followed by slack of 32 elements.
+// A scale is that of one token under one KV head: a token can then be written without touching the others, and scales
+// leave the sums over the head's dimensions, so that products stay in integers. They lie behind the numbers they belong
+// to, where one run of memory holds both. They are float32 since bfloat16 would add an error half as large as that of
+// the 8 bits, to save 3% of the memory.
+// Loads of K and of scales may run past the end of a block by up to 15 tokens, so K and V are followed by slack of 64
+// bytes.
+
 // Outputs whose weights lie together when packed.
 constexpr int PANEL = 32;
 

@@ -1,31 +1,81 @@
 // How K and V of one head lie within a block of the cache: see kernels.h.
 #pragma once
+#include <type_traits>
+
 #include "kernels.h"
 #include "simd.h"
 
 namespace {
 
+// Stored values that lie together along the axis that is summed over.
+template <typename T> constexpr int PER_STEP = sizeof(T) < 4 ? 2 : 1;
+// Whether each token has a scale.
+template <typename T> constexpr bool SCALED = std::is_same_v<T, int8_t>;
+
+inline int padded_dim(const Heads &heads) { return (heads.head_dim + 15) & ~15; }
+
+// Tokens of a block with what fills up the last pair.
+template <typename T> int stored_tokens(const Heads &heads) {
+    return (heads.block_size + PER_STEP<T> - 1) / PER_STEP<T> * PER_STEP<T>;
+}
+
+// What comes before the scales, in elements.
+template <typename T> int64_t k_data_size(const Heads &heads) {
+    return int64_t(heads.head_dim) * stored_tokens<T>(heads);
+}
+template <typename T> int64_t v_data_size(const Heads &heads) {
+    return int64_t(padded_dim(heads)) * stored_tokens<T>(heads);
+}
+
+template <typename T> int64_t scales_size(const Heads &heads) {
+    return SCALED<T> ? heads.block_size * int64_t(sizeof(float)) : 0;
+}
+template <typename T> int64_t k_head_size(const Heads &heads) { return k_data_size<T>(heads) + scales_size<T>(heads); }
+template <typename T> int64_t v_head_size(const Heads &heads) { return v_data_size<T>(heads) + scales_size<T>(heads); }
+
 inline void write_kv(const float *k, const float *v, float *k_block, float *v_block, int offset, const Heads &heads) {
-    const int dim = heads.head_dim, padded = (dim + 15) & ~15;
+    const int dim = heads.head_dim;
     for (int i = 0; i < dim; i++) k_block[i * heads.block_size + offset] = k[i];
-    std::memcpy(v_block + offset * padded, v, sizeof(float) * dim);
+    std::memcpy(v_block + offset * padded_dim(heads), v, sizeof(float) * dim);
 }
 
 inline void write_kv(const bf16 *k, const bf16 *v, bf16 *k_block, bf16 *v_block, int offset, const Heads &heads) {
-    const int dim = heads.head_dim, padded = (dim + 15) & ~15, even = (heads.block_size + 1) & ~1;
+    const int dim = heads.head_dim, even = stored_tokens<bf16>(heads);
     for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, k + i, 2 * sizeof(bf16));
-    bf16 *to = v_block + (offset / 2) * padded * 2 + offset % 2;
+    bf16 *to = v_block + (offset / 2) * padded_dim(heads) * 2 + offset % 2;
     for (int i = 0; i < dim; i++) to[2 * i] = v[i];
 }
 
-template <typename T> int64_t k_head_size(const Heads &heads) {
-    const int size = heads.block_size;
-    return int64_t(heads.head_dim) * (sizeof(T) == 2 ? (size + 1) & ~1 : size);
+template <typename T> float largest_size(const T *x, int dim) {
+    float largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < dim; i++) {
+        const float size = __builtin_fabsf(widen(x[i]));
+        largest = size > largest ? size : largest;
+    }
+    return largest;
 }
 
-template <typename T> int64_t v_head_size(const Heads &heads) {
-    const int size = heads.block_size;
-    return int64_t((heads.head_dim + 15) & ~15) * (sizeof(T) == 2 ? (size + 1) & ~1 : size);
+// Rounds values to steps of a 127th of the largest, and returns the step.
+template <typename T> float quantize(const T *x, int dim, int8_t *out) {
+    constexpr float magic = 12582912.0f;  // adding it rounds to an integer, which subtracting it leaves
+    const float largest = largest_size(x, dim);
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    for (int i = 0; i < dim; i++) out[i] = int8_t((widen(x[i]) * inverse + magic) - magic);
+    return largest / 127.0f;
+}
+
+template <typename T>
+void write_kv(const T *k, const T *v, int8_t *k_block, int8_t *v_block, int offset, const Heads &heads) {
+    const int dim = heads.head_dim, even = stored_tokens<int8_t>(heads);
+    int8_t rounded[256];
+    const float k_scale = quantize(k, dim, rounded);
+    for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, rounded + i, 2);
+    std::memcpy(k_block + k_data_size<int8_t>(heads) + offset * sizeof(float), &k_scale, sizeof k_scale);
+    const float v_scale = quantize(v, dim, rounded);
+    int8_t *to = v_block + (offset / 2) * padded_dim(heads) * 2 + offset % 2;
+    for (int i = 0; i < dim; i++) to[2 * i] = rounded[i];
+    std::memcpy(v_block + v_data_size<int8_t>(heads) + offset * sizeof(float), &v_scale, sizeof v_scale);
 }
 
 } // namespace

@@ -48,7 +48,7 @@ template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight 
     for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.ins);
 }
 
-template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
+template <typename T, typename C> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
     static thread_local Arena arena;
     static thread_local Plans plans;
     const Scratch<T> scratch(arena, decoder, pass, omp_get_max_threads());
@@ -57,7 +57,7 @@ template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *h
     const std::vector<const Plan *> &of_layers = plans.of_layers;
     const Weight &gate_up = decoder.layers->gate_up;
     with_team(pass.num_tokens * gate_up.outs * gate_up.ins >= PARALLEL_PRODUCTS, [&](Team &team) {
-        Forward<T>(decoder, pass, scratch, of_layers, team).run(hidden);
+        Forward<T, C>(decoder, pass, scratch, of_layers, team).run(hidden);
     });
 }
 

@@ -11,7 +11,6 @@
 
 namespace {
 
-constexpr int SPLIT = 256;
 // Reading this many bytes of K and V takes one thread about as long as waking the others.
 constexpr int64_t PARALLEL_BYTES = 128 * 1024;
 
@@ -28,14 +27,20 @@ struct Lanes {
     }
 };
 
-inline int padded_dim(const Heads &heads) { return (heads.head_dim + 15) & ~15; }
-
 struct Tile {
     int seq, kv_head, first_head, num_heads, first_token, num_tokens;
     int first_position, first_lane, last_lane;
     int rows() const { return num_heads * num_tokens; }
     int first_split() const { return first_lane / SPLIT; }
     int end_split() const { return (last_lane + SPLIT - 1) / SPLIT; }
+    int first_group(int split) const {
+        const int first = first_lane / GROUP, begin = split * SPLIT_GROUPS;
+        return first > begin ? first : begin;
+    }
+    int end_group(int split) const {
+        const int last = (last_lane + GROUP - 1) / GROUP, end = (split + 1) * SPLIT_GROUPS;
+        return last < end ? last : end;
+    }
 };
 
 // A running softmax-weighted sum of V for each row.

@@ -20,6 +20,7 @@ constexpr int LANES = 4;
 
 typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
+typedef int32_t vint __attribute__((vector_size(4 * LANES)));
 
 struct bf16 {
     uint16_t bits;
@@ -58,13 +59,29 @@ inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 
-// Combines the lanes of v pairwise, then with `start`.
-template <typename Combine> inline float across(vfloat v, Combine combine, float start) {
+inline vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
+
+// Combines the lanes of v pairwise.
+template <typename Combine> inline float across(vfloat v, Combine combine) {
+#if defined(__AVX512F__)
+    // The unmasked intrinsics, here and below, make GCC warn of what it takes for uninitialized.
+    v = combine(v, (vfloat)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)v, (__m512)v, 0x4e));
+    v = combine(v, (vfloat)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)v, (__m512)v, 0xb1));
+    v = combine(v, (vfloat)_mm512_maskz_permute_ps(0xffff, (__m512)v, 0x4e));
+    return combine(v, (vfloat)_mm512_maskz_permute_ps(0xffff, (__m512)v, 0xb1))[0];
+#else
     float lanes[LANES];
     store(lanes, v);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] = combine(lanes[i], lanes[i + width]);
-    return combine(lanes[0], start);
+    return lanes[0];
+#endif
+}
+inline float largest_of(vfloat v) {
+    return across(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+inline float sum_of(vfloat v) {
+    return across(v, [](auto a, auto b) { return a + b; });
 }
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
@@ -84,6 +101,29 @@ inline float exp_(float x) {
     const float y = p * (r * r) + r + 1.0f;
     const float scaled = bit_cast<float>(bit_cast<uint32_t>(y) + (bit_cast<uint32_t>(shifted) << 23));
     return x < -87.3f ? 0.0f : scaled;
+}
+
+// 2^x for x <= 0, good to 2e-7, exactly 1 at 0 and exactly 0 from far below -126 on.
+inline vfloat exp2_(vfloat x) {
+#if defined(__AVX512F__)
+    const vfloat low = vfloat{} - 200.0f, c = x < low ? low : x;
+    const vfloat n = (vfloat)_mm512_maskz_roundscale_ps(0xffff, (__m512)c, _MM_FROUND_TO_NEAREST_INT);
+    const vfloat r = c - n;
+#else
+    constexpr float magic = 12582912.0f;
+    const vfloat low = vfloat{} - 126.0f, c = x < low ? low : x;
+    const vfloat shifted = c + magic, n = shifted - magic, r = c - n;
+#endif
+    vfloat p = r * 1.326472731e-3f + 9.671512991e-3f;
+    p = p * r + 5.550733581e-2f;
+    p = p * r + 2.402224243e-1f;
+    p = p * r + 6.931470037e-1f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+#else
+    return x < low ? vfloat{} : (vfloat)((vuint)p + ((vuint)shifted << 23));
+#endif
 }
 
 } // namespace

@@ -1,179 +1,239 @@
-// The two products of attention for a tile of rows, a row being one head of one token.
+// The two products of attention for a few rows, a row being one head of one token.
 //
 // Keys are walked as lanes: each block of the cache takes its tokens rounded up to GROUP lanes, so that a group of 16
 // lanes is always one load from one block, whatever the block size. What a row computes depends only on its own query
 // and on absolute lane numbers, never on the other rows of the tile.
 #pragma once
-#include "elementwise.h"
+#include "kv.h"
 
 namespace {
 
 constexpr int GROUP = 16;
-constexpr int BLOCK = 64;   // lanes that go through one step of the online softmax
-constexpr int GROUPS = BLOCK / GROUP;
 constexpr int VECTORS = GROUP / LANES;
+// Rows and groups that are multiplied at once: as many sums as fit in the registers.
+constexpr int ROWS_AT_ONCE = LANES == 16 ? 6 : 4;
+constexpr int GROUPS_AT_ONCE = LANES == 16 ? 4 : 1;
 constexpr int MAX_ROWS = 64;
 constexpr int MAX_ROW_FLOATS = MAX_ROWS * 64;
+constexpr int SPLIT = 256;  // lanes that are summed on their own
+constexpr int SPLIT_GROUPS = SPLIT / GROUP;
+constexpr int SCORE_STRIDE = SPLIT + GROUP;  // no power of two, or rows would push each other out of the cache
 
-// How queries and probabilities are kept, to be multiplied with values stored as T.
+// How queries and probabilities are kept, to be multiplied with values stored as T, and how the products are summed.
 template <typename T> struct Operand {
     using type = float;
-    static constexpr bool paired = false;
+    using sum = vfloat;
 };
 #if defined(__AVX512BF16__)
 template <> struct Operand<bf16> {
     using type = bf16;
-    static constexpr bool paired = true;
+    using sum = vfloat;
+};
+#endif
+#if defined(__AVX512VNNI__)
+// 16 bits are more exact than bfloat16, and the sum of a split cannot overflow: 256 * 127 * 32767 < 2^31.
+template <> struct Operand<int8_t> {
+    using type = int16_t;
+    using sum = vint;
 };
 #endif
 
-// acc + row . values for stored value number `step` (a pair of them for bf16) of every lane.
-inline vfloat multiply_add(vfloat acc, const float *row, int step, vfloat values, const float *) {
-    return acc + row[step] * values;
+inline const float *stored(const float *p) { return p; }
+inline const uint32_t *stored(const bf16 *p) { return reinterpret_cast<const uint32_t *>(p); }
+inline const uint16_t *stored(const int8_t *p) { return reinterpret_cast<const uint16_t *>(p); }
+
+// Pairs of 8-bit numbers, made pairs of 16-bit ones where they are multiplied as such.
+inline vint load(const uint16_t *p) {
+#if defined(__AVX512VNNI__)
+    __m256i pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    return (vint)_mm512_cvtepi8_epi16(pairs);
+#else
+    typedef int16_t pairs_of_lanes __attribute__((vector_size(2 * LANES)));
+    pairs_of_lanes pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    return __builtin_convertvector(pairs, vint);
+#endif
 }
-inline vfloat multiply_add(vfloat acc, const float *row, int step, vuint values, const bf16 *) {
+
+inline vfloat to_float(vfloat v) { return v; }
+inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
+
+// acc + row . values for stored value number `step` (a pair of them for bf16 and int8) of every lane.
+inline vfloat multiply_add(vfloat acc, const float *row, int step, vfloat values) { return acc + row[step] * values; }
+inline vfloat multiply_add(vfloat acc, const float *row, int step, vuint values) {
     acc += row[2 * step] * low_half(values);
     return acc + row[2 * step + 1] * high_half(values);
 }
 #if defined(__AVX512BF16__)
-inline vfloat multiply_add(vfloat acc, const bf16 *row, int step, vuint values, const bf16 *) {
+inline vfloat multiply_add(vfloat acc, const bf16 *row, int step, vuint values) {
     int32_t pair;
     std::memcpy(&pair, row + 2 * step, sizeof pair);
     return (vfloat)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)values);
 }
 #endif
+#if defined(__AVX512VNNI__)
+inline vint multiply_add(vint acc, const int16_t *row, int step, vint values) {
+    int32_t pair;
+    std::memcpy(&pair, row + 2 * step, sizeof pair);
+    return (vint)_mm512_dpwssd_epi32((__m512i)acc, _mm512_set1_epi32(pair), (__m512i)values);
+}
+#else
+inline vfloat multiply_add(vfloat acc, const float *row, int step, vint values) {
+    acc += row[2 * step] * to_float(values << 24 >> 24);
+    return acc + row[2 * step + 1] * to_float(values >> 8);
+}
+#endif
 
-inline const float *stored(const float *p) { return p; }
-inline const uint32_t *stored(const bf16 *p) { return reinterpret_cast<const uint32_t *>(p); }
-template <typename T> constexpr int PER_STEP = sizeof(T) == 2 ? 2 : 1;
+// Probabilities take the place of the scores they are made from, so their rows lie as far apart.
+template <typename Value> constexpr int P_STRIDE = SCORE_STRIDE * int(sizeof(float) / sizeof(Value));
+inline void store_narrow(float *p, vfloat v) { store(p, v); }
+#if defined(__AVX512BF16__)
+inline void store_narrow(bf16 *p, vfloat v) {
+    const __m256bh narrowed = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(p, &narrowed, sizeof narrowed);
+}
+#endif
+#if defined(__AVX512VNNI__)
+// For what lies between the range of 16 bits already.
+inline void store_narrow(int16_t *p, vfloat v) {
+    const __m256i narrowed = _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, (__m512)v));
+    std::memcpy(p, &narrowed, sizeof narrowed);
+}
+#endif
 
-// The hardware does not follow a block table, so each step of a loop asks for the line that its twin in the next block of
-// lanes will read. Asking for all of them at once would stall the loop; asking for none leaves it waiting for memory.
-template <typename Line> inline void prefetch(const Line *line) { __builtin_prefetch(line, 0, 2); }
+// The hardware does not follow a block table, so each step of a loop asks for a line that will be read some groups
+// later. Asking for all of them at once would stall the loop; asking for none leaves it waiting for memory.
+struct Lines {
+    const char *first;
+    int64_t stride;
+    void fetch(int index) const { __builtin_prefetch(first + index * stride, 0, 2); }
+};
 
-// scores[r][0:16] = q[r] . K[:, 0:16] for R rows and one group of lanes.
-template <typename T, int R>
-void score_rows(const typename Operand<T>::type *q, int dim, const T *keys, int key_stride, const T *next,
-                float *scores) {
-    vfloat acc[R][VECTORS] = {};
-    const int steps = dim / PER_STEP<T>;
-    const auto *from = stored(keys);
-    for (int step = 0; step < steps; step++, from += key_stride) {
-        if (next) prefetch(stored(next) + step * key_stride);
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            const auto values = load(from + v * LANES);
+// Calls f with n as a constant, 1 <= n <= Most.
+template <int Most, typename F> void with_constant(int n, F f) {
+    if constexpr (Most > 1)
+        if (n < Most) return with_constant<Most - 1>(n, f);
+    f(std::integral_constant<int, Most>{});
+}
+
+// How many of `rows` to multiply at once.
+inline int next_rows(int rows) {
+    return rows >= 2 * ROWS_AT_ONCE ? ROWS_AT_ONCE : rows > ROWS_AT_ONCE ? (rows + 1) / 2 : rows;
+}
+
+// The queries of some rows. A row's scale is used only where it is rounded to integers.
+template <typename T> struct Queries {
+    const typename Operand<T>::type *rows;
+    const float *scales;
+    int dim;
+};
+
+// The keys of consecutive groups of lanes, with the scales of their tokens if there are any.
+template <typename T> struct Keys {
+    const T *const *groups;
+    const float *const *scales;
+    const Lines *ahead;  // or null
+    int count, stride;
+};
+
+// scores[r][g * 16 ...] = q[r] . K for R rows and G groups of lanes, from group number `first` on.
+template <typename T, int R, int G>
+void score_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scores) {
+    typename Operand<T>::sum acc[R][G * VECTORS] = {};
+    const T *const *groups = keys.groups + first;
+    const int steps = q.dim / PER_STEP<T>;
+    for (int step = 0; step < steps; step++) {
+        if (keys.ahead)
+            for (int g = 0; g < G; g++) keys.ahead[first + g].fetch(step);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                acc[r][v] = multiply_add(acc[r][v], q + r * dim, step, values, (const T *)nullptr);
+        for (int v = 0; v < G * VECTORS; v++) {
+            const auto values = load(stored(groups[v / VECTORS]) + step * keys.stride + v % VECTORS * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) acc[r][v] = multiply_add(acc[r][v], q.rows + r * q.dim, step, values);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) store(scores + r * BLOCK + v * LANES, acc[r][v]);
+        for (int v = 0; v < G * VECTORS; v++) {
+            vfloat score = to_float(acc[r][v]);
+            if constexpr (SCALED<T>)
+                score *= load(keys.scales[first + v / VECTORS] + v % VECTORS * LANES) * q.scales[r];
+            store(scores + r * SCORE_STRIDE + (first * VECTORS + v) * LANES, score);
+        }
 }
 
-template <typename T>
-void score(const typename Operand<T>::type *q, int rows, int dim, const T *keys, int key_stride, const T *next,
-           float *scores) {
-    constexpr int R = LANES == 16 ? 8 : 4;
-    while (rows > 0) {
-        int done = rows < R ? rows < 4 ? rows : 4 : R;
-        if (done == R)
-            score_rows<T, R>(q, dim, keys, key_stride, next, scores);
-        else if (done == 4)
-            score_rows<T, 4>(q, dim, keys, key_stride, next, scores);
-        else if (done == 3)
-            score_rows<T, 3>(q, dim, keys, key_stride, next, scores);
-        else if (done == 2)
-            score_rows<T, 2>(q, dim, keys, key_stride, next, scores);
-        else
-            score_rows<T, 1>(q, dim, keys, key_stride, next, scores);
-        next = nullptr;
-        rows -= done;
-        q += done * dim;
-        scores += done * BLOCK;
+template <typename T, int R> void score(const Queries<T> &q, const Keys<T> &keys, float *scores) {
+    int done = 0;
+    if constexpr (GROUPS_AT_ONCE > 2) {
+        for (; done + 4 <= keys.count; done += 4) score_rows<T, R, 4>(q, keys, done, scores);
+        for (; done + 2 <= keys.count; done += 2) score_rows<T, R, 2>(q, keys, done, scores);
     }
+    for (; done < keys.count; done++) score_rows<T, R, 1>(q, keys, done, scores);
 }
 
-// The values of a block of lanes: `count` of each group are valid, the rest must not be read as numbers.
+// The values of consecutive groups of lanes: `counts` of each are valid, the rest must not be read as numbers.
 template <typename T> struct Values {
-    const T *groups[GROUPS];
-    const T *next[GROUPS];  // what the next block of lanes will read, or null
-    int counts[GROUPS];
+    const T *const *groups;
+    const int *counts;
+    const Lines *ahead;  // or null
+    int count;
 };
 
-// acc[r][0:C * LANES] = acc * correction[r] + p[r] . V for R rows and C vectors of dimensions, from dimension `first` on.
+// The probabilities of some rows. A row's scale is used only where it is rounded to integers.
+template <typename T> struct Weights {
+    const typename Operand<T>::type *rows;
+    const float *scales;
+};
+
+// acc[r][0:C * LANES] = p[r] . V for R rows and C vectors of dimensions, from dimension `first` on.
 template <typename T, int R, int C>
-void weigh_rows(const typename Operand<T>::type *p, const Values<T> &values, int dim, int first,
-                const float *correction, float *acc) {
-    vfloat sum[R][C];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) sum[r][c] = load(acc + r * dim + c * LANES) * correction[r];
-    for (int group = 0; group < GROUPS; group++) {
+void weigh_rows(const Weights<T> &p, const Values<T> &values, int dim, int first, float *acc) {
+    using Value = typename Operand<T>::type;
+    constexpr int LINE = 16;
+    typename Operand<T>::sum sum[R][C] = {};
+    for (int group = 0; group < values.count; group++) {
         const auto *from = stored(values.groups[group]) + first;
-        const auto *row = p + group * GROUP;
-        const int steps = values.counts[group] / PER_STEP<T>;
-        const auto *next = values.next[group] ? stored(values.next[group]) + first : nullptr;
+        const Value *row = p.rows + group * GROUP;
+        const int count = values.counts[group];
+        // Whatever integers lie behind the last one, times 0 they are 0.
+        const int steps = (SCALED<T> ? count + 1 : count) / PER_STEP<T>;
         for (int step = 0; step < steps; step++, from += dim) {
-            if (next)
-                for (int c = 0; c < C * LANES; c += 16) prefetch(next + step * dim + c);
+            if (values.ahead)
+                for (int c = 0; c < C * LANES; c += LINE) values.ahead[group].fetch((step * dim + first + c) / LINE);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {
                 const auto value = load(from + c * LANES);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++)
-                    sum[r][c] = multiply_add(sum[r][c], row + r * BLOCK, step, value, (const T *)nullptr);
+                    sum[r][c] = multiply_add(sum[r][c], row + r * P_STRIDE<Value>, step, value);
             }
         }
-        if constexpr (PER_STEP<T> == 2) {
+        if constexpr (sizeof(T) == 2) {
             // The other half of the last pair was never written for this sequence and could hold anything.
-            if (values.counts[group] % 2)
+            if (count % 2)
                 for (int c = 0; c < C; c++) {
                     const vuint value = load(from + c * LANES) & 0xffffu;
                     for (int r = 0; r < R; r++)
-                        sum[r][c] = multiply_add(sum[r][c], row + r * BLOCK, steps, value, (const T *)nullptr);
+                        sum[r][c] = multiply_add(sum[r][c], row + r * P_STRIDE<Value>, steps, value);
                 }
         }
     }
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(acc + r * dim + c * LANES, sum[r][c]);
+        for (int c = 0; c < C; c++)
+            store(acc + r * dim + c * LANES, to_float(sum[r][c]) * (SCALED<T> ? p.scales[r] : 1.0f));
 }
 
-template <typename T, int R>
-void weigh_dims(const typename Operand<T>::type *p, const Values<T> &values, int dim, const float *correction,
-                float *acc) {
+template <typename T, int R> void weigh(const Weights<T> &p, const Values<T> &values, int dim, float *acc) {
     constexpr int C = LANES == 16 ? 4 : LANES == 8 ? 2 : 1;
     int first = 0;
-    for (; first + C * LANES <= dim; first += C * LANES)
-        weigh_rows<T, R, C>(p, values, dim, first, correction, acc + first);
+    for (; first + C * LANES <= dim; first += C * LANES) weigh_rows<T, R, C>(p, values, dim, first, acc + first);
     if constexpr (C > 2)
         if (first + 2 * LANES <= dim) {
-            weigh_rows<T, R, 2>(p, values, dim, first, correction, acc + first);
+            weigh_rows<T, R, 2>(p, values, dim, first, acc + first);
             first += 2 * LANES;
         }
     if constexpr (C > 1)
-        if (first < dim) weigh_rows<T, R, 1>(p, values, dim, first, correction, acc + first);
-}
-
-template <typename T>
-void weigh(const typename Operand<T>::type *p, int rows, Values<T> &values, int dim, const float *correction,
-           float *acc) {
-    while (rows > 0) {
-        const int done = rows < 4 ? rows : 4;
-        if (done == 4)
-            weigh_dims<T, 4>(p, values, dim, correction, acc);
-        else if (done == 3)
-            weigh_dims<T, 3>(p, values, dim, correction, acc);
-        else if (done == 2)
-            weigh_dims<T, 2>(p, values, dim, correction, acc);
-        else
-            weigh_dims<T, 1>(p, values, dim, correction, acc);
-        for (const T *&next : values.next) next = nullptr;
-        rows -= done;
-        p += done * BLOCK;
-        correction += done;
-        acc += done * dim;
-    }
+        if (first < dim) weigh_rows<T, R, 1>(p, values, dim, first, acc + first);
 }
 
 } // namespace

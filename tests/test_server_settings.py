@@ -47,7 +47,14 @@ def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_path: Path) -> None:
-    odd: dict[str, Any] = {"model": "m", "dtype": "float32", "device": "cuda", "ops": "reference", "strategy": "static"}
+    odd: dict[str, Any] = {
+        "model": "m",
+        "dtype": "float32",
+        "device": "cuda",
+        "ops": "reference",
+        "kv_cache_dtype": "int8",
+        "strategy": "static",
+    }
     odd |= {"enable_prefix_caching": False, "log_level": "debug", "max_wait_ms": 2.5, "kv_cache_gb": 1.5}
     odd |= {"served_model_name": "x", "host": "::1", "api_key": "k", "max_num_batched_tokens": 99}
     value = odd.get(name, 77)

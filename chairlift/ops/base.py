@@ -7,7 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-KVCache = tuple[Tensor, Tensor]
+# K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
+KVCache = tuple[Tensor, ...]
 Quantization = Literal["none", "int8"]
 
 
@@ -143,7 +144,12 @@ class Ops(Protocol):
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """K and V of one layer, in this implementation's own layout."""
+        """K and V of one layer, in this implementation's own layout.
+
+        `dtype` is that of the activations, or int8: then each token's K and V under each KV head are rounded to steps
+        of a 127th of their largest value, and the steps, its scales, are kept in float32. The other operations tell
+        from the cache which it is.
+        """
         ...
 
     def rope_and_write(

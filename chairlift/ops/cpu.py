@@ -5,6 +5,7 @@ docs/decisions/001-native-kernels.md.
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +21,8 @@ from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceLinear
 
 MAX_HEAD_DIM = 256
-# Loads of K may run this many elements past its end.
-_SLACK = 32
+# Loads of K and V may run this many bytes past their end.
+_SLACK = 64
 
 
 class OneDnnLinear:
@@ -55,7 +56,8 @@ class GatedLinear:
 class CpuOps:
     """`Ops` on the CPU for one dtype, float32 or bfloat16. Tensors must be contiguous, on the CPU and of that dtype.
 
-    One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout.
+    One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout. Those of
+    an int8 cache are followed by views of their scales, [num_blocks, num_kv_heads, block_size], in the same memory.
     """
 
     def __init__(self, dtype: torch.dtype, quantization: Quantization = "none") -> None:
@@ -73,7 +75,7 @@ class CpuOps:
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
         self._has_bf16_products = bool(library.chairlift_has_bf16_products())
-        self._heads: dict[tuple[HeadShape, int], tuple[native.Heads, int]] = {}
+        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.Heads, int]] = {}
 
     def _packs(self, weight: Tensor) -> bool:
         """Whether the native products take this weight."""
@@ -135,16 +137,20 @@ class CpuOps:
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
         """K and V of one layer. Raises ConfigError if the dtype or the head size is not one that the kernels know."""
-        if dtype != self._dtype or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
+        if dtype not in (self._dtype, torch.int8) or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
             raise ConfigError(
                 f"ops = 'native' has no kernels for head_dim {heads.head_dim} in {dtype}; set ops = 'reference'"
             )
         dim, padded = heads.head_dim, -(-heads.head_dim // 16) * 16
-        pair = 2 if dtype == torch.bfloat16 else 1
+        pair = 1 if dtype == torch.float32 else 2
         even = -(-block_size // pair) * pair
         lead = (num_blocks, heads.num_kv_heads)
+        if dtype == torch.int8:
+            k, k_scales = _scaled_pages((*lead, dim // pair, even, pair), block_size)
+            v, v_scales = _scaled_pages((*lead, even // pair, padded, pair), block_size)
+            return k[:, :, :, :block_size], v, k_scales, v_scales
         k_size, v_size = (num_blocks * heads.num_kv_heads * each * even for each in (dim, padded))
-        k = zeros(k_size + _SLACK, dtype)[:k_size].view(*lead, dim // pair, even, pair)
+        k = zeros(k_size + _SLACK // dtype.itemsize, dtype)[:k_size].view(*lead, dim // pair, even, pair)
         v = zeros(v_size, dtype).view(*lead, even // pair, padded, pair)
         # The narrowed view tells the other operations the block size.
         return k[:, :, :, :block_size], v
@@ -161,7 +167,7 @@ class CpuOps:
         eps: float = 1e-6,
     ) -> Tensor:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
-        k, v = cache
+        k, v = cache[:2]
         tokens = qkv.shape[0]
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
@@ -183,7 +189,7 @@ class CpuOps:
 
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
-        k, v = cache
+        k, v = cache[:2]
         out = torch.empty_like(q)
         tables = batch.block_tables
         self._attention(
@@ -203,14 +209,27 @@ class CpuOps:
 
     def _heads_address(self, heads: HeadShape, k: Tensor) -> int:
         """Address of the C struct that describes `heads` over the cache `k`."""
-        key = (heads, k.shape[3])
+        key = (heads, k.shape[3], k.dtype)
         found = self._heads.get(key)
         if found is None:
-            struct = native.Heads(
-                heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0, heads.scale
-            )
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
+            struct = native.Heads(*sizes, heads.scale, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
+
+
+def _scaled_pages(shape: tuple[int, ...], block_size: int) -> tuple[Tensor, Tensor]:
+    """Int8 pages of `shape` [num_blocks, num_kv_heads, ...], each followed by the float32 scales of its tokens."""
+    blocks, heads, *rest = shape
+    data = math.prod(rest)
+    each = data + 4 * block_size
+    memory = zeros(blocks * heads * each + _SLACK, torch.int8)
+    inner = [math.prod(rest[axis + 1 :]) for axis in range(len(rest))]
+    pages = memory.as_strided(shape, (heads * each, each, *inner))
+    scales = memory.view(torch.float32).as_strided(
+        (blocks, heads, block_size), (heads * each // 4, each // 4, 1), data // 4
+    )
+    return pages, scales
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

@@ -35,14 +35,14 @@ class FusedDecoder:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, cos_sin
         layers = (native.DecoderLayer * len(caches))()
-        for struct, layer, (k, v) in zip(layers, weights.layers, caches, strict=True):
+        for struct, layer, (k, v, *_) in zip(layers, weights.layers, caches, strict=True):
             struct.input_norm, struct.post_norm = _address(layer.input_norm), _address(layer.post_norm)
             struct.q_norm, struct.k_norm = _address(layer.q_norm), _address(layer.k_norm)
             struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
             struct.gate_up, struct.down = _struct(layer.gate_up), _struct(layer.down)
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
             struct.window = layer.heads.window or 0
-        heads, (k, _) = weights.layers[0].heads, caches[0]
+        heads, k = weights.layers[0].heads, caches[0][0]
         assert isinstance(weights.head, PackedWeight)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.norm.dtype
         self._layers = layers
@@ -53,7 +53,9 @@ class FusedDecoder:
             weights.norm.data_ptr(),
             _address(weights.embedding),
             weights.head.struct,
-            native.Heads(heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale),
+            native.Heads(
+                heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale, native.DTYPES[k.dtype]
+            ),
             weights.eps,
             cos_sin.data_ptr(),
             native.DTYPES[self._dtype],

@@ -12,7 +12,7 @@ from torch import Tensor
 from chairlift.errors import ConfigError
 
 LIBRARY = Path(__file__).with_name("_native.so")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -27,6 +27,7 @@ class Heads(ctypes.Structure):
         ("block_size", INT32),
         ("window", INT32),
         ("scale", FLOAT),
+        ("cache_dtype", INT32),
     ]
 
 

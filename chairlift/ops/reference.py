@@ -61,7 +61,10 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ReferenceOps:
-    """`Ops` in plain torch. K and V of one layer are [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """`Ops` in plain torch. K and V of one layer are [num_blocks, block_size, num_kv_heads, head_dim] each.
+
+    Those of an int8 cache are followed by the scales of K and of V, [num_blocks, block_size, num_kv_heads] each.
+    """
 
     name = "reference"
 
@@ -97,9 +100,12 @@ class ReferenceOps:
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """K and V, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        shape = (num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
-        return torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+        """K and V, each [num_blocks, block_size, num_kv_heads, head_dim], and for int8 the scales of both."""
+        tokens = (num_blocks, block_size, heads.num_kv_heads)
+        cache = [torch.zeros((*tokens, heads.head_dim), dtype=dtype, device=device) for _ in "kv"]
+        if dtype == torch.int8:
+            cache += [torch.zeros(tokens, dtype=torch.float32, device=device) for _ in "kv"]
+        return tuple(cache)
 
     def rope_and_write(
         self,
@@ -120,8 +126,12 @@ class ReferenceOps:
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
-        for pages, new in zip(cache, (_rotate(k, cos, sin), v), strict=True):
-            pages.view(-1, num_kv, dim)[batch.slot_mapping] = new
+        written = [_rotate(k, cos, sin), v]
+        if cache[0].dtype == torch.int8:
+            (k, k_scales), (v, v_scales) = map(_quantize, written)
+            written = [k, v, k_scales, v_scales]
+        for pages, new in zip(cache, written, strict=True):
+            pages.flatten(0, 1)[batch.slot_mapping] = new
         return _rotate(q, cos, sin).reshape(qkv.shape[0], -1)
 
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
@@ -130,7 +140,9 @@ class ReferenceOps:
         starts = batch.query_start.tolist()
         for index, context in enumerate(batch.context_len.tolist()):
             first, last = starts[index], starts[index + 1]
-            k, v = (_gather(pages, batch.block_tables[index], context) for pages in cache)
+            k, v, *scales = (_gather(pages, batch.block_tables[index], context) for pages in cache)
+            if scales:
+                k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
             out[first:last] = _attend(q[first:last], k, v, heads)
         return out
 
@@ -141,8 +153,15 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
+def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, H, D] in steps of a 127th of the largest of each head, int8, and those steps [T, H] float32."""
+    largest = x.float().abs().amax(-1)
+    inverse = torch.where(largest > 0, 127 / largest, 0.0)
+    return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
+
+
 def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
-    """The first `context` tokens of one sequence, [context, num_kv_heads, head_dim], out of its blocks."""
+    """The first `context` tokens of one sequence, [context, num_kv_heads, ...], out of its blocks."""
     used = -(-context // pages.shape[1])
     return pages[blocks[:used].long()].flatten(0, 1)[:context]
 

@@ -6,14 +6,16 @@ from functools import cache
 import torch
 
 from chairlift.errors import ConfigError
-from chairlift.ops.base import Ops
-from chairlift.ops.cpu import DTYPES, MAX_HEAD_DIM, CpuOps
+from chairlift.ops.base import Ops, Quantization
+from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
 from chairlift.ops.reference import ReferenceOps
 
 logger = logging.getLogger(__name__)
 
 
-def select_ops(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Ops:
+def select_ops(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, quantization: Quantization = "none"
+) -> Ops:
     """Return the operations that `name` stands for: "reference", "native", or "auto" for the fastest that work here.
 
     On CUDA there is only the reference for now, so "auto" gives that and "native" is refused. On the CPU "auto" falls
@@ -23,19 +25,19 @@ def select_ops(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
     if name not in ("auto", "native", "reference"):
         raise ConfigError(f"ops = {name!r}: must be 'auto', 'native' or 'reference'")
     if name == "reference":
-        return ReferenceOps()
-    if device.type != "cpu" or dtype not in DTYPES:
+        return ReferenceOps(quantization)
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         if name == "native":
             raise ConfigError(f"ops = 'native' has no kernels for {dtype} on {device.type}; set ops = 'auto'")
-        return ReferenceOps()
+        return ReferenceOps(quantization)
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         reason = f"the native kernels take a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
         if name == "native":
             raise ConfigError(f"ops = 'native': {reason}; set ops = 'auto'")
         logger.warning("%s: falling back to plain torch, which is several times slower", reason)
-        return ReferenceOps()
+        return ReferenceOps(quantization)
     try:
-        return CpuOps(dtype)
+        return CpuOps(dtype, quantization)
     except OSError as error:
         if name == "native":
             raise ConfigError(
@@ -43,7 +45,7 @@ def select_ops(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
                 "compiler (in a checkout: python setup.py build_ext --inplace) or set ops = 'auto'"
             ) from error
         _warn_once(str(error))
-        return ReferenceOps()
+        return ReferenceOps(quantization)
 
 
 @cache

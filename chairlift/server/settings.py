@@ -21,7 +21,7 @@ DEFAULT_FILE = "chairlift.toml"
 HELP = {
     "model": "a Hugging Face folder (default: the demo model)",
     "served_model_name": "the name that clients ask for (default: the folder's name)",
-    "dtype": "type of weights and KV cache; auto is the folder's own, float16 counting as float32",
+    "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
     "strategy": "when a waiting request may board",
@@ -32,6 +32,8 @@ HELP = {
     "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
+    "quantization": "int8 halves bfloat16 weights and is up to twice as fast, rounding them and what they multiply",
+    "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",

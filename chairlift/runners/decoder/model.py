@@ -14,11 +14,23 @@ from chairlift.runners.decoder.weights import Weights
 class Decoder:
     """A loaded model and its KV cache. Hidden size is H, vocabulary V."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Read and pack the weights. Raises UnsupportedModel naming a missing, unexpected or misshapen tensor."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Read and pack the weights; `cache_dtype`, of the KV cache, is `dtype` unless given.
+
+        Raises UnsupportedModel naming a missing, unexpected or misshapen tensor.
+        """
         self.config = config
         self.ops = ops
         self.dtype = dtype
+        self.cache_dtype = cache_dtype or dtype
         self.device = device
         with Weights(folder, dtype, device) as weights:
             self.weights = _read(config, ops, weights)
@@ -28,14 +40,16 @@ class Decoder:
         self._fused: Forward | None = None
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V that one token takes over all layers."""
-        return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+        """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
+        scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
+        per_head = self.config.head_dim * self.cache_dtype.itemsize + scale
+        return self.config.num_layers * 2 * self.config.num_kv_heads * per_head
 
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Allocate the KV cache and the table of rotations."""
         self.cos_sin = self.config.rope.table(self.config.head_dim, max_model_len).to(self.device)
         self.caches = [
-            self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.dtype, self.device)
+            self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.cache_dtype, self.device)
             for layer in self.weights.layers
         ]
         self._fused = self.ops.fuse(self.weights, self.caches, self.cos_sin)

@@ -57,8 +57,9 @@ class DecoderRunner:
             )
         device = _device(config)
         dtype = _dtype(config, model_config.dtype)
-        ops = select_ops(config.ops, device, dtype, model_config.head_dim)
-        self.model = Decoder(model_config, ops, folder, dtype, device)
+        ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
+        cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+        self.model = Decoder(model_config, ops, folder, dtype, device, cache_dtype)
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
@@ -100,7 +101,7 @@ class DecoderRunner:
         )
         last = torch.arange(1, seqs + 1, device=device) * tokens - 1
         hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
-        self.model.logits(hidden).argmax(-1).tolist()
+        self.model.best(hidden)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
@@ -191,8 +192,11 @@ class DecoderRunner:
         """Sample for the sequences at `indices`, whose last hidden states are at `places`."""
         if len(places) < len(hidden):
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
-        rows = prepared.rows[indices]
-        sampled = self.sampler.sample(self.model.logits(hidden), rows, prepared.context[indices])
+        rows, lengths = prepared.rows[indices], prepared.context[indices]
+        if self.sampler.takes_best(rows):
+            sampled = self.sampler.take(*self.model.best(hidden))
+        else:
+            sampled = self.sampler.sample(self.model.logits(hidden), rows, lengths)
         names = [prepared.ids[index] for index in indices.tolist()]
         for index, message in sampled.errors.items():
             self._failed[names[index]] = message

@@ -15,6 +15,7 @@ from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 from chairlift.runners.decoder.random import request_seed, uniform
 
 Ints = NDArray[np.int64]
+_NO_TOKEN = "no token could be sampled: the logits are not finite, or every token is excluded"
 
 
 @dataclass(slots=True)
@@ -78,6 +79,21 @@ class Sampler:
         for held in (self._stop_ids, self._bias, self._counts):
             held.pop(row, None)
 
+    def takes_best(self, rows: Ints) -> bool:
+        """Whether these sequences take the likeliest token as it is, so that nobody need see all logits."""
+        if self._temperature[rows].any() or (self._logprobs[rows] >= 0).any():
+            return False
+        edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys()
+        return not edited or edited.isdisjoint(rows.tolist())
+
+    def take(self, best: Tensor, ids: Tensor) -> Sampled:
+        """Take each row's likeliest token, ids [R], if its logit, best [R], is finite."""
+        finite = torch.isfinite(best)
+        sampled = Sampled(ids.cpu().numpy())
+        if not bool(finite.all()):
+            sampled.errors = dict.fromkeys((~finite).nonzero()[:, 0].tolist(), _NO_TOKEN)
+        return sampled
+
     def sample(self, logits: Tensor, rows: Ints, lengths: Ints) -> Sampled:
         """Choose the next token of each of R sequences.
 
@@ -90,13 +106,8 @@ class Sampler:
         edited = self._edit(logits, rows, lengths)
         best, ids = edited.max(-1)
         random = temperature.nonzero()[0]
-        finite = torch.isfinite(best)
-        sampled = Sampled(np.empty(0, np.int64))
-        if not bool(finite.all()):
-            message = "no token could be sampled: the logits are not finite, or every token is excluded"
-            sampled.errors = dict.fromkeys((~finite).nonzero()[:, 0].tolist(), message)
-            random = random[finite.cpu().numpy()[random]]
-        sampled.token_ids = ids.cpu().numpy()
+        sampled = self.take(best, ids)
+        random = random[[index not in sampled.errors for index in random.tolist()]]
         if len(random):
             sampled.token_ids[random] = self._draw(edited, random, rows[random], lengths[random])
         self._describe(logits, rows, sampled)
