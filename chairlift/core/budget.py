@@ -10,7 +10,7 @@ from chairlift.core.sequence import Sequence
 # Prompt tokens that every step has time for. Without them prompts would stop whenever the decodes alone take longer
 # than the target, perhaps for ever, and their clients would wait for nothing: a target that can't be met is not met any
 # better by starving half of the requests. So few cost little beside such decodes.
-FLOOR = 16
+FLOOR = 8
 
 
 class StepBudget(Protocol):
