@@ -14,15 +14,16 @@ _READ_BY: dict[str, tuple[Strategy, ...]] = {
     "batch_size": ("static", "dynamic"),
     "max_wait_ms": ("dynamic",),
     "max_num_seqs": ("continuous",),
+    "target_itl_ms": ("continuous",),
 }
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
 
-    `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic and `max_num_seqs` to
-    continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and `max_model_len=None` are
-    derived from the machine and the model. Raises ConfigError naming the setting.
+    `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic, `max_num_seqs` and
+    `target_itl_ms` to continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and
+    `max_model_len=None` are derived from the machine and the model. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -35,6 +36,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_wait_ms: float = 5.0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    target_itl_ms: float | None = None
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_gb: float | None = None
@@ -51,7 +53,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_wait_ms < 0:
             raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
-        for name in ("kv_cache_gb", "max_model_len", "num_threads"):
+        for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")

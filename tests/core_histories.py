@@ -52,6 +52,7 @@ def draw_setup(dice: Dice) -> Setup:
         max_num_batched_tokens=seats + pick(dice, (0, 1, 4, 16, 64)),
         max_model_len=max_model_len,
         prefix_caching=dice.integer(0, 3) > 0,
+        budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
     )
 
 
@@ -111,7 +112,9 @@ def take_step(dice: Dice, world: World) -> None:
         # Aborted and sent anew under the same id, all while the step ran.
         world.abort(aborts.pop())
         world.add(returning)
-    world.update(tokens, errors, aborts)
+    # About a millisecond a token, so that a target of 20 ms is hard to meet; now and then a hiccup, or no time at all.
+    seconds = step.total_tokens * 1e-3 * pick(dice, (0.5, 1, 1, 1, 2, 20, 0))
+    world.update(tokens, errors, aborts, seconds)
 
 
 def run_history(rng: random.Random, num_calls: int) -> World:

@@ -10,8 +10,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+from core_budget import RandomBudget
 
 from chairlift.core.blocks import BlockPool, block_hash, root_hash
+from chairlift.core.budget import FLOOR, LatencyBudget
 from chairlift.core.policy import make_policy
 from chairlift.core.request import Decision, Finished, FinishReason, Request, Step, StepResult, Why
 from chairlift.core.sampling import SamplingParams
@@ -23,7 +25,7 @@ GARBAGE = -1
 
 
 class Setup(NamedTuple):
-    """A scheduler's configuration."""
+    """A scheduler's configuration. `budget` is None, the seed of a random one, or a latency target in seconds."""
 
     strategy: str = "continuous"
     seats: int = 4
@@ -33,6 +35,12 @@ class Setup(NamedTuple):
     max_num_batched_tokens: int = 64
     max_model_len: int = 128
     prefix_caching: bool = True
+    budget: int | float | None = None
+
+    def step_budget(self) -> RandomBudget | LatencyBudget | None:
+        if isinstance(self.budget, float):
+            return LatencyBudget(self.budget, self.max_num_batched_tokens)
+        return None if self.budget is None else RandomBudget(self.budget)
 
     def scheduler(self) -> Scheduler:
         return Scheduler(
@@ -42,6 +50,7 @@ class Setup(NamedTuple):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
+            budget=self.step_budget(),
         )
 
     @property
@@ -241,7 +250,9 @@ class World:
         check_waiting(self, step, before)
         return step
 
-    def update(self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = ()) -> list[Finished]:
+    def update(
+        self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
+    ) -> list[Finished]:
         """Compute the step in flight, abort some while it runs, and hand in what it gave."""
         step, self.in_flight = self.in_flight, None
         assert step is not None
@@ -251,7 +262,7 @@ class World:
             self.runner.append(name, sampled[name])
         for name in aborts:
             self.abort(name)
-        result = StepResult(copy.deepcopy(sampled), errors=dict(errors))
+        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds)
         self._record("update", copy.deepcopy(result), self.now)
         ends = self.scheduler.update(step, result, self.now)
         self.answers.append(ends)
@@ -385,7 +396,8 @@ def check_step(world: World, step: Step, before: Before) -> None:
         if name in before.computed:
             assert sequence.num_computed_tokens == before.computed[name]
     preempted = scheduler.num_preemptions > before.preemptions
-    assert full or preempted or total == setup.max_num_batched_tokens, "tokens were held back without need"
+    spent = check_budget(world, step, before)
+    assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
     for start in step.started:
         ride = world.rides[start.request.id]
         assert start.request is ride.request
@@ -394,6 +406,19 @@ def check_step(world: World, step: Step, before: Before) -> None:
         assert start.num_computed_tokens < len(start.token_ids), "nothing is left to compute"
         reads = setup.prefix_caching and ride.request.use_prefix_cache and ride.request.params.prompt_logprobs is None
         assert reads or start.num_computed_tokens == 0
+
+
+def check_budget(world: World, step: Step, before: Before) -> bool:
+    """Check that a budget is kept, but for one token each and what a prompt needs to go on; return if it is spent."""
+    budget = world.scheduler.budget
+    if budget is None or not step.num_tokens:
+        return False
+    prompts = sum(count - (name in before.computed) for name, count in step.num_tokens.items())
+    if isinstance(budget, RandomBudget):
+        assert prompts <= budget.drawn
+    else:
+        assert budget.predicted <= budget.target * (1 + 1e-9) or prompts <= FLOOR, "longer than the target"
+    return budget.room(0) < 1
 
 
 def check_places(world: World, step: Step, before: Before) -> None:
@@ -477,6 +502,10 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert aboard == setup.num_seats or (setup.closes_batch and not car_was_empty)
         case Why.TOKENS:
             assert step.total_tokens == setup.max_num_batched_tokens
+        case Why.ITL:
+            assert scheduler.budget is not None
+            hits = _hits(world, decision.request_id)
+            assert scheduler.budget.room(len(hits) * setup.block_size) < 1
         case Why.BLOCKS:
             assert scheduler.num_preemptions > before.preemptions or _lacks_blocks(world, decision.request_id)
         case Why.WINDOW:
@@ -492,17 +521,23 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert not scheduler.line.closed
 
 
+def _hits(world: World, name: str) -> list[int]:
+    """The cached blocks that a waiting request would start with."""
+    setup, ride = world.setup, world.rides[name]
+    request = ride.request
+    if not setup.prefix_caching or not request.use_prefix_cache or request.params.prompt_logprobs is not None:
+        return []
+    hashes, parent = [], root_hash(request.cache_salt)
+    for end in range(setup.block_size, len(ride.tokens), setup.block_size):
+        parent = block_hash(parent, ride.tokens[end - setup.block_size : end])
+        hashes.append(parent)
+    return world.scheduler.pool.match(hashes)
+
+
 def _lacks_blocks(world: World, name: str) -> bool:
     """Whether a request's known tokens don't fit beside those running, each left one block to grow by."""
     setup, scheduler, ride = world.setup, world.scheduler, world.rides[name]
     kept = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) + 1 for s in scheduler.running)
-    hits: list[int] = []
-    request = ride.request
-    if setup.prefix_caching and request.use_prefix_cache and request.params.prompt_logprobs is None:
-        hashes, parent = [], root_hash(request.cache_salt)
-        for end in range(setup.block_size, len(ride.tokens), setup.block_size):
-            parent = block_hash(parent, ride.tokens[end - setup.block_size : end])
-            hashes.append(parent)
-        hits = scheduler.pool.match(hashes)
+    hits = _hits(world, name)
     free = scheduler.pool.num_free - sum(scheduler.pool.ref_count[block] == 0 for block in hits)
     return setup.blocks_for(len(ride.tokens)) - len(hits) > free - kept

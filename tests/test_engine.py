@@ -11,7 +11,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.request import FinishReason, Request, Step, StepResult
 from chairlift.core.sampling import SamplingParams
 from chairlift.engine.engine import Engine
-from chairlift.engine.messages import SequenceUpdate
+from chairlift.engine.messages import SequenceUpdate, StepOutput
 from chairlift.runners.decoder.runner import DecoderRunner
 
 # 54 blocks of 4 tokens, each with K and V of 2 layers, 2 heads, 16 dimensions in float32: 2 KB a block.
@@ -115,6 +115,55 @@ def test_shared_prefix_is_computed_once_even_within_one_step(alone: dict[str, li
     made = run(engine, twins)
     assert all(tokens == alone[job.id] for tokens in made.values())
     assert engine.scheduler.prefix_hit_tokens == 5 * 128
+
+
+class Timed(DecoderRunner):
+    """A runner whose steps take 4 ms, and 0.2 ms a token."""
+
+    def execute(self, step: Step) -> StepResult:
+        result = super().execute(step)
+        result.seconds = 4e-3 + 2e-4 * step.total_tokens
+        return result
+
+
+def test_latency_target_holds_from_the_first_prompt_on_and_changes_no_answer(alone: dict[str, list[int]]) -> None:
+    settings = config(target_itl_ms=10.0)
+    engine = Engine(settings, Timed(settings))
+    assert engine.scheduler.num_steps == engine.pool.num_used == 0, "calibration left something behind"
+    assert not engine.runner.batch.row_of
+    seen: list[tuple[int, float]] = []
+    step = engine.step
+
+    def noted() -> StepOutput | None:
+        output = step()
+        assert output is not None
+        assert output.stats.cost is not None
+        seen.append((output.stats.step_tokens, output.stats.cost.seconds))
+        return output
+
+    engine.step = noted
+    assert run(engine, requests()) == alone
+    assert max(seconds for _, seconds in seen) < 11.5e-3
+    assert max(tokens for tokens, _ in seen) > 24, "most of the target went unused"
+
+
+def test_unreachable_target_starves_no_prompt(alone: dict[str, list[int]]) -> None:
+    settings = config(target_itl_ms=1.0)
+    engine = Engine(settings, Timed(settings))
+    assert run(engine, requests()) == alone
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_model_len": 8}, {"max_num_batched_tokens": 8}, {"kv_cache_gb": 2e-5, "max_model_len": 10}, {}],
+    ids=str,
+)
+def test_calibration_fits_into_any_settings(settings: dict[str, Any]) -> None:
+    given = config(target_itl_ms=10.0, **settings)
+    engine = Engine(given, Timed(given))
+    assert engine.budget is not None
+    assert engine.budget.model.num_observed > 0
+    assert engine.budget.model.predict(1, 1) == pytest.approx(4.2e-3, rel=0.2)
 
 
 class FailsOnce(DecoderRunner):

@@ -118,8 +118,8 @@ def test_random_histories(capsys: Any) -> None:
         print("\nscheduler histories:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     assert seen["histories"] == wanted
     if wanted >= 1000:
-        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length", *STRATEGIES)
-        rare = {name: seen[name] for name in kinds}
+        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length", "waiting_for_itl")
+        rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
 
 

@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_harness import Front
 
-from chairlift.engine.messages import EngineStats
+from chairlift.core.cost import Coefficients
+from chairlift.engine.messages import CostStats, EngineStats
 from chairlift.server.metrics import Histogram
 
 
@@ -43,7 +45,7 @@ def test_engine_numbers() -> None:
     assert seen["chairlift_requests_running",] == 3
     assert seen["chairlift_requests_waiting",] == 2
     reasons = {key[1]: value for key, value in seen.items() if key[0] == "chairlift_requests_waiting_by_reason"}
-    assert reasons == {"seats": 0, "tokens": 0, "blocks": 2, "window": 0, "batch": 0}
+    assert reasons == {"seats": 0, "tokens": 0, "itl": 0, "blocks": 2, "window": 0, "batch": 0}
     assert seen["chairlift_kv_usage_ratio",] == 0.25
     assert seen["chairlift_preemptions_total",] == 3
     assert seen["chairlift_step_requests_sum",] == 4
@@ -51,6 +53,26 @@ def test_engine_numbers() -> None:
     assert seen["chairlift_step_requests_bucket", "2.0"] == 0
     assert seen["chairlift_step_tokens_sum",] == 40
     assert seen["chairlift_step_duration_seconds_sum",] == 0.02
+
+
+def test_predictions_beside_what_steps_took() -> None:
+    it = front()
+    assert it.client.on_step is not None
+    assert not any("step_cost" in name or "token_budget" in name for name, *_ in scrape(it)), "nobody set a target"
+    terms = Coefficients(0.01, 0.001, 2e-6, 5e-7)
+    steps = [CostStats(0.033, 0.03, 40, terms), CostStats(0.02, 0.04, 50, terms), CostStats(0.02, 0.0, 60, terms)]
+    for number, cost in enumerate(steps):
+        it.client.on_step(EngineStats(1, 1, 0.05, steps=number, cost=cost))
+    it.client.stats = EngineStats(steps=3, cost=steps[-1])
+    it.client.on_step(it.client.stats)  # no step: the engine only says that it sleeps
+    seen = scrape(it)
+    assert seen["chairlift_step_prediction_error_ratio_count",] == 2, "a failed step was not timed"
+    assert seen["chairlift_step_prediction_error_ratio_sum",] == pytest.approx(0.1 + 0.5)
+    assert seen["chairlift_step_predicted_seconds_total",] == pytest.approx(0.053)
+    assert seen["chairlift_step_timed_seconds_total",] == pytest.approx(0.07)
+    assert seen["chairlift_step_token_budget",] == 60
+    found = {key[1]: value for key, value in seen.items() if key[0] == "chairlift_step_cost_seconds"}
+    assert found == terms._asdict()
 
 
 def test_request_numbers() -> None:

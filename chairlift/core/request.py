@@ -57,6 +57,7 @@ class Why(enum.StrEnum):
     PREEMPTED = "preempted"
     SEATS = "waiting_for_seats"
     TOKENS = "waiting_for_tokens"
+    ITL = "waiting_for_itl"
     BLOCKS = "waiting_for_blocks"
     WINDOW = "waiting_for_window"
     BATCH = "waiting_for_batch"

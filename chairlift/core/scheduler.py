@@ -13,6 +13,7 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 from bisect import insort
 
 from chairlift.core.blocks import BlockPool
+from chairlift.core.budget import StepBudget
 from chairlift.core.limits import check_fits
 from chairlift.core.policy import Boarding, Policy
 from chairlift.core.queue import WaitingQueue
@@ -28,7 +29,8 @@ class Scheduler:
     """Decides, and remembers just what it needs to decide. Pure: `now` comes in, a `Step` comes out.
 
     `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
-    batch that have not started, or that were preempted. All others wait in `line`.
+    batch that have not started, or that were preempted. All others wait in `line`. A `budget` may hold a step below
+    `max_num_batched_tokens`.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Scheduler:
         max_num_batched_tokens: int = 512,
         max_model_len: int = 2048,
         enable_prefix_caching: bool = True,
+        budget: StepBudget | None = None,
     ) -> None:
         self.policy = policy
         self.pool = pool
@@ -47,6 +50,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
+        self.budget = budget
         self.line: WaitingQueue[Sequence] = WaitingQueue()
         self.seated: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -111,6 +115,8 @@ class Scheduler:
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
         if step.num_tokens:
+            if self.budget is not None:
+                self.budget.end(self.running, step)
             self.num_steps += 1
             step.released, self._released = self._released, []
         return step
@@ -120,6 +126,8 @@ class Scheduler:
 
         Whoever shares a block that a failed request should have filled in this step starts anew, and loses its token.
         """
+        if self.budget is not None:
+            self.budget.observe(result.seconds)
         finished: list[Finished] = []
         end: Finished | None
         spoilt = self._forget_unfilled(step, result) if result.errors else set()
@@ -171,8 +179,10 @@ class Scheduler:
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
         blocks run out the least urgent makes room, so the most urgent always moves and there is no livelock.
         """
-        running, budget = self.running, self.max_num_batched_tokens
+        running, budget, limit = self.running, self.max_num_batched_tokens, self.budget
         num_tokens, block_size = step.num_tokens, self.block_size
+        if limit is not None:
+            limit.begin(running)
         index = 0
         while index < len(running):
             sequence = running[index]
@@ -180,6 +190,8 @@ class Scheduler:
             given = len(sequence.token_ids) - computed
             if given > 1:
                 given = min(given, budget - (len(running) - index - 1))
+                if limit is not None:
+                    given = 1 + limit.grant(computed, given - 1, boards=False)
             if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
                 break  # it made room for others itself, and was the last
             num_tokens[sequence.id] = given
@@ -258,11 +270,13 @@ class Scheduler:
             detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
             return Decision(Why.TOKENS, sequence.id, detail, count)
         hits = self._match(sequence)
+        if self.budget is not None and self.budget.room(len(hits) * self.block_size) < 1:
+            return Decision(Why.ITL, sequence.id, self.budget.explain(), count)
         # A hit that nobody holds lies in the free list, so it uses up a free block as well.
         free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
         needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
         # One spare block for each rider, else the next block any of them needs would throw the newcomer off again. No
-        # rider is owed more than that: had one been given less than its known tokens, the budget would be gone.
+        # rider is owed more than that: had one been given less than its known tokens, there would be none to give.
         if needed > free - len(self.running) and self.running:
             detail = f"needs {needed} blocks; of {free} free, {len(self.running)} are kept for those running"
             return Decision(Why.BLOCKS, sequence.id, detail, count)
@@ -275,6 +289,8 @@ class Scheduler:
             self.pool.share(block)
         computed = len(hits) * self.block_size
         given = min(len(sequence.token_ids) - computed, budget)
+        if self.budget is not None:
+            given = self.budget.grant(computed, given, boards=True)
         missing = self._blocks_for(computed + given) - len(hits)
         sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
         sequence.num_computed_tokens = computed

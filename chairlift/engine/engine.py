@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 
 from chairlift.config import EngineConfig
 from chairlift.core.blocks import BlockPool
+from chairlift.core.budget import LatencyBudget
 from chairlift.core.policy import make_policy
 from chairlift.core.request import Finished, Request, Step, StepResult, TokenLogprob
 from chairlift.core.scheduler import Scheduler
-from chairlift.engine.messages import EngineStats, SequenceUpdate, StepOutput
+from chairlift.engine.calibrate import calibrate
+from chairlift.engine.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.base import ModelInfo, Runner
 
 log = logging.getLogger(__name__)
@@ -35,16 +37,21 @@ class Engine:
         self.clock = clock
         self.info: ModelInfo = runner.load()
         self.pool = BlockPool(self.info.num_blocks)
+        target, most = config.target_itl_ms, config.max_num_batched_tokens
+        self.budget = None if target is None else LatencyBudget(target / 1000, most)
         self.scheduler = Scheduler(
             make_policy(config.strategy, config.seats, config.max_wait_ms / 1000),
             self.pool,
             block_size=self.info.block_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=most,
             max_model_len=self.info.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
+            budget=self.budget,
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
+        if self.budget is not None:
+            calibrate(self.budget.model, runner, self.info, config.seats, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served."""
@@ -152,6 +159,7 @@ class Engine:
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
+            cost=CostStats.of(self.budget) if self.budget is not None else None,
         )
 
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from chairlift.core.budget import LatencyBudget
+from chairlift.core.cost import Coefficients
 from chairlift.core.request import FinishReason, Request, TokenLogprob
 from chairlift.runners.base import ModelInfo
 
@@ -23,8 +25,25 @@ class SequenceUpdate(msgspec.Struct, array_like=True):
     first_scheduled: float = 0.0
 
 
+class CostStats(msgspec.Struct, array_like=True):
+    """The last step as the cost model foresaw it and as it was, in seconds, and how many tokens the target allowed."""
+
+    predicted: float
+    seconds: float
+    budget: int
+    coefficients: Coefficients
+
+    @classmethod
+    def of(cls, budget: LatencyBudget) -> "CostStats":
+        """Describe a budget after a step."""
+        return cls(budget.predicted, budget.seconds, budget.tokens, budget.model.coefficients)
+
+
 class EngineStats(msgspec.Struct, array_like=True):
-    """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's."""
+    """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's.
+
+    `cost` is there if there is a latency target.
+    """
 
     step_requests: int = 0
     step_tokens: int = 0
@@ -38,6 +57,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    cost: CostStats | None = None
 
 
 class Add(msgspec.Struct, tag=True):

@@ -16,13 +16,15 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift.core.cost import Coefficients
 from chairlift.core.request import FinishReason, Why
-from chairlift.engine.messages import EngineStats
+from chairlift.engine.messages import CostStats, EngineStats
 
 WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_")]
 _SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -81,6 +83,8 @@ class Metrics(Collector):
         self._step_requests = Histogram(_SIZES)
         self._step_tokens = Histogram(_TOKENS)
         self._step_seconds = Histogram(_SHORT)
+        self._prediction_error = Histogram(_ERRORS)
+        self._predicted_seconds = self._timed_seconds = 0.0
         self._previous = EngineStats()
         self._preemptions = self._queried = self._hit = 0
         self.registry = CollectorRegistry(auto_describe=False)
@@ -99,6 +103,14 @@ class Metrics(Collector):
             self._step_requests.observe(stats.step_requests)
             self._step_tokens.observe(stats.step_tokens)
             self._step_seconds.observe(stats.step_seconds)
+            if stats.cost is not None:
+                self._on_prediction(stats.cost)
+
+    def _on_prediction(self, cost: CostStats) -> None:
+        if cost.seconds > 0:  # else the step failed
+            self._prediction_error.observe(abs(cost.predicted - cost.seconds) / cost.seconds)
+            self._predicted_seconds += cost.predicted
+            self._timed_seconds += cost.seconds
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, as of now."""
@@ -112,6 +124,7 @@ class Metrics(Collector):
             ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
             ("step_tokens", "Tokens computed in a step.", self._step_tokens),
             ("step_duration_seconds", "Time of a step.", self._step_seconds),
+            ("step_prediction_error_ratio", "|predicted - actual| / actual seconds of a step.", self._prediction_error),
         ):
             yield histogram.family(name, help_text, self.model)
 
@@ -138,6 +151,22 @@ class Metrics(Collector):
             waiting = stats.waiting if stats.waiting_reason == reason else 0
             reasons.add_metric([self.model, reason.removeprefix("waiting_for_")], waiting)
         yield reasons
+        yield from self._cost()
+
+    def _cost(self) -> Iterable[Metric]:
+        """What the latency target allows and the cost model believes; nothing where no target is set."""
+        cost = self._engine.stats.cost
+        if cost is None:
+            return
+        budget = GaugeMetricFamily("chairlift_step_token_budget", "Tokens that a step may hold.", labels=["model"])
+        budget.add_metric([self.model], cost.budget)
+        yield budget
+        terms = GaugeMetricFamily(
+            "chairlift_step_cost_seconds", "The cost model's coefficients.", labels=["model", "term"]
+        )
+        for term, value in zip(Coefficients._fields, cost.coefficients, strict=True):
+            terms.add_metric([self.model, term], value)
+        yield terms
 
     def _counters(self) -> Iterable[Metric]:
         for name, help_text, value in (
@@ -147,6 +176,8 @@ class Metrics(Collector):
             ("worker_restarts", "Workers started after one died.", self._engine.restarts),
             ("prompt_tokens", "Prompt tokens of sequences that began.", self.prompt_tokens),
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
+            ("step_predicted_seconds", "Step time that the cost model foresaw.", self._predicted_seconds),
+            ("step_timed_seconds", "Time that those steps took.", self._timed_seconds),
         ):
             counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
             counter.add_metric([self.model], value)
