@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARKER = "compare"
+PICTURE = "compare.png"
 
 
 def main() -> None:
@@ -37,8 +38,9 @@ def main() -> None:
     text = "\n\n".join(comparison.markdown(results) for results in every)
     print(text)
     if args.docs:
-        comparison.replace_between(args.docs / "benchmarks.md", MARKER, text)
-        comparison.draw(every, args.docs / "compare.png")
+        comparison.draw(every, args.docs / PICTURE)
+        picture = f"![Output tokens a second of each engine]({PICTURE})"
+        comparison.replace_between(args.docs / "benchmarks.md", MARKER, f"{text}\n\n{picture}")
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -51,10 +51,12 @@ def markdown(results: dict[str, Any]) -> str:
             cells.append([precision, name, *rates, f"{columns['load_s']:.1f}"])
         if shares := ratios(engines):
             cells.append([precision, "**Chairlift / best peer**", *(_ratio(shares.get(name)) for name in measured), ""])
-    about = f"{results['model']}, output tokens a second, {results['machine']}, {results['date']}, medians of "
-    lines = [f"{about}{results['rounds']} rounds in turns:", "", layout(cells)]
-    for name, rounds in _failures(results).items():
-        lines += ["", f"{name} failed in round {', '.join(map(str, rounds))}."]
+    rounds = f"{results['rounds']} round{'s' if results['rounds'] > 1 else ''}"
+    where = f"{results['machine']}, {results['date']}"
+    about = f"{results['model']}, output tokens a second, {where}, medians over {rounds}:"
+    lines = [about, "", layout(cells)]
+    for name, numbers in _failures(results).items():
+        lines += ["", f"{name} failed in round {', '.join(map(str, numbers))}."]
     return "\n".join(lines)
 
 
