@@ -79,10 +79,12 @@ def markdown(results: dict[str, Any]) -> str:
     ttft, tpot = results["slo"]
     about = (
         f"{results['model']}, {results['machine']}, {results['date']}, {results['seconds']:g} s a rate; inside: TTFT "
-        f"below {ttft:g} ms and TPOT below {tpot:g} ms; searched: the highest rate with {results['share']:g}% inside:"
+        f"below {ttft:g} ms and TPOT below {tpot:g} ms"
     )
+    if any(run["best_rate"] for run in results["runs"]):
+        about += f"; the highest rate with {results['share']:g}% inside"
     columns = ABOUT + tuple(column for column in COLUMNS if column[0] in SHOWN)
-    lines = [about, "", table(rows, columns)]
+    lines = [f"{about}:", "", table(rows, columns)]
     for failure in results["failures"]:
         lines += ["", f"{failure['name']}, {failure['precision']}, failed."]
     return "\n".join(lines)
