@@ -56,7 +56,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         values = {**row, "ttft_ms": _joined(row["ttft_ms"]), "tpot_ms": _joined(row["tpot_ms"])}
         cells.append([form.format(values[key]) for key, _, form in COLUMNS])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    return layout(cells)
+
+
+def layout(cells: list[list[str]]) -> str:
+    """Markdown of a table whose first line is the header, padded so that it can be read as it is."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
     lines = ["| " + " | ".join(line) + " |" for line in padded]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

@@ -1,0 +1,127 @@
+"""How each engine is started, in process and as a server, with its best settings and the same limits for all.
+
+64 sequences at most, 2048 tokens of context where it must be said, no prefix caching, all cores.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+PEERS = Path(__file__).parent / "peers"
+BF16, INT8 = "bf16", "8 bit"
+SERVED_NAME = "bench"
+
+
+class Engine(NamedTuple):
+    """An engine with a model of one precision.
+
+    `program` takes MODEL and WORKLOADS and prints a JSON line for each workload; `server` takes --port, or is empty if
+    there is none. `ready` is the path that answers 200 once requests are taken.
+    """
+
+    name: str
+    precision: str
+    program: tuple[str, ...]
+    model: str
+    settings: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    ready: str = "/health"
+    env: dict[str, str] = {}
+
+    def offline(self, workloads: list[str], repeat: int) -> list[str]:
+        """The command that measures workloads in process."""
+        return [*self.program, self.model, ",".join(workloads), *self.settings, "--repeat", str(repeat)]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which engines there are; one whose options are missing is left out."""
+    parser.add_argument("model", nargs="?", help="a Hugging Face folder, for Chairlift and vLLM")
+    parser.add_argument("--settings", nargs="*", default=[], metavar="SETTING=VALUE", help="Chairlift's, as JSON")
+    parser.add_argument("--int8", nargs="*", default=['quantization="int8"'], metavar="SETTING=VALUE",
+                        help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
+    parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
+    parser.add_argument("--openvino-model", metavar="DIR", help="the exported model, float16, which runs as bfloat16")
+    parser.add_argument("--openvino-int8", metavar="DIR", help="the exported model, int8")
+    parser.add_argument("--llama-server", metavar="BINARY")
+    parser.add_argument("--gguf", metavar="FILE", help="bf16")
+    parser.add_argument("--gguf-int8", metavar="FILE", help="Q8_0")
+
+
+def chosen(args: argparse.Namespace) -> list[Engine]:
+    """The engines that the options name, Chairlift first."""
+    engines = [_chairlift(args.model, BF16, args.settings)]
+    if args.int8:
+        engines.append(_chairlift(args.model, INT8, [*args.settings, *args.int8]))
+    if args.vllm:
+        engines.append(_vllm(args.vllm, args.model))
+    if args.openvino:
+        program = (args.openvino, str(PEERS / "openvino_engine.py"))
+        models = ((BF16, args.openvino_model), (INT8, args.openvino_int8))
+        engines += [Engine("OpenVINO GenAI", precision, program, model) for precision, model in models if model]
+    if args.llama_server:
+        models = ((BF16, args.gguf), (INT8, args.gguf_int8))
+        engines += [_llama(args.llama_server, precision, model) for precision, model in models if model]
+    return engines
+
+
+def llama_command(binary: str, gguf: str) -> tuple[str, ...]:
+    """llama-server with 64 slots of 1024 tokens; more threads than cores would slow it down."""
+    seats = ("-c", "65536", "-np", "64", "-b", "512", "-ub", "512", "-t", str(os.cpu_count()))
+    return (binary, "-m", gguf, *seats, "--no-cache-prompt", "--alias", SERVED_NAME)
+
+
+def _chairlift(model: str, precision: str, settings: list[str]) -> Engine:
+    defaults = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2, "enable_prefix_caching": False}
+    values = defaults | {name: json.loads(value) for name, _, value in (s.partition("=") for s in settings)}
+    flags = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return Engine(
+        name="Chairlift",
+        precision=precision,
+        program=(sys.executable, str(PEERS.parent / "offline.py")),
+        model=model,
+        settings=tuple(settings),
+        server=(sys.executable, "-m", "chairlift.cli", "serve", model, "--served-model-name", SERVED_NAME, *flags),
+        ready="/health/ready",
+    )
+
+
+def _vllm(python: str, model: str) -> Engine:
+    limits = ("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64", "--no-enable-prefix-caching")
+    module = (python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", SERVED_NAME)
+    return Engine(
+        name="vLLM",
+        precision=BF16,
+        program=(python, str(PEERS / "vllm_engine.py")),
+        model=model,
+        server=(*module, *limits, "--disable-uvicorn-access-log"),
+        env=_vllm_environment(Path(python)),
+    )
+
+
+def _vllm_environment(python: Path) -> dict[str, str]:
+    """What vLLM's documentation advises for a CPU: tcmalloc and Intel's OpenMP, threads bound to all cores."""
+    libraries = [
+        *sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1],
+        *sorted(python.parents[1].rglob("libiomp5.so*"))[:1],
+    ]
+    return {
+        "LD_PRELOAD": ":".join(map(str, libraries)),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _llama(binary: str, precision: str, gguf: str) -> Engine:
+    program = (sys.executable, str(PEERS / "llama_engine.py"), "--binary", binary)
+    return Engine("llama.cpp", precision, program, gguf, server=llama_command(binary, gguf))

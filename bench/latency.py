@@ -1,0 +1,117 @@
+"""What a user of the server felt: figures of a load, and the table that people read."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from completion_stream import Outcome
+from load import Load
+
+from chairlift.bench.report import layout
+
+COLUMNS = (
+    ("rate", "rate/s", "{:.2f}"),
+    ("offered", "offered", "{:.2f}"),
+    ("achieved", "achieved", "{:.2f}"),
+    ("ttft_ms", "TTFT p50/95/99 ms", "{}"),
+    ("tpot_ms", "TPOT p50/95 ms", "{}"),
+    ("itl_ms", "ITL p50/99 ms", "{}"),
+    ("e2e_ms", "E2E p50/99 ms", "{}"),
+    ("output_tok_s", "tok/s", "{:.0f}"),
+    ("goodput", "goodput/s", "{:.2f}"),
+    ("inside_percent", "inside", "{:.0f}%"),
+    ("failed", "failed", "{}"),
+    ("late_ms", "client late p99 ms", "{:.1f}"),
+    ("client_us_token", "client us/tok", "{:.0f}"),
+)
+QUANTILES = {"ttft_ms": (50, 95, 99), "tpot_ms": (50, 95), "itl_ms": (50, 99), "e2e_ms": (50, 99)}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The latency that a request must stay below to count, in milliseconds."""
+
+    ttft_ms: float = 1000.0
+    tpot_ms: float = 120.0
+
+
+def ttft(outcome: Outcome) -> float:
+    """Seconds to the first text, from when the request was due: a client that is late does not flatter the server."""
+    return outcome.times[0] - outcome.due
+
+
+def tpot(outcome: Outcome) -> float | None:
+    """Mean seconds of a token after the first, if there was more than one."""
+    return (outcome.ended - outcome.times[0]) / (outcome.tokens - 1) if outcome.tokens > 1 else None
+
+
+def inside(outcome: Outcome, slo: Slo) -> bool:
+    """Whether a request was answered, and in time; one of a single token has no TPOT to miss."""
+    if outcome.error is not None:
+        return False
+    return ttft(outcome) * 1000 < slo.ttft_ms and (tpot(outcome) or 0.0) * 1000 < slo.tpot_ms
+
+
+def figures(load: Load, slo: Slo, rate: float | None = None) -> dict[str, Any]:
+    """Sum up a load. Rates are of what happened while requests were sent, so that a long drain hides nothing.
+
+    `goodput` counts the requests inside the target. `itl_ms` is of the gaps between events with text. Percentiles are
+    of answered requests only; `failed` and `errors` tell of the others, which are outside the target.
+    """
+    answered = [outcome for outcome in load.outcomes if outcome.error is None]
+    good = sum(inside(outcome, slo) for outcome in answered)
+    end, seconds = load.began + load.seconds, load.seconds or 1.0
+    made = sum(outcome.tokens for outcome in answered)
+    tpots = [value for value in map(tpot, answered) if value is not None]
+    gaps = [np.diff(outcome.times) for outcome in answered if len(outcome.times) > 1]
+    samples = {
+        "ttft_ms": [ttft(outcome) for outcome in answered],
+        "tpot_ms": tpots,
+        "itl_ms": np.concatenate(gaps) if gaps else [],
+        "e2e_ms": [outcome.ended - outcome.due for outcome in answered],
+    }
+    lateness = [outcome.sent - outcome.due for outcome in load.outcomes]
+    return {
+        "rate": rate,
+        "requests": len(load.outcomes),
+        "seconds": round(load.seconds, 3),
+        "offered": len(load.outcomes) / seconds,
+        "achieved": sum(outcome.ended <= end for outcome in answered) / seconds,
+        **{name: percentiles(values, QUANTILES[name]) for name, values in samples.items()},
+        "output_tok_s": sum(_tokens_until(end, outcome) for outcome in answered) / seconds,
+        "goodput": good / seconds,
+        "inside_percent": 100 * good / len(load.outcomes) if load.outcomes else 0.0,
+        "failed": len(load.outcomes) - len(answered),
+        "errors": dict(Counter(outcome.error for outcome in load.outcomes if outcome.error).most_common(3)),
+        "tokens": made,
+        "late_ms": percentiles(lateness, (99,))["p99"],
+        "client_us_token": 1e6 * load.cpu / made if made else 0.0,
+    }
+
+
+def percentiles(seconds: Any, wanted: tuple[int, ...]) -> dict[str, float]:
+    """Percentiles in milliseconds; zeros of nothing."""
+    return {f"p{q}": float(np.percentile(seconds, q)) * 1000 if len(seconds) else 0.0 for q in wanted}
+
+
+def table(rows: list[dict[str, Any]], columns: tuple[tuple[str, str, str], ...] = COLUMNS) -> str:
+    """Lay rows out as Markdown, percentiles of one row in one cell."""
+    cells = [[title for _, title, _ in columns]]
+    cells += [[_cell(row.get(key), form) for key, _, form in columns] for row in rows]
+    return layout(cells)
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return "/".join(f"{part:.0f}" for part in value.values())
+    return form.format(value)
+
+
+def _tokens_until(end: float, outcome: Outcome) -> float:
+    """Tokens made until `end`, where an event may carry several."""
+    if outcome.ended <= end:
+        return outcome.tokens
+    return outcome.tokens * sum(moment <= end for moment in outcome.times) / len(outcome.times)

@@ -1,0 +1,65 @@
+"""What every engine's offline program does the same: options, timing, the printed line. Standard library only."""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import workloads
+
+Jobs = list[tuple[list[int], int]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, WORKLOADS and --repeat."""
+    parser.add_argument("model")
+    parser.add_argument("workloads", type=_names, help="single, uniform, varied; several joined by commas")
+    parser.add_argument("--repeat", type=int, default=3, help="timed runs of each workload")
+
+
+def arguments() -> argparse.Namespace:
+    """The arguments of a program that has no others."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args()
+
+
+def report(
+    engine: str, args: argparse.Namespace, load: float, prepare: Callable[[Jobs], Callable[[], int]], **about: str
+) -> None:
+    """Print a line for each workload: the median of the runs after a short warm-up.
+
+    `prepare` takes the jobs and returns what serves them all and counts the tokens made.
+    """
+    prepare([([11, 12, 13], 4)])()
+    for name in args.workloads:
+        jobs = workloads.requests(name)
+        run = prepare(jobs)
+        seconds = []
+        for _ in range(args.repeat):
+            start = time.perf_counter()
+            made = run()
+            seconds.append(time.perf_counter() - start)
+            wanted = sum(length for _, length in jobs)
+            if made != wanted:
+                raise SystemExit(f"{engine} made {made} tokens of {wanted}")
+        median = statistics.median(seconds)
+        line = {
+            "engine": engine,
+            **about,
+            "workload": name,
+            "load_s": round(load, 1),
+            "seconds": round(median, 2),
+            "output_tok_s": round(made / median, 1),
+            "best_tok_s": round(made / min(seconds), 1),
+        }
+        print(json.dumps(line), flush=True)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in workloads.NAMES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(workloads.NAMES)}")
+    return names

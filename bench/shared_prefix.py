@@ -1,0 +1,88 @@
+"""What a shared prompt prefix saves: 64 requests at once, with the prefix in the cache and with nothing shared.
+
+Both passes send the same tokens. In the first each request has a `cache_salt` of its own, which Chairlift and vLLM
+honour, so that none can use what another computed; in the second all share one, and a warm request has gone before.
+"""
+
+import random
+import re
+import statistics
+import urllib.error
+import urllib.request
+from typing import Any
+
+from completion_stream import Target
+from latency import ttft
+from load import closed_loop
+from workloads import random_ids
+
+from chairlift.bench.report import layout
+
+REQUESTS, PREFIX, UNIQUE, OUTPUT = 64, 512, 32, 16
+COUNTERS = ("prompt_tokens_total", "prefix_cache_hit_tokens_total")
+
+
+def measure(target: Target, vocab: int, seed: int, repeats: int) -> list[dict[str, Any]]:
+    """Run both passes `repeats` times, each time with new tokens, and return a row of medians for each."""
+    passes: dict[str, list[dict[str, Any]]] = {"nothing shared": [], "prefix shared": []}
+    for repeat in range(repeats):
+        rng = random.Random(f"{seed} prefix {repeat}")
+        prefix = random_ids(rng, PREFIX, vocab)
+        prompts = [prefix + random_ids(rng, UNIQUE, vocab) for _ in range(REQUESTS + 1)]
+        for name, rows in passes.items():
+            alone = name == "nothing shared"
+            salts = [f"{seed} {repeat} {index if alone else 'all'}" for index in range(len(prompts))]
+            requests = [
+                target.request(prompt, OUTPUT, cache_salt=salt) for prompt, salt in zip(prompts, salts, strict=True)
+            ]
+            closed_loop(target, requests[:1], 1, f"{name}: warm-up")
+            rows.append(_pass(target, requests[1:], name))
+    return [{"pass": name} | _medians(rows) for name, rows in passes.items()]
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table, and what the shared prefix saved."""
+    cells = [["64 requests at once", "TTFT p50 ms", "TTFT p95 ms", "prefill computed", "prefill cached"]]
+    for row in rows:
+        tokens = ["-" if row[key] is None else f"{row[key]:.0f}" for key in ("computed", "cached")]
+        cells.append([row["pass"], f"{row['ttft_p50_ms']:.0f}", f"{row['ttft_p95_ms']:.0f}", *tokens])
+    alone, shared = rows
+    lines = [layout(cells), "", f"TTFT p50: {alone['ttft_p50_ms'] / shared['ttft_p50_ms']:.2f}x faster"]
+    if alone["computed"]:
+        lines.append(f"prefill work: {100 * (1 - shared['computed'] / alone['computed']):.1f}% less")
+    return "\n".join(lines)
+
+
+def _pass(target: Target, requests: list[bytes], title: str) -> dict[str, Any]:
+    before = _counters(target)
+    load = closed_loop(target, requests, len(requests), title)
+    after = _counters(target)
+    failed = [outcome.error for outcome in load.outcomes if outcome.error]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(requests)} requests failed: {failed[0]}")
+    waits = sorted(1000 * ttft(outcome) for outcome in load.outcomes)
+    row: dict[str, Any] = {
+        "ttft_p50_ms": statistics.median(waits),
+        "ttft_p95_ms": statistics.quantiles(waits, n=20)[-1],
+        "computed": None,
+        "cached": None,
+    }
+    if before and after:
+        prompt, cached = (after[name] - before[name] for name in COUNTERS)
+        row |= {"computed": prompt - cached, "cached": cached}
+    return row
+
+
+def _counters(target: Target) -> dict[str, float] | None:
+    """Chairlift's counters; None from another server."""
+    try:
+        with urllib.request.urlopen(f"http://{target.host}:{target.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError):
+        return None
+    found = {name: re.search(rf"^chairlift_{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE) for name in COUNTERS}
+    return {name: float(match[1]) for name, match in found.items() if match} if all(found.values()) else None
+
+
+def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: None if rows[0][name] is None else statistics.median(row[name] for row in rows) for name in rows[0]}
