@@ -19,6 +19,21 @@ template <typename T> void norm_row(const T *x, const T *weight, T *out, int64_t
         out[i] = narrow<T>(widen(narrow<T>(widen(x[i]) * factor)) * widen(weight[i]));
 }
 
+#if defined(__AVX512BF16__)
+template <> inline void norm_row(const bf16 *x, const bf16 *weight, bf16 *out, int64_t dim, float eps) {
+    __m512 sum = _mm512_setzero_ps();
+    by_lanes(dim, [&](int64_t i, __mmask16 lanes) __attribute__((always_inline)) {
+        const __m512 v = load_wide(x + i, lanes);
+        sum = _mm512_fmadd_ps(v, v, sum);
+    });
+    const __m512 factor = _mm512_set1_ps(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(sum) / float(dim) + eps));
+    by_lanes(dim, [&](int64_t i, __mmask16 lanes) __attribute__((always_inline)) {
+        const __m512 normalized = rounded(_mm512_mul_ps(load_wide(x + i, lanes), factor));
+        store_narrow(out + i, lanes, _mm512_mul_ps(normalized, load_wide(weight + i, lanes)));
+    });
+}
+#endif
+
 template <typename T>
 void rms_norm(const T *x, T *residual, const T *weight, T *out, int64_t rows, int64_t dim, float eps) {
 #pragma omp parallel for schedule(static) if (rows > 1 && rows * dim >= PARALLEL_ELEMENTS)

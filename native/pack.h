@@ -12,16 +12,24 @@ inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
     return unit < half ? unit + i / (PANEL / 2) * half : -1;
 }
 
-// The highest magnitude in a row; not a number if anything in it is infinite or no number.
-template <typename T> float highest_magnitude(const T *x, int64_t count) {
-    float highest = 0, doubt = 0;
-#pragma omp simd reduction(max : highest) reduction(+ : doubt)
+// The highest magnitude in a row; not a number if anything in it is infinite or no number. Without their sign, numbers
+// of either type are in the order of their bits, and those that are none come last.
+inline float highest_magnitude(const bf16 *x, int64_t count) {
+    uint16_t highest = 0;
     for (int64_t i = 0; i < count; i++) {
-        const float magnitude = __builtin_fabsf(widen(x[i]));
-        highest = magnitude > highest ? magnitude : highest;
-        doubt += magnitude * 0.0f;
+        const uint16_t bits = x[i].bits & 0x7fff;
+        highest = bits > highest ? bits : highest;
     }
-    return highest + doubt;
+    return highest < 0x7f80 ? widen(bf16{highest}) : __builtin_nanf("");
+}
+
+inline float highest_magnitude(const float *x, int64_t count) {
+    uint32_t highest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = bit_cast<uint32_t>(x[i]) & 0x7fffffff;
+        highest = bits > highest ? bits : highest;
+    }
+    return highest < 0x7f800000 ? bit_cast<float>(highest) : __builtin_nanf("");
 }
 
 // The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
@@ -81,8 +89,17 @@ inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
 // A row as whole numbers from 1 to 255, 128 standing for zero; returns what one unit is worth.
 template <typename T> float quantize_row(const T *x, int64_t width, uint8_t *out) {
     const float highest = highest_magnitude(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+    int64_t i = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(T) == sizeof(bf16))
+        for (; i + 16 <= width; i += 16) {
+            const __m512 scaled = _mm512_mul_ps(load_wide(x + i, 0xffff), _mm512_set1_ps(inverse));
+            const __m512i units = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(128));
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(out + i), _mm512_cvtepi32_epi8(units));
+        }
+#endif
 #pragma omp simd
-    for (int64_t i = 0; i < width; i++) out[i] = uint8_t(int32_t(whole(widen(x[i]) * inverse)) + 128);
+    for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(whole(widen(x[k]) * inverse)) + 128);
     for (int64_t i = width; i < quantized_size(width); i++) out[i] = 128;
     return highest / 127.0f;
 }

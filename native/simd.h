@@ -84,6 +84,36 @@ inline float sum_of(vfloat v) {
     return across(v, [](auto a, auto b) { return a + b; });
 }
 
+// Writes `count` floats as T.
+template <typename T> inline void narrow_row(const float *from, T *to, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) to[i] = narrow<T>(from[i]);
+}
+
+#if defined(__AVX512BF16__)
+// Calls f(i, lanes) for every 16 of `count`; masks are dear, so only what is left over at the end has one.
+template <typename F> inline __attribute__((always_inline)) void by_lanes(int64_t count, F f) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) f(i, __mmask16(0xffff));
+    if (i < count) f(i, __mmask16((1u << (count - i)) - 1));
+}
+inline __m512 load_wide(const bf16 *from, __mmask16 lanes) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from)), 16));
+}
+inline void store_narrow(bf16 *to, __mmask16 lanes, __m512 v) {
+    _mm256_mask_storeu_epi16(to, lanes, (__m256i)_mm512_cvtneps_pbh(v));
+}
+inline __m512 rounded(__m512 v) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16));
+}
+
+template <> inline void narrow_row(const float *from, bf16 *to, int64_t count) {
+    by_lanes(count, [&](int64_t i, __mmask16 lanes) __attribute__((always_inline)) {
+        store_narrow(to + i, lanes, _mm512_maskz_loadu_ps(lanes, from + i));
+    });
+}
+#endif
+
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {
     constexpr float magic = 12582912.0f;

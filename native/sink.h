@@ -66,38 +66,38 @@ template <typename T> struct Sink {
         for (int i = 0; i < PANEL; i++) values[i] += bias[i];
     }
 
-    static void store(T *to, const float *values, int count) {
-        if (count == PANEL) {
-#pragma omp simd
-            for (int i = 0; i < PANEL; i++) to[i] = narrow<T>(values[i]);
-        } else {
-            for (int i = 0; i < count; i++) to[i] = narrow<T>(values[i]);
-        }
-    }
+    static void store(T *to, const float *values, int count) { narrow_row(values, to, count); }
 
-    static void add(T *to, const float *values, int count) {
-        if (count == PANEL) {
-#pragma omp simd
-            for (int i = 0; i < PANEL; i++) to[i] = narrow<T>(widen(to[i]) + values[i]);
-        } else {
-            for (int i = 0; i < count; i++) to[i] = narrow<T>(widen(to[i]) + values[i]);
-        }
+    static void add(T *to, float *values, int count) {
+        for (int i = 0; i < count; i++) values[i] += widen(to[i]);
+        narrow_row(values, to, count);
     }
 
     static void gate(T *to, float *values, int count) {
 #pragma omp simd
         for (int i = 0; i < PANEL / 2; i++)
             values[i] = values[i] / (1.0f + exp_(-values[i])) * values[i + PANEL / 2];
-        for (int i = 0; i < count; i++) to[i] = narrow<T>(values[i]);
+        narrow_row(values, to, count);
+    }
+
+    // Whether anything is above `high`, or no number. What lies past the outputs is zero, which may raise a false alarm.
+    static bool any_above(const float *values, float high) {
+#if defined(__AVX512F__)
+        const __m512 limit = _mm512_set1_ps(high);
+        return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), limit, _CMP_NLE_UQ) |
+               _mm512_cmp_ps_mask(_mm512_loadu_ps(values + 16), limit, _CMP_NLE_UQ);
+#else
+        bool above = false;
+#pragma omp simd reduction(| : above)
+        for (int i = 0; i < PANEL; i++) above |= !(values[i] <= high);
+        return above;
+#endif
     }
 
     // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
     void keep_best(int64_t row, int64_t first, const float *values, int count) const {
         float high = best.value[row];
-        bool above = false;
-#pragma omp simd reduction(| : above)
-        for (int i = 0; i < PANEL; i++) above |= (i < count) & !(values[i] <= high);
-        if (!above || high != high) return;
+        if (!any_above(values, high) || high != high) return;
         for (int i = 0; i < count; i++)
             if (!(values[i] <= high)) {
                 best.value[row] = high = values[i];

@@ -58,16 +58,17 @@ template <typename T> class Staging {
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
             const int64_t first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+            auto *to = reinterpret_cast<uint32_t *>(inputs + (own + first) * steps * 4);
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
-                uint32_t *to = tile_words + i * steps;
+                uint32_t *put = count > 1 ? tile_words + i * steps : to;
                 if (weight.int8)
-                    scales[own + first + i] = quantize_row(from, weight.ins, reinterpret_cast<uint8_t *>(to));
+                    scales[own + first + i] = quantize_row(from, weight.ins, reinterpret_cast<uint8_t *>(put));
                 else
-                    std::memcpy(to, from, sizeof(T) * weight.ins);
+                    std::memcpy(put, from, sizeof(T) * weight.ins);
             }
-            interleave(tile_words, steps, count, steps,
-                       reinterpret_cast<uint32_t *>(inputs + (own + first) * steps * 4));
+            // A row on its own was put there at once.
+            if (count > 1) interleave(tile_words, steps, count, steps, to);
         }
         if (!alone) team.wait();
         return made;

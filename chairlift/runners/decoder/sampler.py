@@ -88,10 +88,10 @@ class Sampler:
 
     def take(self, best: Tensor, ids: Tensor) -> Sampled:
         """Take each row's likeliest token, ids [R], if its logit, best [R], is finite."""
-        finite = torch.isfinite(best)
+        finite = np.isfinite(best.cpu().numpy())
         sampled = Sampled(ids.cpu().numpy())
-        if not bool(finite.all()):
-            sampled.errors = dict.fromkeys((~finite).nonzero()[:, 0].tolist(), _NO_TOKEN)
+        if not finite.all():
+            sampled.errors = dict.fromkeys((~finite).nonzero()[0].tolist(), _NO_TOKEN)
         return sampled
 
     def sample(self, logits: Tensor, rows: Ints, lengths: Ints) -> Sampled:
