@@ -100,3 +100,7 @@ EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head
 EXPORT void chairlift_decode(const Decoder *decoder, const Pass *pass, void *hidden) {
     chosen->kernels->decode(*decoder, *pass, hidden);
 }
+
+EXPORT void chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {
+    chosen->kernels->draw(logits, rows, vocab, *draws, ids);
+}

@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "forward.h"
 #include "linear.h"
+#include "sampling.h"
 
 namespace {
 
@@ -110,5 +111,5 @@ constexpr const char *INT8_PATH = "baseline";
 
 namespace ISA {
 extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack,  any_linear,
-                                any_best,     any_embed,    any_decode,         BF16_PRODUCTS, INT8_PATH};
+                                any_best,     any_embed,    any_decode,         draw,               BF16_PRODUCTS, INT8_PATH};
 }

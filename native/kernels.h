@@ -74,6 +74,13 @@ struct Pass {
     Batch batch;
 };
 
+// How a token is to be drawn from each row of logits; top_k 0, top_p 1 and min_p 0 are off.
+struct Draws {
+    const float *temperature, *min_p, *top_p;
+    const int64_t *top_k;
+    const double *uniform;
+};
+
 struct Kernels {
     void (*rms_norm)(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);
@@ -90,6 +97,7 @@ struct Kernels {
     void (*best)(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype);
     void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
+    void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
     bool has_bf16_products;
     const char *int8_path;  // the instructions that multiply int8 weights
 };

@@ -9,12 +9,35 @@ import torch
 
 from chairlift.core.request import Request
 from chairlift.core.sampling import SamplingParams
-from chairlift.runners.decoder.filters import apply_filters, draw
+from chairlift.ops.base import Draws, Ops
+from chairlift.ops.cpu import CpuOps
+from chairlift.ops.drawing import apply_filters
+from chairlift.ops.native import LIBRARY
+from chairlift.ops.reference import ReferenceOps
 from chairlift.runners.decoder.random import request_seed, uniform
 from chairlift.runners.decoder.sampler import Sampled, Sampler
 
 VOCAB = 300
 CPU = torch.device("cpu")
+drawing: list[Ops] = [ReferenceOps()]
+KINDS = {"reference": ReferenceOps, "native": lambda: CpuOps(torch.float32)}
+
+
+@pytest.fixture(autouse=True, params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    """Every test draws with both implementations."""
+    if request.param == "native" and not LIBRARY.exists():
+        pytest.skip("the native library is not built")
+    drawing[0] = KINDS[request.param]()
+    return str(request.param)
+
+
+def draw_one(logits: torch.Tensor, uniform: float, **filters: float) -> int:
+    """Draw once from logits [V] at one point of the CDF."""
+    fields = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0} | filters
+    top_k = np.array([int(fields.pop("top_k", 0))])
+    values = {name: np.array([value], np.float32) for name, value in fields.items()}
+    return int(drawing[0].draw(logits[None], Draws(top_k=top_k, uniform=np.array([uniform]), **values))[0])
 
 
 def random_logits(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -36,7 +59,7 @@ def sample(
     count = len(params)
     prompts = prompts or [[1]] * count
     outputs = outputs or [[]] * count
-    sampler = Sampler(count, logits.shape[1], 0, CPU)
+    sampler = Sampler(count, logits.shape[1], 0, CPU, drawing[0])
     for row in range(count):
         request = make_request(f"r{row}", params[row], prompts[row], stop_ids)
         sampler.add(row, request, prompts[row] + outputs[row])
@@ -46,7 +69,7 @@ def sample(
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 20_000) -> np.ndarray[Any, Any]:
     """How often each token is drawn from one row of logits at successive positions."""
-    sampler = Sampler(1, logits.shape[0], 7, CPU)
+    sampler = Sampler(1, logits.shape[0], 7, CPU, drawing[0])
     sampler.add(0, make_request("x", params, [1]), [1])
     rows, found = np.zeros(1000, np.int64), np.zeros(logits.shape[0])
     for start in range(0, draws, 1000):
@@ -126,10 +149,23 @@ def test_filters_keep_what_the_oracle_keeps(fields: dict[str, Any], vocab: int, 
 
 
 def test_ties_at_the_cut_are_all_kept() -> None:
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    for top_k, top_p in ((2, 1.0), (0, 0.5)):
-        kept = apply_filters(logits, torch.zeros(1), torch.tensor([top_k]), torch.tensor([top_p]))
-        assert kept.isfinite().tolist() == [[True, True, True, True, False]]
+    logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
+    points = np.linspace(0, 1 - 2**-53, 200)
+    for filters in ({"top_k": 2}, {"top_p": 0.5}):
+        assert {draw_one(logits, float(point), **filters) for point in points} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("fields", FILTERS)
+@pytest.mark.parametrize(("vocab", "scale"), [(40, 3.0), (3000, 0.5)])
+def test_draws_keep_just_what_the_oracle_keeps(fields: dict[str, Any], vocab: int, scale: float) -> None:
+    """The last token of the CDF is the last that is kept, and one put behind it is never drawn once it is dropped."""
+    params, logits = SamplingParams(**fields), random_logits(1, vocab, scale)[0]
+    order = logits.argsort(descending=True)
+    kept = int((filtered_oracle(logits[order], params) > 0).sum())
+    names = ("temperature", "min_p", "top_p", "top_k")
+    filters = {name: getattr(params, name) for name in names}
+    assert draw_one(logits[order], 1 - 2**-53, **filters) == kept - 1
+    assert draw_one(logits[order], 0.0, **filters) == 0
 
 
 def test_each_row_has_its_own_parameters() -> None:
@@ -152,18 +188,12 @@ def test_greedy_takes_the_likeliest_and_tiny_temperatures_nearly_are() -> None:
 
 
 def test_inverse_cdf_runs_in_vocabulary_order_and_skips_the_impossible() -> None:
-    probabilities = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0])
-    points = torch.tensor([0.0, 0.49, 0.5, 0.74, 0.75, 1 - 2**-53], dtype=torch.float64)
-    logits = probabilities.log().expand(6, -1)
-    assert draw(logits, points).tolist() == [1, 1, 3, 3, 4, 4]
-    wide = torch.full((1, 1000), -torch.inf)
-    wide[0, 5] = wide[0, 200] = 0.0
-    assert [int(draw(wide, torch.tensor([u], dtype=torch.float64))[0]) for u in (0.0, 0.4999, 0.5, 0.9999)] == [
-        5,
-        5,
-        200,
-        200,
-    ]
+    logits = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0]).log()
+    points = (0.0, 0.49, 0.5, 0.74, 0.75, 1 - 2**-53)
+    assert [draw_one(logits, point) for point in points] == [1, 1, 3, 3, 4, 4]
+    wide = torch.full((1000,), -torch.inf)
+    wide[5] = wide[200] = 0.0
+    assert [draw_one(wide, point) for point in (0.0, 0.4999, 0.5, 0.9999)] == [5, 5, 200, 200]
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated() -> None:
@@ -203,7 +233,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
 def test_penalties_by_hand() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.5, 3.0]])
     params = SamplingParams(temperature=0, repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
-    sampler = Sampler(1, 5, 0, CPU)
+    sampler = Sampler(1, 5, 0, CPU, drawing[0])
     sampler.add(0, make_request("x", params, [0, 1]), [0, 1, 4, 4, 2])
     edited = sampler._edit(logits, np.zeros(1, np.int64), np.array([5]))
     assert edited.tolist() == [[1.0, -4.0, 0.5 - 0.25 - 0.5, 0.5, 1.5 - 0.25 - 2 * 0.5]]
@@ -214,7 +244,7 @@ def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     transformers = pytest.importorskip("transformers")
     logits = random_logits(1)
     tokens = torch.randint(0, VOCAB, (1, 200), generator=torch.Generator().manual_seed(1))
-    sampler = Sampler(1, VOCAB, 0, CPU)
+    sampler = Sampler(1, VOCAB, 0, CPU, drawing[0])
     params = SamplingParams(repetition_penalty=penalty)
     sampler.add(0, make_request("x", params, tokens[0, :150].tolist()), tokens[0].tolist())
     wanted = transformers.RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits.clone())
@@ -226,7 +256,7 @@ def test_penalty_counts_grow_with_the_output_as_if_built_anew() -> None:
     logits = random_logits(3)
     params = SamplingParams(temperature=0, repetition_penalty=1.1, presence_penalty=1.0, frequency_penalty=2.0)
     plain = SamplingParams(temperature=0)
-    sampler = Sampler(3, VOCAB, 0, CPU)
+    sampler = Sampler(3, VOCAB, 0, CPU, drawing[0])
     for row, one in enumerate((plain, params, plain)):
         sampler.add(row, make_request(str(row), one, [3, 4]), [3, 4])
     tokens = [3, 4]
@@ -298,7 +328,7 @@ def test_logits_are_left_as_they_were() -> None:
 
 def test_a_seat_forgets_its_last_request() -> None:
     logits = random_logits(1)
-    sampler = Sampler(1, VOCAB, 0, CPU)
+    sampler = Sampler(1, VOCAB, 0, CPU, drawing[0])
     heavy = SamplingParams(logit_bias={5: 100.0}, min_tokens=9, presence_penalty=2.0, logprobs=3, top_k=2)
     sampler.add(0, make_request("a", heavy, [1], (2,)), [1])
     sampler.remove(0)

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
@@ -107,6 +109,17 @@ class DecoderWeights:
 Forward = Callable[[Inputs], Tensor]
 
 
+@dataclass(slots=True, frozen=True)
+class Draws:
+    """How to draw a token for each of R rows: all [R]; `uniform` in [0, 1); min_p 0, top_k 0 and top_p 1 are off."""
+
+    temperature: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float32]
+    uniform: NDArray[np.float64]
+
+
 class Ops(Protocol):
     """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`.
 
@@ -139,6 +152,16 @@ class Ops(Protocol):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add x into `residual` in place and return rms_norm(residual)."""
+        ...
+
+    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
+        """Draw a token id for each row of logits [R, V] float32, whose highest is finite: [R].
+
+        The logits are divided by the temperature. min_p keeps tokens with at least min_p times the best one's
+        probability; top_k the k likeliest of those; top_p the fewest likeliest of those whose probabilities,
+        renormalized, reach top_p. Ties with the last one kept are kept too, so the outcome depends neither on an order
+        of sorting nor on the other rows. What is left is drawn from by inverting its CDF, in vocabulary order.
+        """
         ...
 
     def allocate_kv_cache(

@@ -8,13 +8,15 @@ import ctypes
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
-from chairlift.ops.base import AttentionBatch, DecoderWeights, Forward, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Forward, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.native import DTYPES, load_library, zeros
 from chairlift.ops.packed import PackedWeight
@@ -132,6 +134,16 @@ class CpuOps:
         out = torch.empty((rows, width // 2), dtype=self._dtype)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, self._code)
         return out
+
+    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
+        """Draw a token id for each row of logits [R, V] float32: [R]."""
+        ids = np.empty(len(logits), np.int64)
+        logits = logits.contiguous()
+        # In the order of the structure's fields.
+        fields = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, draws.uniform)
+        struct = native.Draws(*(values.ctypes.data for values in fields))
+        self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.ctypes.data)
+        return ids
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device

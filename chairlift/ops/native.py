@@ -96,6 +96,12 @@ class Pass(ctypes.Structure):
     ]
 
 
+class Draws(ctypes.Structure):
+    """How tokens are to be drawn."""
+
+    _fields_ = [(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")]
+
+
 _SIGNATURES = {
     "chairlift_rms_norm": [*[POINTER] * 4, INT64, INT64, FLOAT, INT32],
     "chairlift_silu_mul": [POINTER, POINTER, INT64, INT64, INT32],
@@ -106,6 +112,7 @@ _SIGNATURES = {
     "chairlift_best": [POINTER, INT64, POINTER, POINTER, POINTER, INT32],
     "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_decode": [POINTER, POINTER, POINTER],
+    "chairlift_draw": [POINTER, INT64, INT64, POINTER, POINTER],
 }
 
 

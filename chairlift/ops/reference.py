@@ -5,11 +5,14 @@ CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and round
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, DecoderWeights, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.drawing import draw_tokens
 
 
 class ReferenceLinear:
@@ -96,6 +99,10 @@ class ReferenceOps:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
+
+    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
+        """Draw a token id for each row of logits [R, V] float32: [R]."""
+        return draw_tokens(logits, draws)
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device

@@ -66,7 +66,7 @@ class DecoderRunner:
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
         self.model.allocate(num_blocks, config.block_size, max_model_len)
         self.batch = Batch(config.seats, max_model_len, config.block_size)
-        self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device)
+        self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device, ops)
         self.info = ModelInfo(
             vocab_size=model_config.vocab_size,
             max_model_len=max_model_len,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.request import Request, TokenLogprob
-from chairlift.runners.decoder.filters import apply_filters, draw
+from chairlift.ops.base import Draws, Ops
 from chairlift.runners.decoder.logprobs import token_logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 from chairlift.runners.decoder.random import request_seed, uniform
@@ -34,7 +34,8 @@ class Sampler:
     likeliest; temperature; min_p, top_k, top_p; draw.
     """
 
-    def __init__(self, seats: int, vocab_size: int, seed: int, device: torch.device) -> None:
+    def __init__(self, seats: int, vocab_size: int, seed: int, device: torch.device, ops: Ops) -> None:
+        self.ops = ops
         self.vocab_size = vocab_size
         self.seed = seed
         self.device = device
@@ -141,20 +142,11 @@ class Sampler:
 
     def _draw(self, edited: Tensor, indices: Ints, rows: Ints, lengths: Ints) -> Ints:
         """Draw for the rows of logits at `indices`, which have a temperature."""
-        all_rows = len(indices) == len(edited)
-        logits = edited if all_rows else edited[self._tensor(indices)]
-        # Relative to the best: a tiny temperature would otherwise overflow.
-        logits = (logits - logits.amax(-1, keepdim=True)) / self._tensor(self._temperature[rows])[:, None]
-        min_p, top_k, top_p = self._min_p[rows], self._top_k[rows], self._top_p[rows]
-        narrow = ((min_p > 0) | (top_k > 0) | (top_p < 1)).nonzero()[0]
-        if len(narrow):
-            where = self._tensor(narrow)
-            filters = (self._tensor(values[narrow]) for values in (min_p, top_k, top_p))
-            logits[where] = apply_filters(logits[where], *filters)
-        numbers = uniform(self._seed[rows], lengths)
-        return draw(logits, self._tensor(numbers)).cpu().numpy()
+        logits = edited if len(indices) == len(edited) else edited[self._tensor(indices)]
+        filters = self._min_p[rows], self._top_k[rows], self._top_p[rows]
+        return self.ops.draw(logits, Draws(self._temperature[rows], *filters, uniform(self._seed[rows], lengths)))
 
-    def _tensor(self, values: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.float64]) -> Tensor:
+    def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
     def _describe(self, logits: Tensor, rows: Ints, sampled: Sampled) -> None:

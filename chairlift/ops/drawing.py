@@ -1,12 +1,34 @@
-"""min_p, top_k and top_p as one threshold a row, and the draw from what is left."""
+"""Drawing tokens in plain torch: min_p, top_k and top_p as one threshold a row, and the draw from what is left."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from chairlift.ops.base import Draws
 
 # Likeliest tokens looked at before a row with top_p alone is sorted as a whole; real distributions rarely need more.
 _HEAD = 512
 _CHUNK = 128
+
+
+def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64]:
+    """Draw as `Ops.draw` says, on the device of the logits."""
+    device = logits.device
+
+    def tensor(values: NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    # Relative to the best: a tiny temperature would otherwise overflow.
+    logits = (logits - logits.amax(-1, keepdim=True)) / tensor(draws.temperature)[:, None]
+    narrow = ((draws.min_p > 0) | (draws.top_k > 0) | (draws.top_p < 1)).nonzero()[0]
+    if len(narrow):
+        where = tensor(narrow)
+        filters = (tensor(draws.min_p[narrow]), tensor(draws.top_k[narrow]), tensor(draws.top_p[narrow]))
+        logits[where] = apply_filters(logits[where], *filters)
+    ids: NDArray[np.int64] = draw(logits, tensor(draws.uniform)).cpu().numpy()
+    return ids
 
 
 def apply_filters(logits: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
