@@ -210,7 +210,7 @@ def test_logits_and_best_are_the_same_in_any_company_and_on_any_threads(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rows", [1, 5, 48])
 def test_what_is_no_number_stays_in_its_row(kind: Kind, bad: float, rows: int) -> None:
-    packed, weight, _ = make(kind, 96, 130)
+    packed, _, _ = make(kind, 96, 130)
     x = random(rows, 130, dtype=kind[0], seed=3)
     clean = packed(x)
     broken, others = x.clone(), torch.arange(rows) != rows // 2

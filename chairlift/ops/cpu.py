@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import ConfigError
