@@ -2,9 +2,9 @@
 
 Prints a table of float32, bfloat16, and with bfloat16 activations int8 weights, alone and with an int8 KV cache.
 `perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32. `agreement` is the share of
-the text's tokens after which the likeliest next one is that of float32. `prefix` is how many tokens, of 64 taken greedily
-from each of 32 beginnings, come before the first that differs. Without a model it takes the demo, and without a text
-chats whose questions are put as the demo was never trained on.
+the text's tokens after which the likeliest next one is that of float32. `prefix` is how many tokens, of 64 that follow
+each of 32 beginnings greedily, come before the first that differs. Without a model it takes the demo, and without a
+text chats whose questions are put as the demo was never trained on.
 """
 
 import argparse

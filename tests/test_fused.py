@@ -23,8 +23,8 @@ BLOCK = 16
 LENGTHS = (90, 1, 33, 250)
 # Biases, unlike layers, norms of heads, a tied embedding, an own head; each of them over several layers.
 VARIANTS = ["llama", "llama_biases", "llama_tied", "qwen2_window", "qwen3_window", "mistral_window"]
-# (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5 to
-# 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
+# (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5
+# to 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
 KINDS: list[tuple[str, dict[str, str], float]] = [
     ("bfloat16", {}, 0.02),
     ("bfloat16", {"quantization": "int8"}, 0.06),

@@ -146,6 +146,7 @@ def test_it_is_honoured_wherever_it_is_asked_for() -> None:
     ):
         ops = select_ops(name, device, dtype, head_dim, "int8")
         assert ops.quantization == "int8"
+        assert ", int8" in ops.name
         weight, x = torch.randn(64, 40, dtype=dtype), torch.randn(3, 40, dtype=dtype)
         for layer in (ops.linear(weight, None), ops.gated_linear(weight, None), ops.head(weight)):
             assert layer.nbytes <= weight.numel() + 8 * 64
@@ -157,7 +158,7 @@ def test_it_is_honoured_wherever_it_is_asked_for() -> None:
 def test_the_library_takes_it_and_refuses_what_is_none() -> None:
     settings: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_gb": 0.05}
     llm = LLM(demo_path(), quantization="int8", **settings)
-    assert llm.engine.info.ops == "reference" or "int8" in llm.engine.info.ops
+    assert ", int8" in llm.engine.info.ops
     question = [{"role": "user", "content": "What is the capital of France?"}]
     answer = llm.chat(question, SamplingParams(temperature=0), use_tqdm=False)
     assert answer[0].outputs[0].text.startswith("The capital of France is Paris")
