@@ -26,6 +26,7 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefe
 INSTRUCTION_SETS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512}
+    INSTRUCTION_SETS["avx512vnni"] = [*AVX512, "-mavx512vnni"]
     # No processor has the one without the other.
     INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 

@@ -1,7 +1,8 @@
 """Each native operation against the reference, on the shapes of a 135M-parameter Llama, as ratios and bandwidths.
 
-Run: python bench/ops.py [--dtype float32] [--only attention] [--cache int8] [--heads 14 2]. The best of several rounds
-is kept. Where attention reads more than it computes, compare its GB/s with those of the plain read timed before it.
+Run: python bench/ops.py [--dtype float32] [--only attention] [--quantization int8] [--cache int8] [--heads 14 2]. The
+best of several rounds is kept. Where attention reads more than it computes, compare its GB/s with those of the plain
+read timed before it.
 """
 
 import argparse
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.nn import functional
 
 from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.cpu import CpuOps
 from chairlift.ops.reference import ReferenceOps
-from chairlift.ops.select import select_ops
 
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, VOCABULARY, BLOCK_SIZE = 576, 1536, 49152, 16
@@ -53,7 +55,7 @@ def report(
 def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
     shapes = [(VOCABULARY, HIDDEN), (960, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE), (HIDDEN, HIDDEN)]
     for out, width in shapes:
-        size = out * width * dtype.itemsize
+        size = out * width * (1 if native.quantization == "int8" else dtype.itemsize)
         weights = [torch.randn(out, width).to(dtype) for _ in range(max(1, COLD_BYTES // size))]
         layers = [[ops.linear(weight, None) for weight in weights] for ops in (native, reference)]
         for tokens in (1, 2, 4, 16, 128):
@@ -62,7 +64,7 @@ def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
             report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size)
 
 
-def bench_elementwise(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype) -> None:
     weight = torch.randn(HIDDEN).to(dtype)
     for tokens in (1, 16, 512):
         x, residual = torch.randn(2, tokens, HIDDEN).to(dtype)
@@ -70,11 +72,13 @@ def bench_elementwise(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
         cases = [
             ("rms_norm", (x, weight, 1e-5), 2 * x.nbytes),
             ("add_rms_norm", (x, residual, weight, 1e-5), 4 * x.nbytes),
-            ("silu_mul", (gate_up,), 1.5 * gate_up.nbytes),
         ]
         for name, arguments, size in cases:
             fast, slow = ([partial(getattr(ops, name), *arguments)] for ops in (native, reference))
             report(f"{name}, {tokens} tokens", fast, slow, size)
+        gate, up = gate_up.chunk(2, dim=-1)
+        plain = partial(lambda gate, up: functional.silu(gate) * up, gate, up)
+        report(f"silu_mul, {tokens} tokens", [partial(native.silu_mul, gate_up)], [plain], 1.5 * gate_up.nbytes)
 
 
 def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
@@ -127,15 +131,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--only", choices=names)
+    parser.add_argument(
+        "--quantization", choices=["none", "int8"], default="none", help="of the native products; the reference's stay"
+    )
     parser.add_argument("--cache", choices=["int8"], help="dtype of the KV cache")
     parser.add_argument("--heads", type=int, nargs=2, default=(9, 3), metavar=("QUERY", "KV"))
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
-    native = select_ops("native", CPU, dtype, 64)
+    native = CpuOps(dtype, arguments.quantization)
     print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
     heads = HeadShape(*arguments.heads, 64, 64**-0.5)
     cached = torch.int8 if arguments.cache else dtype
-    runs: list[Callable[[Ops, Ops, torch.dtype], None]] = [
+    runs: list[Callable[[CpuOps, Ops, torch.dtype], None]] = [
         bench_elementwise,
         partial(bench_attention, heads=heads, cached=cached),
         bench_linear,

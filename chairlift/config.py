@@ -1,6 +1,6 @@
 """Every setting of one model's engine, with its default, in one place."""
 
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
@@ -47,7 +47,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictions by name."""
+        """Refuse contradictions and unknown choices by name."""
+        for field in msgspec.structs.fields(self):
+            choices, value = get_args(field.type), getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in choices:
+                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
         for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

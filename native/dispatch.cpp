@@ -27,6 +27,9 @@ const Choice *best_choice(const char *wanted) {
         {"avx512bf16", &avx512bf16::kernels,
          has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")},
 #endif
+#if defined(HAVE_AVX512VNNI)
+        {"avx512vnni", &avx512vnni::kernels, has_avx512 && __builtin_cpu_supports("avx512vnni")},
+#endif
 #if defined(HAVE_AVX512)
         {"avx512", &avx512::kernels, has_avx512},
 #endif

@@ -46,14 +46,24 @@ inline void write_kv(const bf16 *k, const bf16 *v, bf16 *k_block, bf16 *v_block,
     for (int i = 0; i < dim; i++) to[2 * i] = v[i];
 }
 
-template <typename T> float largest_size(const T *x, int dim) {
-    float largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int i = 0; i < dim; i++) {
-        const float size = __builtin_fabsf(widen(x[i]));
-        largest = size > largest ? size : largest;
+// The highest magnitude in a row; not a number if anything in it is infinite or no number. Without their sign, numbers
+// of either type are in the order of their bits, and those that are none come last.
+inline float largest_size(const bf16 *x, int64_t count) {
+    uint16_t highest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint16_t bits = x[i].bits & 0x7fff;
+        highest = bits > highest ? bits : highest;
     }
-    return largest;
+    return highest < 0x7f80 ? widen(bf16{highest}) : __builtin_nanf("");
+}
+
+inline float largest_size(const float *x, int64_t count) {
+    uint32_t highest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = bit_cast<uint32_t>(x[i]) & 0x7fffffff;
+        highest = bits > highest ? bits : highest;
+    }
+    return highest < 0x7f800000 ? bit_cast<float>(highest) : __builtin_nanf("");
 }
 
 // Rounds values to steps of a 127th of the largest, and returns the step.

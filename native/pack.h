@@ -12,26 +12,6 @@ inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
     return unit < half ? unit + i / (PANEL / 2) * half : -1;
 }
 
-// The highest magnitude in a row; not a number if anything in it is infinite or no number. Without their sign, numbers
-// of either type are in the order of their bits, and those that are none come last.
-inline float highest_magnitude(const bf16 *x, int64_t count) {
-    uint16_t highest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const uint16_t bits = x[i].bits & 0x7fff;
-        highest = bits > highest ? bits : highest;
-    }
-    return highest < 0x7f80 ? widen(bf16{highest}) : __builtin_nanf("");
-}
-
-inline float highest_magnitude(const float *x, int64_t count) {
-    uint32_t highest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = bit_cast<uint32_t>(x[i]) & 0x7fffffff;
-        highest = bits > highest ? bits : highest;
-    }
-    return highest < 0x7f800000 ? bit_cast<float>(highest) : __builtin_nanf("");
-}
-
 // The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
 inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
@@ -39,7 +19,7 @@ inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
 template <typename T>
 void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {
     auto *to = static_cast<int8_t *>(const_cast<void *>(weight.packed)) + panel * weight.steps() * 4 * PANEL + 4 * i;
-    const float highest = highest_magnitude(row, weight.ins), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+    const float highest = largest_size(row, weight.ins), inverse = highest > 0 ? 127.0f / highest : 0.0f;
     int32_t sum = 0;
     for (int64_t k = 0; k < weight.ins; k++) {
         const auto value = int8_t(whole(widen(row[k]) * inverse));
@@ -88,7 +68,7 @@ inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
 
 // A row as whole numbers from 1 to 255, 128 standing for zero; returns what one unit is worth.
 template <typename T> float quantize_row(const T *x, int64_t width, uint8_t *out) {
-    const float highest = highest_magnitude(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+    const float highest = largest_size(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
     int64_t i = 0;
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(T) == sizeof(bf16))

@@ -52,6 +52,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_pat
         "dtype": "float32",
         "device": "cuda",
         "ops": "reference",
+        "quantization": "int8",
         "kv_cache_dtype": "int8",
         "strategy": "static",
     }
@@ -95,6 +96,7 @@ def test_docs_name_every_setting() -> None:
         ("", {"CHAIRLIFT_PORT": "many"}, "CHAIRLIFT_PORT: expected int"),
         ("", {"CHAIRLIFT_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
         ("port = 70000", {}, "port must be between"),
+        ('quantization = "int4"', {}, "quantization: must be one of none, int8, got 'int4'"),
         ("batch_size = 0", {}, "batch_size must be at least 1"),
         ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is not a folder"),

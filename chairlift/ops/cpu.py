@@ -10,13 +10,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
-from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Forward, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.base import (
+    AttentionBatch,
+    DecoderWeights,
+    Draws,
+    Forward,
+    Head,
+    HeadShape,
+    KVCache,
+    Linear,
+    Quantization,
+)
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.native import DTYPES, load_library, zeros
 from chairlift.ops.packed import PackedWeight

@@ -44,7 +44,8 @@ class PackedWeight:
         )
         self._address = ctypes.addressof(self.struct)
         self._code = DTYPES[weight.dtype]
-        self._linear, self._best, self._embed = library.chairlift_linear, library.chairlift_best, library.chairlift_embed
+        self._linear, self._best = library.chairlift_linear, library.chairlift_best
+        self._embed = library.chairlift_embed
         given = weight.contiguous()
         given_bias = None if bias is None else bias.contiguous()
         library.chairlift_pack(
@@ -67,9 +68,7 @@ class PackedWeight:
         """Return the highest logit of each row, [R] float32 (NaN if any is), and the first output that has it, [R]."""
         values = torch.empty(hidden.shape[0], dtype=torch.float32)
         indices = torch.empty(hidden.shape[0], dtype=torch.int64)
-        self._best(
-            hidden.data_ptr(), hidden.shape[0], self._address, indices.data_ptr(), values.data_ptr(), self._code
-        )
+        self._best(hidden.data_ptr(), hidden.shape[0], self._address, indices.data_ptr(), values.data_ptr(), self._code)
         return values, indices
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ class ReferenceLinear:
     """A weight as it is given, or rounded to int8 as `Ops` says; implements `Linear` and `Head`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization, gated: bool = False) -> None:
-        self.weight, self.scales = quantize(weight) if quantization == "int8" else (weight, None)
+        self.weight = weight
+        self.scales: Tensor | None = None
+        if quantization == "int8":
+            self.weight, self.scales = quantize(weight)
         self.bias = bias
         self.gated = gated
         self.dtype = weight.dtype
@@ -69,9 +72,8 @@ class ReferenceOps:
     Those of an int8 cache are followed by the scales of K and of V, [num_blocks, block_size, num_kv_heads] each.
     """
 
-    name = "reference"
-
     def __init__(self, quantization: Quantization = "none") -> None:
+        self.name = "reference" if quantization == "none" else f"reference, {quantization}"
         self.quantization = quantization
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from chairlift.core.request import Start, Step
-from chairlift.ops.base import AttentionBatch
-from chairlift.runners.decoder.model import Inputs
+from chairlift.ops.base import AttentionBatch, Inputs
 
 Ints = NDArray[np.int64]
 

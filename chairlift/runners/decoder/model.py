@@ -94,7 +94,7 @@ class Decoder:
 
 def _read(config: ModelConfig, ops: Ops, weights: Weights) -> DecoderWeights:
     size = (config.vocab_size, config.hidden_size)
-    embedding: Tensor | None = weights.take(["model.embed_tokens.weight"], [size])
+    embedding = weights.take(["model.embed_tokens.weight"], [size])
     layers = [_layer(config, ops, weights, index) for index in range(config.num_layers)]
     norm = weights.take(["model.norm.weight"], [(config.hidden_size,)])
     # Like transformers, a head that is in the files wins over tying.

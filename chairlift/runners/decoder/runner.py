@@ -10,14 +10,14 @@ from torch import Tensor
 from chairlift.config import EngineConfig
 from chairlift.core.request import Start, Step, StepResult, TokenLogprob
 from chairlift.errors import ConfigError
-from chairlift.ops.base import AttentionBatch
+from chairlift.ops.base import AttentionBatch, Inputs
 from chairlift.ops.select import select_ops
 from chairlift.runners.base import ModelInfo
 from chairlift.runners.decoder.batch import Batch, Ints, Prepared
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.decoder.logprobs import token_logprobs
 from chairlift.runners.decoder.memory import num_kv_blocks
-from chairlift.runners.decoder.model import Decoder, Inputs
+from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.sampler import Sampler
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.

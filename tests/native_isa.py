@@ -1,0 +1,37 @@
+"""Runs tests on every set of native kernels that was built and can run here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.ops.native import LIBRARY, load_library
+
+ISAS = ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"]
+needs_native = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+
+
+@contextmanager
+def kernels_of(isa: str) -> Iterator[None]:
+    """Use these kernels for a while. Weights and caches lie the same way under all of them."""
+    if not LIBRARY.exists():
+        pytest.skip("the native library is not built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHAIRLIFT_ISA", isa)
+        try:
+            load_library()
+        except ConfigError:
+            pytest.skip(f"{isa} was not built or does not run here")
+        yield
+    # The choice holds for the whole process until the next one.
+    load_library()
+
+
+def runs_here(isa: str) -> bool:
+    """Whether these kernels were built and can run."""
+    try:
+        with kernels_of(isa):
+            return True
+    except pytest.skip.Exception:
+        return False
