@@ -119,8 +119,8 @@ _SIGNATURES = {
 def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     """Load the kernels; return them and the name of the instruction set that they will use.
 
-    CHAIRLIFT_ISA (avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no library and
-    ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
+    CHAIRLIFT_ISA (avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no
+    library and ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
     """
     library = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
