@@ -168,7 +168,7 @@ template <typename T, typename C> struct Attention {
                 const Keys<C> keys{now.keys + begin, now.key_scales + begin, i ? nullptr : work.key_lines + begin,
                                    end - begin, key_stride};
                 float *scores = work.scores + band.first * SCORE_STRIDE + begin * GROUP;
-                with_constant<ROWS_AT_ONCE>(band.rows, [&](auto rows) { score<C, rows>(queries, keys, scores); });
+                with_constant<MOST_ROWS_AT_ONCE>(band.rows, [&](auto rows) { score<C, rows>(queries, keys, scores); });
             }
     }
 
@@ -230,11 +230,12 @@ template <typename T, typename C> struct Attention {
         score_keys(now, work);
         for (int i = 0; i < work.num_bands; i++) {
             const Band &band = work.bands[i];
-            for (int r = band.first; r < band.first + band.rows; r++) {
-                float *scores = work.scores + r * SCORE_STRIDE;
-                sums.highest[r] = highest_score(now, band, tile.first_position + r / tile.num_heads, scores);
-                soften(now, band, scores, sums.highest[r], sums.total[r], work.p_scales[r]);
-            }
+            // Each row's highest score is a chain of dependent steps: those of several rows overlap.
+            for (int r = band.first; r < band.first + band.rows; r++)
+                sums.highest[r] = highest_score(now, band, tile.first_position + r / tile.num_heads,
+                                                work.scores + r * SCORE_STRIDE);
+            for (int r = band.first; r < band.first + band.rows; r++)
+                soften(now, band, work.scores + r * SCORE_STRIDE, sums.highest[r], sums.total[r], work.p_scales[r]);
         }
         look_ahead_from_values(now, then(), work);
         for (int i = 0; i < work.num_bands; i++) weigh_values(now, work.bands[i], work, sums, i == 0);
@@ -250,7 +251,7 @@ template <typename T, typename C> struct Attention {
                                first ? work.value_lines + band.begin : nullptr, band.end - band.begin};
         const float *scores = work.scores + band.first * SCORE_STRIDE;
         const Weights<C> p{reinterpret_cast<const Value *>(scores) + band.begin * GROUP, work.p_scales + band.first};
-        with_constant<ROWS_AT_ONCE>(
+        with_constant<MOST_ROWS_AT_ONCE>(
             band.rows, [&](auto rows) { weigh<C, rows>(p, values, padded, sums.acc + band.first * padded); });
     }
 

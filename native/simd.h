@@ -59,7 +59,14 @@ inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 
-inline vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
+inline vfloat larger(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+    // One instruction, where GCC makes two of the comparison.
+    return (vfloat)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 // Combines the lanes of v pairwise.
 template <typename Combine> inline float across(vfloat v, Combine combine) {
@@ -77,9 +84,11 @@ template <typename Combine> inline float across(vfloat v, Combine combine) {
     return lanes[0];
 #endif
 }
-inline float largest_of(vfloat v) {
-    return across(v, [](auto a, auto b) { return a > b ? a : b; });
-}
+struct Larger {
+    vfloat operator()(vfloat a, vfloat b) const { return larger(a, b); }
+    float operator()(float a, float b) const { return a > b ? a : b; }
+};
+inline float largest_of(vfloat v) { return across(v, Larger{}); }
 inline float sum_of(vfloat v) {
     return across(v, [](auto a, auto b) { return a + b; });
 }
@@ -136,7 +145,7 @@ inline float exp_(float x) {
 // 2^x for x <= 0, good to 2e-7, exactly 1 at 0 and exactly 0 from far below -126 on.
 inline vfloat exp2_(vfloat x) {
 #if defined(__AVX512F__)
-    const vfloat low = vfloat{} - 200.0f, c = x < low ? low : x;
+    const vfloat c = larger(x, vfloat{} - 200.0f);
     const vfloat n = (vfloat)_mm512_maskz_roundscale_ps(0xffff, (__m512)c, _MM_FROUND_TO_NEAREST_INT);
     const vfloat r = c - n;
 #else
