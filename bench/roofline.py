@@ -1,9 +1,10 @@
 """The fewest seconds that this machine allows a model and a workload: python bench/roofline.py MODEL WORKLOAD
 
-Measures what memory gives and how fast bfloat16 products of the model's own shapes run on weights that lie in the cache
-(the best of our own and oneDNN's), then walks the workload's steps, as the real scheduler makes them, at those rates:
-a step takes at least the time to read each weight once or to multiply it with all tokens, whichever is longer, and the
-time to read the KV cache. Nothing else counts. `--measured TOK_S` prints the share of the limit that a rate reaches.
+Measures what memory gives and how fast products of the model's own shapes run on weights that lie in the cache (bfloat16:
+the best of our own and oneDNN's; `--quantization int8`: our own), then walks the
+workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time to read each weight
+once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
+`--measured TOK_S` prints the share of the limit that a rate reaches; bench/offline.py --roofline does so for its own.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import workloads
@@ -21,6 +23,7 @@ from chairlift.core.policy import make_policy
 from chairlift.core.request import Request, StepResult
 from chairlift.core.sampling import SamplingParams
 from chairlift.core.scheduler import Scheduler
+from chairlift.ops.base import Quantization
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.config import ModelConfig, read_config
 
@@ -32,25 +35,36 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("workload", choices=workloads.NAMES)
+    parser.add_argument("--quantization", choices=["none", "int8"], default="none")
     parser.add_argument("--measured", type=float, metavar="TOK_S", help="a rate to compare with the limit")
     args = parser.parse_args()
-    config = read_config(args.model)
-    bandwidth = measure_bandwidth()
-    layer, head = shapes(config)
-    rates = {shape: measure_product(shape) for shape in {*layer, head}}
-    jobs = workloads.requests(args.workload)
-    seconds = fewest_seconds(config, jobs, bandwidth, rates)
-    limit = sum(length for _, length in jobs) / seconds
-    report = {
-        "workload": args.workload,
-        "memory_gb_s": round(bandwidth / 1e9, 1),
-        "products_gflop_s": {f"{n}x{k}": round(rate / 1e9) for (n, k), rate in sorted(rates.items())},
-        "fewest_seconds": round(seconds, 2),
-        "limit_tok_s": round(limit, 1),
-    }
+    report = Machine(read_config(args.model), args.quantization).limit(args.workload)
     if args.measured:
-        report["share_percent"] = round(100 * args.measured / limit, 1)
+        report["share_percent"] = round(100 * args.measured / report["limit_tok_s"], 1)
     print(json.dumps(report))
+
+
+class Machine:
+    """What memory and products of a model's shapes give here and now; measuring takes some seconds."""
+
+    def __init__(self, config: ModelConfig, quantization: Quantization) -> None:
+        self.config = config
+        self.weight_bytes = 1 if quantization == "int8" else 2
+        self.bandwidth = measure_bandwidth()
+        layer, head = shapes(config)
+        self.rates = {shape: measure_product(shape, quantization) for shape in {*layer, head}}
+
+    def limit(self, workload: str) -> dict[str, Any]:
+        """Return the fewest seconds of a workload and the rate they make, beside what was measured."""
+        jobs = workloads.requests(workload)
+        seconds = fewest_seconds(self, jobs)
+        return {
+            "workload": workload,
+            "memory_gb_s": round(self.bandwidth / 1e9, 1),
+            "products_gop_s": {f"{n}x{k}": round(rate / 1e9) for (n, k), rate in sorted(self.rates.items())},
+            "fewest_seconds": round(seconds, 2),
+            "limit_tok_s": round(sum(length for _, length in jobs) / seconds, 1),
+        }
 
 
 def shapes(config: ModelConfig) -> tuple[list[Shape], Shape]:
@@ -67,21 +81,22 @@ def measure_bandwidth(size: int = 2**30) -> float:
     return size / _median(values.sum, 7)
 
 
-def measure_product(shape: Shape) -> float:
+def measure_product(shape: Shape, quantization: Quantization) -> float:
     """Operations a second of the faster implementation, weights warm."""
     outs, ins = shape
     weight, x = torch.randn(outs, ins).bfloat16(), torch.randn(ROWS, ins).bfloat16()
-    ours = select_ops("auto", torch.device("cpu"), torch.bfloat16, 64).linear(weight, None)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-    theirs = torch.ops.mkldnn._linear_pointwise
-    seconds = min(_median(lambda: ours(x), 9), _median(lambda: theirs(x, packed, None, "none", [], ""), 9))
+    ours = select_ops("auto", torch.device("cpu"), torch.bfloat16, 64, quantization).linear(weight, None)
+    seconds = _median(lambda: ours(x), 9)
+    if quantization == "none":
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        theirs = torch.ops.mkldnn._linear_pointwise
+        seconds = min(seconds, _median(lambda: theirs(x, packed, None, "none", [], ""), 9))
     return 2 * ROWS * outs * ins / seconds
 
 
-def fewest_seconds(
-    config: ModelConfig, jobs: list[tuple[list[int], int]], bandwidth: float, rates: dict[Shape, float]
-) -> float:
+def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float:
     """Add up the steps of the workload under continuous batching with 64 seats and 512 tokens a step."""
+    config, bandwidth, rates = machine.config, machine.bandwidth, machine.rates
     scheduler = Scheduler(make_policy("continuous", 64, 0), BlockPool(100_000), enable_prefix_caching=False)
     for index, (prompt, length) in enumerate(jobs):
         params = SamplingParams(max_tokens=length)
@@ -96,7 +111,7 @@ def fewest_seconds(
 
         def product(shape: Shape, rows: int) -> float:
             weights = shape[0] * shape[1]
-            return max(2 * weights * rows / rates[shape], 2 * weights / bandwidth) if rows else 0.0
+            return max(2 * weights * rows / rates[shape], machine.weight_bytes * weights / bandwidth) if rows else 0.0
 
         total += config.num_layers * sum(product(shape, step.total_tokens) for shape in layer)
         total += product(head, len(sampled)) + sum(ends.values()) * kv_bytes / bandwidth

@@ -1,24 +1,45 @@
 // What is multiplied, made ready: quantized if the weight is, and interleaved.
 #pragma once
+#include <cstdlib>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "interleave.h"
 #include "pack.h"
 
 namespace {
 
-// Memory that is kept from pass to pass.
+// Memory that is kept from pass to pass, in huge pages where the system has them, like the weights and the KV cache.
 class Arena {
-    std::vector<char> bytes;
-    size_t used = 0;
+    static constexpr size_t HUGE_PAGE = 2 << 20;
+    char *bytes = nullptr;
+    size_t size = 0, used = 0;
 
   public:
-    void reset(size_t size) {
+    Arena() = default;
+    Arena(const Arena &) = delete;
+    Arena &operator=(const Arena &) = delete;
+    ~Arena() { std::free(bytes); }
+
+    void reset(size_t wanted) {
         used = 0;
-        if (bytes.size() < size) bytes = std::vector<char>(size);
+        if (wanted <= size) return;
+        std::free(bytes);
+        size = (wanted + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        bytes = static_cast<char *>(std::aligned_alloc(HUGE_PAGE, size));
+        if (!bytes) throw std::bad_alloc();
+#if defined(__linux__)
+        madvise(bytes, size, MADV_HUGEPAGE);
+#endif
     }
+
     template <typename T> T *take(int64_t count) {
-        const size_t at = (reinterpret_cast<size_t>(bytes.data()) + used + 63) / 64 * 64;
-        used = at - reinterpret_cast<size_t>(bytes.data()) + count * sizeof(T);
-        return reinterpret_cast<T *>(at);
+        T *taken = reinterpret_cast<T *>(bytes + used);
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return taken;
     }
 };
 
