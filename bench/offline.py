@@ -1,22 +1,27 @@
 """Chairlift's rate in process: python bench/offline.py MODEL WORKLOAD[,WORKLOAD...] [SETTING=VALUE ...] [--repeat 3]
 
 Prints one JSON line a workload: the median of `repeat` runs after a warm-up, prefix caching off, 64 sequences at most.
+`--roofline` measures right after the runs what the machine allows (bench/roofline.py) and adds the share reached.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from offline_run import Jobs, add_arguments, report
+from roofline import Machine
 
 import chairlift
+from chairlift.runners.decoder.config import read_config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="any field of EngineConfig, as JSON")
+    parser.add_argument("--roofline", action="store_true", help="print the share of the machine's limit")
     args = parser.parse_intermixed_args()
     settings = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2, "enable_prefix_caching": False}
     settings |= {name: json.loads(value) for name, _, value in (s.partition("=") for s in args.settings)}
@@ -34,7 +39,11 @@ def main() -> None:
 
         return run
 
-    report("chairlift", args, load, prepare, ops=llm.engine.info.ops)
+    def limit(workload: str) -> float:
+        machine = Machine(read_config(Path(args.model)), llm.config.quantization)
+        return float(machine.limit(workload)["limit_tok_s"])
+
+    report("chairlift", args, load, prepare, limit if args.roofline else None, ops=llm.engine.info.ops)
 
 
 if __name__ == "__main__":

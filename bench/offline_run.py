@@ -26,11 +26,17 @@ def arguments() -> argparse.Namespace:
 
 
 def report(
-    engine: str, args: argparse.Namespace, load: float, prepare: Callable[[Jobs], Callable[[], int]], **about: str
+    engine: str,
+    args: argparse.Namespace,
+    load: float,
+    prepare: Callable[[Jobs], Callable[[], int]],
+    limit: Callable[[str], float] | None = None,
+    **about: str,
 ) -> None:
     """Print a line for each workload: the median of the runs after a short warm-up.
 
-    `prepare` takes the jobs and returns what serves them all and counts the tokens made.
+    `prepare` takes the jobs and returns what serves them all and counts the tokens made. `limit`, asked right after the
+    runs, gives the rate that the machine allows a workload.
     """
     prepare([([11, 12, 13], 4)])()
     for name in args.workloads:
@@ -45,7 +51,7 @@ def report(
             if made != wanted:
                 raise SystemExit(f"{engine} made {made} tokens of {wanted}")
         median = statistics.median(seconds)
-        line = {
+        line: dict[str, str | float] = {
             "engine": engine,
             **about,
             "workload": name,
@@ -54,6 +60,9 @@ def report(
             "output_tok_s": round(made / median, 1),
             "best_tok_s": round(made / min(seconds), 1),
         }
+        if limit is not None:
+            most = limit(name)
+            line |= {"limit_tok_s": round(most, 1), "share_percent": round(100 * made / median / most, 1)}
         print(json.dumps(line), flush=True)
 
 
