@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from offline_run import Jobs, add_arguments, report
-from roofline import Machine
 
 import chairlift
-from chairlift.runners.decoder.config import read_config
 
 
 def main() -> None:
@@ -40,6 +38,11 @@ def main() -> None:
         return run
 
     def limit(workload: str) -> float:
+        # Here, so that the seconds to load still hold the import of torch.
+        from roofline import Machine
+
+        from chairlift.runners.decoder.config import read_config
+
         machine = Machine(read_config(Path(args.model)), llm.config.quantization)
         return float(machine.limit(workload)["limit_tok_s"])
 

@@ -1,9 +1,9 @@
 """The fewest seconds that this machine allows a model and a workload: python bench/roofline.py MODEL WORKLOAD
 
-Measures what memory gives and how fast products of the model's own shapes run on weights that lie in the cache (bfloat16:
-the best of our own and oneDNN's; `--quantization int8`: our own), then walks the
-workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time to read each weight
-once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
+Measures what memory gives and how fast products of the model's own shapes run on weights that lie in the cache
+(bfloat16: the best of our own and oneDNN's; `--quantization int8`: our own), then walks the workload's steps, as the
+real scheduler makes them, at those rates: a step takes at least the time to read each weight once or to multiply it
+with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
 `--measured TOK_S` prints the share of the limit that a rate reaches; bench/offline.py --roofline does so for its own.
 """
 
