@@ -56,6 +56,7 @@ def add_open_loop_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-tpot-ms", type=float, default=120.0)
     parser.add_argument("--vocab", type=int, default=30000, help="prompts use the token ids below")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request")
 
 
 def warm_up(target: Target, vocab: int, seed: int) -> None:
@@ -107,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument("--concurrency", type=int, metavar="N", help="a closed loop of N streams")
     mode.add_argument("--scenario", choices=["prefix"])
     parser.add_argument("--repeat", type=int, default=3, help="of --concurrency and --scenario")
-    parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request")
     add_open_loop_options(parser)
     return parser
 
