@@ -1,5 +1,6 @@
 """Results of a comparison: medians, ratios, the table and the picture."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,9 +98,10 @@ def _bars(axes: Any, engines: Rates) -> None:
     width = 0.8 / len(engines)
     for index, (name, columns) in enumerate(engines.items()):
         places = [group + (index - (len(engines) - 1) / 2) * width for group in range(len(measured))]
-        rates = [columns.get(workload, 0.0) for workload in measured]
+        # No bar is not the same as a bar of nothing.
+        rates = [columns.get(workload, math.nan) for workload in measured]
         bars = axes.bar(places, rates, width, color=COLOURS[name], label=name, linewidth=0)
-        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+        axes.bar_label(bars, ["" if math.isnan(rate) else f"{rate:.0f}" for rate in rates], fontsize=7)
     axes.set_xticks(range(len(measured)), measured)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
