@@ -160,9 +160,8 @@ def test_bfloat16(variant: str, ops: str) -> None:
         with torch.no_grad():
             wanted = reference_model(variant, "bfloat16").float()(torch.tensor([prompt])).logits[0]
         distances.append(1 - torch.cosine_similarity(logits.float(), wanted, dim=-1))
-    # Where rounding hits worst is chance; how far it moves tokens on the whole is not.
     assert torch.cat(distances).mean() < 1.5e-4
-    assert torch.cat(distances).max() < 2e-3
+    assert torch.cat(distances).max() < 1e-3
 
 
 @functools.cache
