@@ -39,3 +39,7 @@ class UnsupportedModel(ChairliftError):
 
 class ConfigError(ChairliftError):
     """A setting is unknown, malformed or contradicts another; the message names it."""
+
+
+class DeadlineExceeded(ChairliftError):
+    """The request was not, or could not have been, done by its deadline (HTTP 504)."""
