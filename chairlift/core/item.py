@@ -1,4 +1,4 @@
-"""What one-shot batching speaks: an item of work that ends in one call, the batch that carries it, and what became of it."""
+"""One-shot batching: an item of work that ends in one call, the batch that carries it, and what became of it."""
 
 import enum
 from collections.abc import Hashable

@@ -9,7 +9,7 @@ Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """A named tensor: its type as the Open Inference Protocol spells it (FP32, INT64, BYTES...), -1 where any size goes.
+    """A named tensor; `datatype` as the Open Inference Protocol spells it (FP32, INT64, BYTES), -1 where any size goes.
 
     `shape` is that of one item, so it has no batch dimension.
     """
