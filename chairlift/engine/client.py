@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ import zmq.asyncio
 from chairlift.config import EngineConfig
 from chairlift.core.admission import Admission
 from chairlift.core.request import FinishReason, Request
+from chairlift.engine.machine import Machine
 from chairlift.engine.messages import (
     Abort,
     Add,
@@ -30,6 +32,10 @@ from chairlift.engine.messages import (
     StepOutput,
     ToFront,
     ToWorker,
+    TurnAsked,
+    TurnGiven,
+    TurnOver,
+    TurnWanted,
 )
 from chairlift.errors import QueueFull, RequestFailed, Unavailable
 from chairlift.runners.base import ModelInfo
@@ -94,7 +100,10 @@ class Stream:
 class EngineClient:
     """One model served by one worker process. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, config: EngineConfig, max_waiting: int = 1024) -> None:
+    def __init__(
+        self, config: EngineConfig, max_waiting: int = 1024, machine: Machine | None = None, weight: float = 1.0
+    ) -> None:
+        """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
         self.config = config
         self.info: ModelInfo | None = None
         self.state: State = "loading"
@@ -103,6 +112,8 @@ class EngineClient:
         self.restarts = 0
         self.on_step: Callable[[EngineStats], None] | None = None
         self._admission = Admission(max_waiting)
+        self._machine, self._weight = machine, weight
+        self._turn_name = f"{config.served_model_name or config.model} {id(self):x}"
         self._streams: dict[str, Stream] = {}
         self._num_waiting = 0
         self._socket: zmq.asyncio.Socket | None = None
@@ -217,10 +228,14 @@ class EngineClient:
             sys.executable,
             # -P: a folder named chairlift in the working directory must not stand in for the installed package.
             *("-P", "-m", "chairlift.engine.worker", address, msgspec.json.encode(self.config).decode()),
+            *(("turns",) if self._machine else ()),
             stdin=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         self._socket, self._process = socket, process
+        if self._machine is not None:
+            given, asked = (functools.partial(self._send, message) for message in (TurnGiven(), TurnAsked()))
+            self._machine.join(self._turn_name, self._weight, given, asked)
         receiving = asyncio.create_task(self._receive(socket), name="worker messages")
         ending = asyncio.create_task(process.wait())
         try:
@@ -234,6 +249,8 @@ class EngineClient:
                 await asyncio.wait({receiving}, timeout=0.05)
             return status
         finally:
+            if self._machine is not None:
+                self._machine.leave(self._turn_name)
             receiving.cancel()
             self._socket = self._process = None
             socket.close(linger=0)
@@ -254,6 +271,10 @@ class EngineClient:
                 case LoadFailed(message=reason):
                     self.failure = reason
                     await self._become("failed")
+                case TurnWanted() if self._machine is not None:
+                    self._machine.ask(self._turn_name)
+                case TurnOver(again=again) if self._machine is not None:
+                    self._machine.release(self._turn_name, again)
 
     def _take(self, output: StepOutput) -> None:
         self.stats = output.stats
