@@ -3,18 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import count
 
 from chairlift.core.shares import Shares
 
 
-class _Model(NamedTuple):
-    on_turn: Callable[[], None]
-    on_asked: Callable[[], None]
-
-
 class Machine:
-    """Carries out what `Shares` decides. A model calls back when a turn is given, and when others wait for it.
+    """Carries out what `Shares` decides, among the models that have joined.
 
     One step of a model uses all cores, so two at a time would only stand in each other's way. All methods belong to
     one event loop.
@@ -22,48 +17,34 @@ class Machine:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.shares = Shares()
-        self._clock = clock
-        self._models: dict[str, _Model] = {}
+        self.clock = clock
+        self._members: dict[str, Member] = {}
+        self._serial = count()
         self._granting = False
 
-    def join(self, name: str, weight: float, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> None:
-        """Let a model take part.
+    def join(self, name: str, weight: float, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> "Member":
+        """Let a model, or one instance of it, take part.
 
         `on_turn` says that the machine is its own until `release`; `on_asked` that somebody waits for it, so that it
         should be released after the present step. Raises ValueError for a weight that is not positive.
         """
-        self.shares.join(name, weight)
-        self._models[name] = _Model(on_turn, on_asked)
+        member = Member(self, f"{name}-{next(self._serial)}", on_turn, on_asked)
+        self.shares.join(member.name, weight)
+        self._members[member.name] = member
+        return member
 
-    def leave(self, name: str) -> None:
-        """Forget a model, whether it has the turn or not: its worker is gone."""
-        if name in self._models:
-            del self._models[name]
-            self.shares.leave(name, self._clock())
-            self._grant_soon()
+    def forget(self, member: "Member") -> None:
+        """Let a member go."""
+        if self._members.pop(member.name, None) is not None:
+            self.shares.leave(member.name, self.clock())
+            self.grant_soon()
 
-    def ask(self, name: str) -> None:
-        """Want the next turn."""
-        self.shares.ask(name, self._clock())
-        holder = self.shares.holder
-        if holder is None:
-            self._grant_soon()
-        elif holder != name:
-            self._models[holder].on_asked()
+    def call_holder(self) -> None:
+        """Tell whoever has the turn that somebody waits."""
+        if self.shares.holder is not None:
+            self._members[self.shares.holder].on_asked()
 
-    def withdraw(self, name: str) -> None:
-        """Want no turn any more."""
-        self.shares.withdraw(name)
-
-    def release(self, name: str, again: bool) -> None:
-        """End the turn; `again` asks for another in the same breath."""
-        now = self._clock()
-        self.shares.release(name, now)
-        if again:
-            self.shares.ask(name, now)
-        self._grant_soon()
-
-    def _grant_soon(self) -> None:
+    def grant_soon(self) -> None:
         """Give the next turn once all that is being said now has been heard."""
         if not self._granting:
             self._granting = True
@@ -71,9 +52,50 @@ class Machine:
 
     def _grant(self) -> None:
         self._granting = False
-        name = self.shares.grant(self._clock())
+        name = self.shares.grant(self.clock())
         if name is None:
             return
-        self._models[name].on_turn()
-        if self.shares.contended and self.shares.holder == name:
-            self._models[name].on_asked()
+        self._members[name].on_turn()
+        if self.shares.contended:
+            self.call_holder()
+
+
+class Member:
+    """One of those who share the machine; made by `Machine.join`, and of no use after `leave`."""
+
+    def __init__(self, machine: Machine, name: str, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> None:
+        self.name = name
+        self.on_turn = on_turn
+        self.on_asked = on_asked
+        self._machine = machine
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the turn."""
+        return self._machine.shares.holder == self.name
+
+    def ask(self) -> None:
+        """Want the next turn."""
+        machine = self._machine
+        machine.shares.ask(self.name, machine.clock())
+        if machine.shares.holder is None:
+            machine.grant_soon()
+        elif not self.holds:
+            machine.call_holder()
+
+    def withdraw(self) -> None:
+        """Want no turn any more."""
+        self._machine.shares.withdraw(self.name)
+
+    def release(self, again: bool) -> None:
+        """End the turn; `again` asks for another in the same breath. Raises ValueError without a turn."""
+        machine = self._machine
+        now = machine.clock()
+        machine.shares.release(self.name, now)
+        if again:
+            machine.shares.ask(self.name, now)
+        machine.grant_soon()
+
+    def leave(self) -> None:
+        """Take no further part, with the turn or without: the worker is gone. Leaving again does nothing."""
+        self._machine.forget(self)
