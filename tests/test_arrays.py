@@ -23,9 +23,7 @@ PLAIN = st.one_of(
     arrays_of.datetime64_dtypes(),
 )
 ARRAYS = arrays_of.arrays(PLAIN, arrays_of.array_shapes(min_dims=0, min_side=0, max_side=40, max_dims=3))
-LEAVES = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary() | ARRAYS
-)
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary() | ARRAYS
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
