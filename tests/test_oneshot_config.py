@@ -35,6 +35,7 @@ def test_kind_follows_from_the_name(model: str, kind: str) -> None:
         ({"max_wait_ms": -1}, "max_wait_ms must not be negative"),
         ({"timeout_ms": 0}, "timeout_ms must be positive"),
         ({"target_latency_ms": float("nan")}, "target_latency_ms must be positive"),
+        ({"target_latency_ms": 50, "max_wait_ms": 5}, "leave max_wait_ms out"),
         ({"instances": 0}, "instances must be at least 1"),
         ({"retries": -1}, "retries must not be negative"),
         ({"warm_up_sizes": (1, 0)}, "warm_up_sizes must be at least 1 each"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.oneshot_config import OneShotConfig
+from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
 from chairlift.runners.locate import find_class
 from chairlift.runners.oneshot import OneShotInfo, TensorSpec
@@ -117,9 +118,9 @@ class FunctionRunner:
     def _inputs(self, payloads: Sequence[Any]) -> list[Any]:
         """What goes into `predict`, item by item, or the exception in its place."""
         hooks = self.hooks
-        checked = [_attempt(self._check, payload) for payload in payloads] if hooks.inputs else list(payloads)
+        checked = [attempt(self._check, payload) for payload in payloads] if hooks.inputs else list(payloads)
         made = _where_good(hooks.preprocess, checked)
-        return [_attempt(_as_arrays, each) for each in made] if hooks.stack else made
+        return [attempt(_as_arrays, each) for each in made] if hooks.stack else made
 
     def _check(self, payload: Any) -> Any:
         if not isinstance(payload, Mapping):
@@ -148,17 +149,7 @@ class FunctionRunner:
         """What callers get for what `predict` gave."""
         made = _where_good(self.hooks.postprocess, rows)
         specs = self.hooks.outputs
-        return [_attempt(_as_outputs, each, specs) for each in made] if specs else made
-
-
-def _attempt(function: Callable[..., Any], value: Any, *more: Any) -> Any:
-    """Call a function, or return the exception that it raised; a value that is an exception already stays."""
-    if isinstance(value, BaseException):
-        return value
-    try:
-        return function(value, *more)
-    except Exception as error:
-        return error
+        return [attempt(_as_outputs, each, specs) for each in made] if specs else made
 
 
 def _where_good(function: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
