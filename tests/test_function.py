@@ -236,15 +236,15 @@ def test_declared_tensors_are_held_to_their_declaration() -> None:
 def test_a_generator_streams_to_each_its_own() -> None:
     runner = runner_of("Streams")
     assert runner.load().streams
-    parts: list[tuple[int, str]] = []
-    results = runner.stream([" ab", "c!d", 3, "efg"], lambda index, part: parts.append((index, part)))
+    parts: list[dict[int, str]] = []
+    results = runner.stream([" ab", "c!d", 3, "efg"], parts.append)
     assert shown(results) == [
         ["A", "B"],
         "ValueError: no shouting",
         "AttributeError: 'int' object has no attribute 'strip'",
         ["E", "F", "G"],
     ]
-    assert parts == [(0, "A"), (1, "C"), (3, "E"), (0, "B"), (3, "F"), (3, "G")]
+    assert parts == [{0: "A", 1: "C", 3: "E"}, {0: "B", 3: "F"}, {3: "G"}]
     assert runner.run(["ab"]) == [["A", "B"]]
 
 

@@ -78,17 +78,17 @@ class FunctionRunner:
 
     def run(self, payloads: Sequence[Any]) -> list[Any]:
         """Compute one batch: a result for each payload, or the exception that only it met."""
-        return self.stream(payloads, lambda index, part: None)
+        return self.stream(payloads, lambda parts: None)
 
-    def stream(self, payloads: Sequence[Any], emit: Callable[[int, Any], None]) -> list[Any]:
-        """Like `run`, and hand over the parts of a streaming class as they come, with the index of their item."""
+    def stream(self, payloads: Sequence[Any], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
+        """Like `run`, and hand over the parts of a streaming class as they come, by their item's index."""
         results = self._inputs(payloads)
         emitted = False
 
-        def passed(index: int, part: Any) -> None:
+        def passed(parts: dict[int, Any]) -> None:
             nonlocal emitted
             emitted = True
-            emit(index, part)
+            emit(parts)
 
         good = [index for index, value in enumerate(results) if not isinstance(value, BaseException)]
         members = [good]
@@ -131,18 +131,21 @@ class FunctionRunner:
     def _predict(self, batch: Any, size: int) -> list[Any]:
         return self._results(_rows(self.hooks.predict(batch), size, "returned"))
 
-    def _stream(self, batch: Any, group: list[int], emit: Callable[[int, Any], None]) -> list[Any]:
+    def _stream(self, batch: Any, group: list[int], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
         ends: list[Any] = [[] for _ in group]
         with contextlib.closing(self.hooks.stream(batch)) as stream:
             for made in stream:
                 rows = _rows(made, len(group), "yielded")
                 going = [i for i, row in enumerate(rows) if row is not None and not isinstance(ends[i], BaseException)]
+                parts = {}
                 for i, part in zip(going, self._results([rows[i] for i in going]), strict=True):
                     if isinstance(part, BaseException):
                         ends[i] = part
                     else:
                         ends[i].append(part)
-                        emit(group[i], part)
+                        parts[group[i]] = part
+                if parts:
+                    emit(parts)
         return ends
 
     def _results(self, rows: list[Any]) -> list[Any]:

@@ -85,6 +85,6 @@ class OneShotRunner(Protocol):
 class StreamingRunner(OneShotRunner, Protocol):
     """A runner whose `OneShotInfo.streams` is set: results come in parts."""
 
-    def stream(self, payloads: Sequence[Any], emit: Callable[[int, Any], None]) -> list[Any]:
-        """Like `run`, and call `emit` with an item's index and a part of its result as soon as it is there."""
+    def stream(self, payloads: Sequence[Any], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
+        """Like `run`, and hand each new part of a result to `emit` as soon as it is there, by its item's index."""
         ...
