@@ -14,6 +14,7 @@ _READ_BY: dict[str, tuple[Kind, ...]] = {
     "dtype": ("encoder",),
     "ops": ("encoder",),
     "quantization": ("encoder",),
+    "max_model_len": ("encoder",),
     "max_batch_tokens": ("encoder",),
     "device": ("encoder", "onnx"),
     "outputs": ("onnx",),
@@ -27,9 +28,10 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `model` is a Hugging Face folder, a .onnx file, or a class as "module:Class" or "path/to/file.py:Class"; `kind`
     follows from it. `max_batch_size` (items in one call) and `max_wait_ms` (for the oldest item, until the batch is
-    full) default to what the model says, or else to 32 and 0. `max_batch_tokens` bounds a batch's tokens,
-    `max_waiting` the items in line, `max_queue_ms` the predicted time until the line is done. `target_latency_ms` lets
-    batch size and wait follow from measured times and arrivals. `timeout_ms` is the deadline of items that bring none;
+    full) default to what the model says, or else to 32 and 0. `max_model_len` bounds one item's tokens (default: the
+    model's own), `max_batch_tokens` a batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until
+    the line is done. `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
+    `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
     `call_timeout_s` is when a call counts as hung and its process is ended. A failed call is tried again up to
     `retries` times, and with `bisect` in halves, so each item's computation may run more than once.
     `warm_up_sizes=None` is powers of two up to the batch size; an empty list is no warm-up. `outputs` selects those of
@@ -43,6 +45,7 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ops: Literal["auto", "native", "reference"] = "auto"
     quantization: Literal["none", "int8"] = "none"
+    max_model_len: int | None = None
     max_batch_size: int | None = None
     max_wait_ms: float | None = None
     max_batch_tokens: int | None = None
@@ -80,7 +83,7 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 )
 
     def _check_numbers(self) -> None:
-        for name in ("max_batch_size", "max_batch_tokens", "max_waiting", "instances", "num_threads"):
+        for name in ("max_model_len", "max_batch_size", "max_batch_tokens", "max_waiting", "instances", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -92,6 +95,8 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
+        if self.target_latency_ms is not None and self.max_wait_ms:
+            raise ConfigError("with target_latency_ms the wait follows from it; leave max_wait_ms out")
         if any(size < 1 for size in self.warm_up_sizes or ()):
             raise ConfigError(f"warm_up_sizes must be at least 1 each, got {list(self.warm_up_sizes or ())}")
         if self.outputs is not None and not self.outputs:
