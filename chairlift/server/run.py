@@ -90,12 +90,14 @@ class _Front:
     def _prepare(self) -> "uvicorn.Server":
         from chairlift.server.app import create_app
         from chairlift.server.http import make_server
+        from chairlift.server.registry import Models
         from chairlift.server.service import Service
         from chairlift.text.tokenizer import Tokenizer
 
         tokenizer = Tokenizer.from_folder(self._engine.model)
         _warm_up(tokenizer)
-        app = create_app(Service(self._client, tokenizer, self._name, self._config))
+        service = Service(self._client, tokenizer, self._name, self._config)
+        app = create_app(Models([service]), self._config)
         return make_server(app, self._config)
 
     async def _announce(self) -> None:

@@ -1,0 +1,136 @@
+"""The service in front of a one-shot model: payloads go in, answers with their timings come out."""
+
+import asyncio
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from chairlift.engine.dispatcher import Answer
+from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.runners.oneshot import OneShotInfo, Task
+from chairlift.server.oneshot_metrics import OneShotMetrics
+from chairlift.text.tokenizer import Tokenizer
+
+State = Literal["loading", "ready", "restarting", "draining", "failed"]
+
+
+class Line(Protocol):
+    """The part of Dispatcher that a service uses."""
+
+    def submit(
+        self,
+        payload: Any,
+        *,
+        size: float = 1.0,
+        shape_key: Hashable = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> "asyncio.Future[Answer]":
+        """Queue one payload. Raises QueueFull; so may the future, or DeadlineExceeded, RequestFailed, Unavailable."""
+
+
+class OneShotService:
+    """One served one-shot model. Its owner sets `info` when it is loaded, and `state` and `failure` as they change.
+
+    `capacity` is what the line holds, so that a request that can never fit is refused as such. `prompts` are texts that
+    clients may ask to put before theirs, by name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        line: Line,
+        *,
+        version: str = "1",
+        info: OneShotInfo | None = None,
+        tokenizer: Tokenizer | None = None,
+        capacity: int = 1024,
+        prompts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.info = info
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.capacity = capacity
+        self.metrics = OneShotMetrics(name)
+        self.state = "loading" if info is None else "ready"
+        self.failure: str | None = None
+        self.created = int(time.time())
+        self._line = line
+
+    @property
+    def state(self) -> State:
+        """One of loading, ready, restarting, draining, failed."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.metrics.ready = self.ready
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken in now."""
+        return self._state == "ready"
+
+    @property
+    def task(self) -> Task | None:
+        """What the model does; None before it is loaded."""
+        return self.info.task if self.info is not None else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens that an input may have, where inputs are texts."""
+        return self.info.max_tokens if self.info is not None else None
+
+    def loaded(self) -> OneShotInfo:
+        """What is known of the model. Raises Unavailable while it takes no requests."""
+        if self.info is None or not self.ready:
+            failure = f": {self.failure}" if self.failure else ""
+            raise Unavailable(f"the model `{self.name}` is {self.state}{failure}")
+        return self.info
+
+    async def infer(
+        self,
+        payloads: Sequence[Any],
+        *,
+        sizes: Sequence[float] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> list[Answer]:
+        """An answer for each payload, or the first error; then, as when the caller is cancelled, no other goes on.
+
+        Raises InvalidRequest, QueueFull, Unavailable, DeadlineExceeded or RequestFailed.
+        """
+        info = self.loaded()
+        if len(payloads) > self.capacity:
+            message = f"{len(payloads)} inputs are more than the queue of {self.capacity} holds (max_waiting)"
+            raise InvalidRequest(message)
+        futures: list[asyncio.Future[Answer]] = []
+        submit = self._line.submit
+        try:
+            for index, payload in enumerate(payloads):
+                size = 1.0 if sizes is None else sizes[index]
+                key = _shape_key(payload) if info.shape_keys else None
+                futures.append(submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout))
+            answers = [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
+        except BaseException as error:
+            self.metrics.on_failure(error, len(payloads))
+            for future in futures:
+                future.cancel()
+            raise
+        self.metrics.on_answers(answers)
+        return answers
+
+
+def _shape_key(payload: Any) -> Hashable:
+    """Equal for payloads whose arrays can be stacked."""
+    if isinstance(payload, np.ndarray):
+        return tuple(payload.shape)
+    if isinstance(payload, dict):
+        return tuple((name, value.shape) for name, value in sorted(payload.items()) if isinstance(value, np.ndarray))
+    return None
