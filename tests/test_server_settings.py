@@ -116,7 +116,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ('seed = 1\n[models.a]\nmodel = "m"', [], "seed is a model's setting"),
         ('[models.a]\nmodel = "m"', ["--seed", "1"], "--seed is a model's setting"),
         ('[models.a]\nmodel = "m"\nweight = "1"', [], r"models\.a\.weight: expected float"),
-        ('[models.a]\nmodel = "m"\nweight = 0', [], "weight must be positive"),
+        ('[models.a]\nmodel = "m"\nweight = -1', [], "weight must not be negative"),
         ('[models.a]\nmodel = "m"\nmax_batch_size = 1', [], r"models\.a\.max_batch_size has no effect on 'm'"),
         ('[models.a]\nmodel = "encoder"\nmax_num_seqs = 1', [], r"models\.a\.max_num_seqs has no effect on 'encoder'"),
         ('[models.a]\nmodel = "m"\n[models.b]\nmodel = "m"\nserved_model_name = "a"', [], "version 1 of 'a' twice"),

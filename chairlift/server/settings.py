@@ -24,15 +24,15 @@ ModelConfig = EngineConfig | OneShotConfig
 
 
 class Share(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What only a model beside others has: its version, and its weight when they share the machine."""
+    """What only a model beside others has: its version, and its weight in sharing the machine (0: it needs no turn)."""
 
     version: str = "1"
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a share that is none."""
-        if not 0 < self.weight < math.inf:
-            raise ConfigError(f"weight must be positive, got {self.weight}")
+        if not 0 <= self.weight < math.inf:
+            raise ConfigError(f"weight must not be negative, got {self.weight}")
 
 
 class Served(NamedTuple):
