@@ -1,1 +1,0 @@
-"""Encoders of the BERT family: embeddings, classification and reranking, with no padding."""
