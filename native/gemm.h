@@ -159,9 +159,9 @@ inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typen
 }
 
 // The rows of some tiles under one panel of a weight; `next` is the panel to fetch meanwhile, or null.
-template <typename Dot, typename T>
+template <typename Dot, typename Into>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
-              const char *next, const Sink<T> &sink) {
+              const char *next, const Into &sink) {
     const int64_t steps = weight.steps();
     Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
                 weight.int8 ? weight.starts + index * PANEL : nullptr, steps, nullptr, 0};
@@ -180,8 +180,8 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
 }
 
 // This thread's part of a product; the caller waits before and after.
-template <typename Dot, typename T>
-void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+template <typename Dot, typename Into>
+void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = weight.steps() * STEP_BYTES, tasks = panels * tiles.groups;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
@@ -191,8 +191,9 @@ void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const S
     }
 }
 
-template <typename T>
-void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+// What becomes of the sums is for a sink to know: Sink, or the encoder's.
+template <typename Into>
+void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     if (weight.int8)
         product_of<Int8Dot>(x, tiles, weight, sink, team);
 #if defined(__AVX512BF16__)
