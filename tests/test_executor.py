@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoder_factory import encoder_folder
 
 from chairlift.core.item import Failure
 from chairlift.engine import supervisor
@@ -21,6 +22,7 @@ from chairlift.engine.executor import ProcessExecutor, ThreadExecutor
 from chairlift.errors import Unavailable
 from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.make import make_runner
+from chairlift.runners.oneshot import Encoding
 
 MODELS = Path(__file__).parent / "worker_models.py"
 
@@ -202,6 +204,37 @@ def test_warm_up_goes_as_far_as_memory_does() -> None:
             assert executor.info is not None
             assert executor.info.max_batch_size == 16
             assert (await executor.run([0])).results == [[1, 2, 4, 8, 1]]
+
+    asyncio.run(body())
+
+
+def test_encoders_get_encodings() -> None:
+    async def body() -> None:
+        given = OneShotConfig(model=str(encoder_folder("bert")), dtype="float32", num_threads=1, max_batch_size=2)
+        texts = [Encoding([1, 2, 3]), Encoding([4, 5], [0, 1]), Encoding([9999])]
+        runner = make_runner(given)
+        runner.load()
+        expected = runner.run(texts)
+        async with started(given) as executor:
+            assert executor.info is not None
+            assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
+            results = (await executor.run(texts)).results
+            np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
+            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
+
+    asyncio.run(body())
+
+
+def test_onnx_models_get_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx_models import WEIGHT, linear
+
+    async def body() -> None:
+        async with started(OneShotConfig(model=linear(tmp_path / "m.onnx"), num_threads=1)) as executor:
+            made = await executor.run([{"x": np.ones(4, np.float32)}, {"z": 1}])
+            assert made.results[0]["y"].tolist() == WEIGHT.sum(axis=0).tolist()
+            assert shown(made.results[1:]) == ["RequestFailed: InvalidRequest: input 'x' is missing"]
 
     asyncio.run(body())
 
