@@ -9,6 +9,8 @@ from chairlift.errors import ConfigError
 
 Kind = Literal["auto", "encoder", "onnx", "python"]
 
+DEFAULT_MAX_BATCH_SIZE = 32
+
 # Settings that only some kinds of model read.
 _READ_BY: dict[str, tuple[Kind, ...]] = {
     "dtype": ("encoder",),

@@ -42,7 +42,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Cu
             encoded if len(encoded.ids) <= bound else _shorten(tokenizer, pair, cut)
             for encoded, pair in zip(whole, pairs, strict=True)
         ]
-    return [Encoding(list(encoded.ids), list(encoded.type_ids)) for encoded in whole]
+    return [Encoding(list(encoded.ids), list(encoded.type_ids) if any(encoded.type_ids) else None) for encoded in whole]
 
 
 def _shorten(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut) -> tokenizers.Encoding:
@@ -56,13 +56,14 @@ def _shorten(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut) -> tokenizers
 
 
 def _lengths(given: list[int], room: int, second_limit: int | None) -> list[int]:
-    """What each part keeps; of two that are both longer than half, each gets half."""
+    """What each part keeps. As transformers' longest_first: the shorter one stays whole as long as it is under half."""
     if len(given) == 1:
         return [min(given[0], room)]
     first, second = given
     if second_limit is not None:
         second = min(second, second_limit)
-    if first + second <= room:
-        return [first, second]
-    first = min(first, max(room - second, room // 2))
-    return [first, min(second, room - first)]
+    if first <= second:
+        first = min(first, room // 2) if first + second > room else first
+        return [first, min(second, room - first)]
+    second = min(second, room // 2) if first + second > room else second
+    return [min(first, room - second), second]

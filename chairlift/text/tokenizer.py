@@ -11,6 +11,7 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import tokenizers
+from tokenizers import normalizers
 
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat import ChatTemplate
@@ -43,8 +44,11 @@ class Tokenizer:
         self.bos_id = bos_id
 
     @classmethod
-    def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read `tokenizer.json` and its companions from a Hugging Face model folder."""
+    def from_folder(cls, path: str | os.PathLike[str], *, lowercase: bool = False) -> "Tokenizer":
+        """Read `tokenizer.json` and its companions from a Hugging Face model folder.
+
+        `lowercase` changes texts before anything else sees them. Raises UnsupportedModel.
+        """
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
@@ -56,6 +60,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise UnsupportedModel(f"{file} can't be read: {error}") from error
+        if lowercase:
+            own = [] if backend.normalizer is None else [backend.normalizer]
+            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         config = _read_json(folder / "tokenizer_config.json")
         special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
         return cls(
