@@ -89,7 +89,7 @@ def _shape(value: Any) -> list[int]:
 def _plain(info: OneShotInfo, value: Any) -> Any:
     """An item's result: its tensors by name, or the value alone where there is one."""
     outputs: dict[str, Array] = join(info, [value])
-    plain = {name: _values(array[0] if info.batch_axis else array) for name, array in outputs.items()}
+    plain = {name: _values(array[0, ...] if info.batch_axis else array) for name, array in outputs.items()}
     return next(iter(plain.values())) if len(plain) == 1 else plain
 
 
