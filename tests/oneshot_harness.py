@@ -36,6 +36,7 @@ class Line:
         self.batches: list[int] = []
         self._size = max_batch_size
         self._waiting: list[tuple[Any, asyncio.Future[Answer]]] = []
+        self._on_part: dict[asyncio.Future[Answer], Callable[[Any], None]] = {}
 
     def submit(
         self,
@@ -45,6 +46,7 @@ class Line:
         shape_key: Hashable = None,
         priority: int = 0,
         timeout: float | None = None,
+        on_part: Callable[[Any], None] | None = None,
     ) -> asyncio.Future[Answer]:
         if self.refusal is not None:
             raise self.refusal
@@ -55,6 +57,8 @@ class Line:
         if not self._waiting:
             loop.call_soon(self._run)
         self._waiting.append((payload, future))
+        if on_part is not None:
+            self._on_part[future] = on_part
         return future
 
     @property
@@ -70,6 +74,12 @@ class Line:
             batch = live[start : start + self._size]
             self.batches.append(len(batch))
             for (_, future), value in zip(batch, self.compute([payload for payload, _ in batch]), strict=True):
+                on_part = self._on_part.pop(future, None)
+                while on_part is not None and isinstance(value, list) and value:
+                    if isinstance(value[0], Exception):
+                        value = value[0]
+                    else:
+                        on_part(value.pop(0))
                 if isinstance(value, Exception):
                     future.set_exception(value)
                 else:
@@ -166,6 +176,13 @@ def function(name: str = "function") -> tuple[OneShotService, Line]:
     return OneShotService(name, line, info=info), line
 
 
+def counter(name: str = "counter") -> tuple[OneShotService, Line]:
+    """A Python function that streams: counts up to a number."""
+    info = OneShotInfo(task="python", device="cpu", dtype="", streams=True)
+    line = Line(lambda payloads: [[{"count": i, "text": "a\u2028b"} for i in range(each)] for each in payloads])
+    return OneShotService(name, line, info=info), line
+
+
 class Listening:
     """A server on a port of its own, in a thread of its own."""
 
@@ -177,13 +194,24 @@ class Listening:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = make_server(create_app(models, self.config), self.config)
+        self.grpc_port = 0
+        self._with_grpc = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
+        grpc = None
+        if self._with_grpc:
+            from chairlift.server.oip.grpc import make_grpc_server
+
+            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0)
+            await grpc.start()
         self._ready.set()
         await self.server.serve(sockets=[self._socket])
+        if grpc is not None:
+            await grpc.stop(None)
 
-    def start(self) -> None:
+    def start(self, with_grpc: bool) -> None:
+        self._with_grpc = with_grpc
         self._thread.start()
         self._ready.wait()
 
@@ -193,9 +221,11 @@ class Listening:
 
 
 @contextlib.contextmanager
-def listening(*models: Served, registry: Models | None = None, **settings: Any) -> Iterator[Listening]:
+def listening(
+    *models: Served, registry: Models | None = None, grpc: bool = False, **settings: Any
+) -> Iterator[Listening]:
     it = Listening(registry if registry is not None else Models(models), **settings)
-    it.start()
+    it.start(grpc)
     try:
         yield it
     finally:

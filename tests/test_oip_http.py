@@ -1,5 +1,6 @@
 """OIP v2 over HTTP by Triton's client, KServe v1's predict, and what both refuse."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from oneshot_harness import (
     Listening,
     adder,
     classifier,
+    counter,
     embedder,
     embedding,
     function,
@@ -471,3 +473,42 @@ def test_language_models_take_no_tensors() -> None:
         assert (await front.call("GET", "/v2/nowhere")).json() == {"error": "there is no /v2/nowhere here"}
 
     asyncio.run(go())
+
+
+# Streaming
+
+
+def test_a_streaming_model_sends_parts_as_lines_or_events() -> None:
+    with listening(counter()[0], function()[0]) as server:
+        url = f"{server.url}/v1/models/counter:predict"
+        whole = httpx.post(url, json={"instances": [2, 0]})
+        assert whole.json() == {"predictions": [[{"count": i, "text": "a\u2028b"} for i in range(2)], []]}
+        lines = httpx.post(url, json={"instances": [2, 1]}, headers={"Accept": "application/x-ndjson"})
+        assert lines.headers["content-type"].startswith("application/x-ndjson")
+        made = [json.loads(line) for line in lines.text.splitlines()]
+        assert sorted((each["instance"], each["part"]["count"]) for each in made) == [(0, 0), (0, 1), (1, 0)]
+        events = httpx.post(url, json={"instances": [1]}, headers={"Accept": "text/event-stream"})
+        first, last, rest = events.text.split("\n\n")
+        assert json.loads(first.removeprefix("data: ")) == {"instance": 0, "part": {"count": 0, "text": "a\u2028b"}}
+        assert (last, rest) == ("data: [DONE]", "")
+        plain = f"{server.url}/v1/models/function:predict"
+        refused = httpx.post(plain, json={"instances": [1]}, headers={"Accept": "text/event-stream"})
+        assert (refused.status_code, "does not stream" in refused.json()["error"]) == (400, True)
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    service, line = counter()
+    headers = {"Accept": "application/x-ndjson"}
+    with listening(service) as server:
+        url = f"{server.url}/v1/models/counter:predict"
+        line.compute = lambda payloads: [[{"count": 1}, RequestFailed("boom")] for _ in payloads]
+        answer = httpx.post(url, json={"instances": [1]}, headers=headers)
+        assert answer.text.splitlines() == ['{"instance":0,"part":{"count":1}}', '{"error":"boom"}']
+        line.compute = lambda payloads: [QueueFull("full", 2) for _ in payloads]
+        answer = httpx.post(url, json={"instances": [1]}, headers=headers)
+        assert (answer.status_code, answer.json(), answer.headers["retry-after"]) == (429, {"error": "full"}, "2")
+        line.held = True
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json={"instances": [1]}, headers=headers, timeout=0.3)
+        while line.waiting:
+            pass
