@@ -74,11 +74,13 @@ class _Front:
         await self._client.start()
         try:
             # In a thread, so that the loop can start the worker while this process still imports.
-            self._server = await asyncio.to_thread(self._prepare)
-            announcing = asyncio.create_task(self._announce())
-            if self._leaving is None:
-                await self._server.serve(sockets=[self._listener])
-            announcing.cancel()
+            server, grpc = await asyncio.to_thread(self._prepare)
+            self._server = server
+            async with grpc as grpc_port:
+                announcing = asyncio.create_task(self._announce(grpc_port))
+                if self._leaving is None:
+                    await server.serve(sockets=[self._listener])
+                announcing.cancel()
         except ChairliftError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             self._status = 1
@@ -87,9 +89,11 @@ class _Front:
             self._listener.close()
         return self._status
 
-    def _prepare(self) -> "uvicorn.Server":
+    def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
+        """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app
         from chairlift.server.http import make_server
+        from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.registry import Models
         from chairlift.server.service import Service
         from chairlift.text.tokenizer import Tokenizer
@@ -97,13 +101,16 @@ class _Front:
         tokenizer = Tokenizer.from_folder(self._engine.model)
         _warm_up(tokenizer)
         service = Service(self._client, tokenizer, self._name, self._config)
-        app = create_app(Models([service]), self._config)
-        return make_server(app, self._config)
+        models = Models([service])
+        app = create_app(models, self._config)
+        return make_server(app, self._config), grpc_beside(models, self._config)
 
-    async def _announce(self) -> None:
+    async def _announce(self, grpc_port: int | None) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"Chairlift serves {self._name} at {url}/v1 (loading)", flush=True)
+        if grpc_port is not None:
+            print(f"gRPC on port {grpc_port}", flush=True)
         try:
             await self._client.wait_ready()
         except Unavailable as error:
