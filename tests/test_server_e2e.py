@@ -351,3 +351,16 @@ def test_front_never_imports_torch() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert made.stdout.strip() == "False"
+
+
+def test_grpc_beside_http(model: Path) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    with serving(model, "--grpc-port", "0") as server:
+        while not (found := re.search(r"gRPC on port (\d+)", "".join(server.lines))):
+            time.sleep(0.01)
+        client = triton.InferenceServerClient(f"127.0.0.1:{found[1]}")
+        assert client.is_server_ready()
+        assert client.is_model_ready("tiny")
+        client.close()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0

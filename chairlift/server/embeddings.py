@@ -50,10 +50,10 @@ async def embeddings(request: Request) -> Response:
     body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
     service = models.one_shot(body.model, ("embed",), "/v1/embeddings")
     check_dimensions(service.loaded(), body.dimensions)
-    terms = terms_of(request)
+    terms = terms_of(request.headers.raw)
     if body.priority is not None:
         terms = terms._replace(priority=check_priority(body.priority, "priority"))
-    async with until_gone(request):
+    async with until_gone(request.receive):
         encodings = await _encode(service, body)
         answers = await run(service, encodings, terms)
         rows = stack([answer.value for answer in answers], body.dimensions)

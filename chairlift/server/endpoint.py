@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -42,10 +42,10 @@ class Terms(NamedTuple):
     priority: int = 0
 
 
-def terms_of(request: Request) -> Terms:
+def terms_of(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
     """What `X-Request-Timeout-Ms` and `X-Request-Priority` say (lower is sooner, 0 is the default)."""
     timeout, priority = None, 0
-    for name, value in request.scope["headers"]:
+    for name, value in headers:
         if name == b"x-request-timeout-ms":
             timeout = _milliseconds(value.decode("latin-1"))
         elif name == b"x-request-priority":
@@ -97,8 +97,8 @@ def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
 class until_gone:
     """Cancels what is inside as soon as the client hangs up. The body must have been read."""
 
-    def __init__(self, request: Request) -> None:
-        self._receive = request.receive
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
         self._gone = False
 
     async def __aenter__(self) -> None:

@@ -46,6 +46,7 @@ HELP = {
     "options": "keywords for a Python class's constructor, as JSON",
     "host": "the address to listen on; 0.0.0.0 opens the server to the network",
     "port": "the port to listen on; 0 takes any free one",
+    "grpc_port": "also serve the Open Inference Protocol over gRPC there (default: no gRPC)",
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
     "max_waiting": "sequences or items that may wait; beyond it a request gets 429",
     "max_body_bytes": "bytes of a request body",

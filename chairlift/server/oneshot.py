@@ -1,8 +1,9 @@
 """The service in front of a one-shot model: payloads go in, answers with their timings come out."""
 
 import asyncio
+import functools
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -28,8 +29,12 @@ class Line(Protocol):
         shape_key: Hashable = None,
         priority: int = 0,
         timeout: float | None = None,
+        on_part: Callable[[Any], None] | None = None,
     ) -> "asyncio.Future[Answer]":
-        """Queue one payload. Raises QueueFull; so may the future, or DeadlineExceeded, RequestFailed, Unavailable."""
+        """Queue one payload; `on_part` hears of each part of a streaming model's result.
+
+        Raises QueueFull; so may the future, or DeadlineExceeded, RequestFailed, Unavailable.
+        """
 
 
 class OneShotService:
@@ -125,6 +130,37 @@ class OneShotService:
             raise
         self.metrics.on_answers(answers)
         return answers
+
+    async def stream(
+        self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
+    ) -> AsyncGenerator[tuple[int, Any], None]:
+        """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
+        self.loaded()
+        events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
+        futures: list[asyncio.Future[Answer]] = []
+        left = len(payloads)
+        try:
+            for index, payload in enumerate(payloads):
+                on_part = functools.partial(_put_part, events, index)
+                futures.append(self._line.submit(payload, priority=priority, timeout=timeout, on_part=on_part))
+                futures[-1].add_done_callback(events.put_nowait)
+            while left:
+                event = await events.get()
+                if isinstance(event, asyncio.Future):
+                    self.metrics.on_answers([event.result()])
+                    left -= 1
+                else:
+                    yield event
+        except BaseException as error:
+            self.metrics.on_failure(error, left)
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _put_part(events: "asyncio.Queue[Any]", index: int, part: Any) -> None:
+    events.put_nowait((index, part))
 
 
 def _shape_key(payload: Any) -> Hashable:

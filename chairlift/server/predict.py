@@ -1,5 +1,11 @@
-"""POST /v1/models/{name}:predict, as KServe v1 has it: instances in, predictions out, all of it JSON."""
+"""POST /v1/models/{name}:predict, as KServe v1 has it: instances in, predictions out, all of it JSON.
 
+A model that streams gives parts as they come to clients that accept text/event-stream or application/x-ndjson; others
+get all parts of an instance in a list.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -10,12 +16,14 @@ from starlette.routing import Route
 from chairlift.errors import InvalidRequest
 from chairlift.runners.oneshot import OneShotInfo, TensorSpec
 from chairlift.server.config import ServerConfig
-from chairlift.server.endpoint import Endpoint, terms_of, timing_headers, until_gone
+from chairlift.server.endpoint import Endpoint, Terms, terms_of, timing_headers, until_gone
 from chairlift.server.errors import oip_shape
 from chairlift.server.limits import decode, read_body
 from chairlift.server.oip.codec import Array, from_values
 from chairlift.server.oip.items import encode_json, join, signature, sizes_of, split, takes_json
 from chairlift.server.oip.metadata import one_shot
+from chairlift.server.oneshot import OneShotService
+from chairlift.server.parts import PartStream
 from chairlift.server.registry import Models
 
 
@@ -39,23 +47,45 @@ async def predict(request: Request) -> Response:
     body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
     if not body.instances:
         raise InvalidRequest("instances must not be empty", "instances")
-    info, terms = service.loaded(), terms_of(request)
-    async with until_gone(request):
-        if takes_json(info):
-            payloads = body.instances
-        else:
-            payloads = [
-                payload
-                for index, instance in enumerate(body.instances)
-                for payload in await split(service, _tensors(info, instance, index))
-            ]
+    info, terms = service.loaded(), terms_of(request.headers.raw)
+    kind = _stream_kind(request)
+    if kind is not None:
+        if not info.streams:
+            raise InvalidRequest(f"`{service.name}` does not stream; accept application/json")
+        payloads = await _payloads(service, info, body.instances)
+        return PartStream(kind, _parts(service, info, payloads, terms))
+    async with until_gone(request.receive):
+        payloads = await _payloads(service, info, body.instances)
         answers = await service.infer(
             payloads, sizes=sizes_of(payloads), priority=terms.priority, timeout=terms.timeout
         )
-    values = [answer.value for answer in answers]
-    predictions = values if takes_json(info) else [_plain(info, value) for value in values]
+    predictions = [_prediction(info, answer.value) for answer in answers]
     raw = encode_json({"predictions": predictions})
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+async def _parts(
+    service: OneShotService, info: OneShotInfo, payloads: list[Any], terms: Terms
+) -> AsyncGenerator[bytes, None]:
+    stream = service.stream(payloads, priority=terms.priority, timeout=terms.timeout)
+    async with contextlib.aclosing(stream) as parts:
+        async for index, part in parts:
+            yield encode_json({"instance": index, "part": _plain(info, part)})
+
+
+def _stream_kind(request: Request) -> str | None:
+    accepted = request.headers.get("accept", "")
+    return next((kind for kind in PartStream.KINDS if kind in accepted), None)
+
+
+async def _payloads(service: OneShotService, info: OneShotInfo, instances: list[Any]) -> list[Any]:
+    if takes_json(info):
+        return instances
+    return [
+        payload
+        for index, instance in enumerate(instances)
+        for payload in await split(service, _tensors(info, instance, index))
+    ]
 
 
 def _tensors(info: OneShotInfo, instance: Any, index: int) -> dict[str, Array]:
@@ -86,10 +116,17 @@ def _shape(value: Any) -> list[int]:
     return shape
 
 
+def _prediction(info: OneShotInfo, value: Any) -> Any:
+    """An item's result, or of a streaming model the list of its parts."""
+    return [_plain(info, part) for part in value] if info.streams else _plain(info, value)
+
+
 def _plain(info: OneShotInfo, value: Any) -> Any:
-    """An item's result: its tensors by name, or the value alone where there is one."""
+    """A result as plain values: any JSON, tensors by name, or the value alone where there is one."""
+    if takes_json(info):
+        return value
     outputs: dict[str, Array] = join(info, [value])
-    plain = {name: _values(array[0] if info.batch_axis else array) for name, array in outputs.items()}
+    plain = {name: _values(array[0, ...] if info.batch_axis else array) for name, array in outputs.items()}
     return next(iter(plain.values())) if len(plain) == 1 else plain
 
 

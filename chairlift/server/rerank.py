@@ -66,10 +66,10 @@ async def rerank(request: Request) -> Response:
     models: Models = request.app.state.models
     service = models.one_shot(body.model, ("rerank",), path)
     _check(body)
-    terms = terms_of(request)
+    terms = terms_of(request.headers.raw)
     if body.priority is not None:
         terms = terms._replace(priority=check_priority(body.priority, "priority"))
-    async with until_gone(request):
+    async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
         encodings = await from_pairs(service, pairs, _cut(service, body), "documents")
         answers = await run(service, encodings, terms)

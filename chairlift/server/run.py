@@ -73,11 +73,13 @@ class _Front:
             await each.start()
         try:
             # In a thread, so that the loop can start the workers while this process still imports.
-            self._server = await asyncio.to_thread(self._prepare)
-            announcing = asyncio.create_task(self._announce())
-            if self._leaving is None:
-                await self._server.serve(sockets=[self._listener])
-            announcing.cancel()
+            server, grpc = await asyncio.to_thread(self._prepare)
+            self._server = server
+            async with grpc as grpc_port:
+                announcing = asyncio.create_task(self._announce(grpc_port))
+                if self._leaving is None:
+                    await server.serve(sockets=[self._listener])
+                announcing.cancel()
         except ChairliftError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             self._status = 1
@@ -86,19 +88,23 @@ class _Front:
             self._listener.close()
         return self._status
 
-    def _prepare(self) -> "uvicorn.Server":
+    def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
+        """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app
         from chairlift.server.http import make_server
+        from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.registry import Models
 
-        app = create_app(Models(each.prepare() for each in self._hosts), self._config)
-        return make_server(app, self._config)
+        models = Models(each.prepare() for each in self._hosts)
+        return make_server(create_app(models, self._config), self._config), grpc_beside(models, self._config)
 
-    async def _announce(self) -> None:
+    async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._hosts)
         print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
+        if grpc_port is not None:
+            print(f"gRPC on port {grpc_port}", flush=True)
         loaded = [asyncio.create_task(self._announce_model(each)) for each in self._hosts]
         about = await asyncio.gather(*loaded)
         if None not in about:

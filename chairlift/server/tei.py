@@ -78,9 +78,9 @@ async def embed(request: Request) -> Response:
     if not body.normalize and info.normalized:
         raise InvalidRequest("normalize can't be false: this model normalizes its embeddings itself", "normalize")
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    async with until_gone(request):
+    async with until_gone(request.receive):
         encodings = await _encode(service, body, given)
-        answers = await run(service, encodings, terms_of(request))
+        answers = await run(service, encodings, terms_of(request.headers.raw))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
         raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_json(rows)))
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
@@ -93,12 +93,12 @@ async def predict(request: Request) -> Response:
     _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
-    async with until_gone(request):
+    async with until_gone(request.receive):
         cut = _cut(service, body)
         singles = await from_texts(service, [texts[0] for texts in inputs if len(texts) == 1], cut, "inputs")
         pairs = await from_pairs(service, [(texts[0], texts[1]) for texts in inputs if len(texts) == 2], cut, "inputs")
         kinds = {1: iter(singles), 2: iter(pairs)}
-        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request))
+        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.headers.raw))
     info = service.loaded()
     predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
     return _json(predictions[0] if single else predictions, answers)
@@ -111,10 +111,10 @@ async def rerank(request: Request, raw: bytes) -> Response:
     check_not_empty([body.query], "query")
     check_not_empty(body.texts, "texts")
     _check_count(len(body.texts), "texts")
-    async with until_gone(request):
+    async with until_gone(request.receive):
         pairs = [(body.query, text) for text in body.texts]
         encodings = await from_pairs(service, pairs, _cut(service, body), "texts")
-        answers = await run(service, encodings, terms_of(request))
+        answers = await run(service, encodings, terms_of(request.headers.raw))
     scores = first_logits([answer.value for answer in answers])
     if not body.raw_scores:
         scores = sigmoid(scores)

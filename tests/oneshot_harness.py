@@ -1,0 +1,232 @@
+"""A real HTTP server over models that are computed here: small, deterministic, and as slow or broken as wanted."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from text_tokenizers import build
+from tokenizers import processors
+
+from chairlift.engine.dispatcher import Answer
+from chairlift.runners.oneshot import Encoding, OneShotInfo, TensorSpec
+from chairlift.server.app import create_app
+from chairlift.server.config import ServerConfig
+from chairlift.server.http import make_server
+from chairlift.server.oneshot import OneShotService
+from chairlift.server.registry import Models, Served
+from chairlift.text.tokenizer import Tokenizer
+
+DIMENSIONS = 8
+MAX_TOKENS = 40
+Compute = Callable[[list[Any]], list[Any]]
+
+
+class Line:
+    """A line without rules: whatever came in one turn of the loop is one batch."""
+
+    def __init__(self, compute: Compute, max_batch_size: int = 32) -> None:
+        self.compute = compute
+        self.refusal: Exception | None = None
+        self.held = False
+        self.submitted: list[dict[str, Any]] = []
+        self.batches: list[int] = []
+        self._size = max_batch_size
+        self._waiting: list[tuple[Any, asyncio.Future[Answer]]] = []
+        self._on_part: dict[asyncio.Future[Answer], Callable[[Any], None]] = {}
+
+    def submit(
+        self,
+        payload: Any,
+        *,
+        size: float = 1.0,
+        shape_key: Hashable = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        on_part: Callable[[Any], None] | None = None,
+    ) -> asyncio.Future[Answer]:
+        if self.refusal is not None:
+            raise self.refusal
+        about = {"payload": payload, "size": size, "shape_key": shape_key, "priority": priority, "timeout": timeout}
+        self.submitted.append(about)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._run)
+        self._waiting.append((payload, future))
+        if on_part is not None:
+            self._on_part[future] = on_part
+        return future
+
+    @property
+    def waiting(self) -> int:
+        return sum(not future.done() for _, future in self._waiting)
+
+    def _run(self) -> None:
+        if self.held:
+            return
+        waiting, self._waiting = self._waiting, []
+        live = [(payload, future) for payload, future in waiting if not future.done()]
+        for start in range(0, len(live), self._size):
+            batch = live[start : start + self._size]
+            self.batches.append(len(batch))
+            for (_, future), value in zip(batch, self.compute([payload for payload, _ in batch]), strict=True):
+                on_part = self._on_part.pop(future, None)
+                while on_part is not None and isinstance(value, list) and value:
+                    if isinstance(value[0], Exception):
+                        value = value[0]
+                    else:
+                        on_part(value.pop(0))
+                if isinstance(value, Exception):
+                    future.set_exception(value)
+                else:
+                    future.set_result(Answer(value, 0.001, 0.002, len(batch)))
+
+
+def tokenizer() -> Tokenizer:
+    backend = build("wordpiece")
+    ids = [(token, backend.token_to_id(token)) for token in ("<s>", "<|end|>")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|end|>", pair="<s> $A <|end|> $B:1 <|end|>:1", special_tokens=ids
+    )
+    return Tokenizer(backend)
+
+
+def embedding(token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What the fake embedder makes of tokens: a unit vector that depends on all of them."""
+    places = np.arange(1, len(token_ids) + 1)
+    angles = np.outer(np.arange(1, DIMENSIONS + 1), np.asarray(token_ids) * places)
+    vector = np.cos(angles / 7).sum(axis=1).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def embedder(name: str = "embedder", **more: Any) -> tuple[OneShotService, Line]:
+    info = OneShotInfo(
+        task="embed",
+        device="cpu",
+        dtype="float32",
+        max_tokens=MAX_TOKENS,
+        dimensions=DIMENSIONS,
+        pooling="mean",
+        normalized=more.pop("normalized", True),
+        vocab_size=120,
+    )
+    line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads])
+    prompts = {"query": "hello "}
+    return OneShotService(name, line, info=info, tokenizer=tokenizer(), capacity=4096, prompts=prompts, **more), line
+
+
+def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A logit: how many tokens of the second text are in the first, less one."""
+    assert payload.type_ids is not None
+    parts: list[set[int]] = [set(), set()]
+    for token, kind in zip(payload.token_ids, payload.type_ids, strict=True):
+        parts[kind].add(token)
+    return np.array([len(parts[0] & parts[1]) - 1], dtype=np.float32)
+
+
+def reranker(name: str = "reranker") -> tuple[OneShotService, Line]:
+    info = OneShotInfo(task="rerank", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=("relevant",))
+    line = Line(lambda payloads: [relevance(each) for each in payloads])
+    return OneShotService(name, line, info=info, tokenizer=tokenizer()), line
+
+
+def classifier(name: str = "classifier") -> tuple[OneShotService, Line]:
+    labels = ("short", "long", "pair")
+    info = OneShotInfo(task="classify", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=labels)
+
+    def classify(each: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
+        number = len(each.token_ids)
+        return np.array([6 - number, number - 6, 9 if each.type_ids else -9], dtype=np.float32)
+
+    line = Line(lambda payloads: [classify(each) for each in payloads])
+    return OneShotService(name, line, info=info, tokenizer=tokenizer()), line
+
+
+def adder(name: str = "adder") -> tuple[OneShotService, Line]:
+    """Two tensors and a text in; their sum, its mean and the text in capitals out."""
+    info = OneShotInfo(
+        task="tensors",
+        device="cpu",
+        dtype="",
+        inputs=(TensorSpec("a", "FP32", (-1,)), TensorSpec("b", "FP32", (-1,)), TensorSpec("word", "BYTES", ())),
+        outputs=(TensorSpec("sum", "FP32", (-1,)), TensorSpec("mean", "FP64", ()), TensorSpec("loud", "BYTES", ())),
+        shape_keys=True,
+    )
+
+    def add(item: dict[str, Any]) -> dict[str, Any]:
+        total = item["a"] + item["b"]
+        return {"sum": total, "mean": total.mean(), "loud": item["word"].item().upper()}
+
+    line = Line(lambda payloads: [add(each) for each in payloads])
+    return OneShotService(name, line, info=info), line
+
+
+def function(name: str = "function") -> tuple[OneShotService, Line]:
+    """A Python function of any JSON: doubles numbers, and fails as it is told."""
+    info = OneShotInfo(task="python", device="cpu", dtype="")
+
+    def double(item: Any) -> Any:
+        return {"twice": np.float32(item["x"]) * 2, "list": np.arange(2)} if isinstance(item, dict) else item * 2
+
+    line = Line(lambda payloads: [double(each) for each in payloads])
+    return OneShotService(name, line, info=info), line
+
+
+def counter(name: str = "counter") -> tuple[OneShotService, Line]:
+    """A Python function that streams: counts up to a number."""
+    info = OneShotInfo(task="python", device="cpu", dtype="", streams=True)
+    line = Line(lambda payloads: [[{"count": i, "text": "a\u2028b"} for i in range(each)] for each in payloads])
+    return OneShotService(name, line, info=info), line
+
+
+class Listening:
+    """A server on a port of its own, in a thread of its own."""
+
+    def __init__(self, models: Models, **settings: Any) -> None:
+        self.models = models
+        self.config = ServerConfig(**settings)
+        self._ready = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = make_server(create_app(models, self.config), self.config)
+        self.grpc_port = 0
+        self._with_grpc = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        grpc = None
+        if self._with_grpc:
+            from chairlift.server.oip.grpc import make_grpc_server
+
+            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0)
+            await grpc.start()
+        self._ready.set()
+        await self.server.serve(sockets=[self._socket])
+        if grpc is not None:
+            await grpc.stop(None)
+
+    def start(self, with_grpc: bool) -> None:
+        self._with_grpc = with_grpc
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def listening(
+    *models: Served, registry: Models | None = None, grpc: bool = False, **settings: Any
+) -> Iterator[Listening]:
+    it = Listening(registry if registry is not None else Models(models), **settings)
+    it.start(grpc)
+    try:
+        yield it
+    finally:
+        it.stop()
