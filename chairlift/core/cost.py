@@ -104,7 +104,7 @@ class CostModel:
         along = [_dot(row, x) for row in self._variance]
         spread = sqrt(max(_dot(along, x), 0.0) + (self._noise * predicted) ** 2)
         surprise = (seconds - predicted) / spread
-        self._note(surprise)
+        self._note(surprise, seconds / predicted - 1 if predicted > 0 else 0.0)
         if abs(surprise) <= _OUTLIER:
             clipped = min(max(surprise, -_CLIP), _CLIP)
             self._correct([p / spread for p in along], clipped)
@@ -130,8 +130,12 @@ class CostModel:
             own = max(theta[i], 0.1 * level) ** 2
             row[i] += max(min(_OWN_DRIFT * own, _MOST_DOUBT * own - row[i]), 0.0)
 
-    def _note(self, surprise: float) -> None:
-        """Count surprises in a row on the same side; enough of them put the speed as a whole in doubt."""
+    def _note(self, surprise: float, deviation: float) -> None:
+        """Count surprises in a row on the same side; enough of them put the speed as a whole in doubt.
+
+        In as much doubt as the last one, relative to the prediction, deviates: else a machine that turned a hundred
+        times slower would look like a series of outliers for long.
+        """
         if abs(surprise) <= _CLIP:
             self._surprises = 0
             return
@@ -139,10 +143,10 @@ class CostModel:
         self._surprises = self._surprises + side if self._surprises * side > 0 else side
         if abs(self._surprises) >= _COMPANY:
             self._surprises = 0
-            theta = self._theta
+            theta, change = self._theta, max(_CHANGE, deviation * deviation)
             for i, row in enumerate(self._variance):
                 for j in range(4):
-                    row[j] += _CHANGE * theta[i] * theta[j]
+                    row[j] += change * theta[i] * theta[j]
 
     def _correct(self, gain: list[float], surprise: float) -> None:
         """Move the fit; `gain` and `surprise` are in standard deviations of the prediction."""
