@@ -57,22 +57,21 @@ class World:
         full = self.scheduler.num_waiting >= limits.max_waiting
         before = self.scheduler.num_waiting
         given = copy.copy(item)
+        refusal: Shed | ValueError | None = None
         try:
             self.scheduler.add(given, self.now)
-        except ValueError as error:
-            self.answers.append(str(error))
-            assert wrong
+        except (Shed, ValueError) as error:
+            refusal = error
+        assert isinstance(refusal, ValueError) == wrong
+        if isinstance(refusal, Shed):
+            self.seen[refusal.reason] += 1
+            assert (refusal.reason is ShedReason.QUEUE_FULL) == full
+            assert refusal.retry_after > 0
+            assert refusal.reason is not ShedReason.DEADLINE or given.deadline is not None
+        if refusal is not None:
             assert self.scheduler.num_waiting == before
+            self.answers.append(refused(refusal))
             return
-        except Shed as shed:
-            self.answers.append((shed.reason, str(shed), shed.retry_after))
-            self.seen[shed.reason] += 1
-            assert not wrong
-            assert (shed.reason is ShedReason.QUEUE_FULL) == full
-            assert shed.retry_after > 0
-            assert shed.reason is not ShedReason.DEADLINE or given.deadline is not None
-            return
-        assert not wrong
         assert not full
         self.answers.append(None)
         self._serial += 1
@@ -264,6 +263,11 @@ def told(batch: Batch | None) -> Any:
     return None if batch is None else msgspec.to_builtins(batch)
 
 
+def refused(error: Shed | ValueError) -> Any:
+    """What a refusal says, for comparison."""
+    return (error.reason, str(error), error.retry_after) if isinstance(error, Shed) else str(error)
+
+
 def replay(world: World) -> list[Any]:
     """Make the same calls on a fresh scheduler and return its answers."""
     scheduler = world.setup.scheduler()
@@ -293,8 +297,6 @@ def replay(world: World) -> list[Any]:
                 else:
                     (scheduler.instance_lost if name == "lose" else scheduler.instance_back)(*given)
                 answers.append(None)
-        except ValueError as error:
-            answers.append(str(error))
-        except Shed as shed:
-            answers.append((shed.reason, str(shed), shed.retry_after))
+        except (Shed, ValueError) as error:
+            answers.append(refused(error))
     return answers

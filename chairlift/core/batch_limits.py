@@ -33,7 +33,7 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     default_timeout: float | None = None
     priority_ageing: float = 1.0
     sort_window: int = 0
-    max_passed_over: int = 8
+    max_passed_over: int = 16
     retries: int = 2
     bisect: bool = True
 
