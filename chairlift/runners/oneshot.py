@@ -1,6 +1,6 @@
 """What every runner of a one-shot model is: payloads in, results out, one call for a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -26,6 +26,9 @@ class OneShotInfo(msgspec.Struct, kw_only=True):
     others the logits, one for each of `labels`). "tensors": a dict of NumPy arrays without a batch dimension, named as
     in `inputs`, to the same of `outputs`. "python": whatever the user's class takes and gives, as JSON and arrays.
     `shape_keys` says that items must have equal shapes to share a batch. `max_tokens` and `dimensions` are of encoders.
+    `batch_axis` says that protocols put a batch dimension before the shapes of `inputs` and `outputs`; without it, a
+    request's tensors are one item as they are. `max_batch_size` and `max_wait_ms` hold where the settings leave them
+    open.
     """
 
     task: Task
@@ -43,6 +46,9 @@ class OneShotInfo(msgspec.Struct, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     shape_keys: bool = False
     streams: bool = False
+    batch_axis: bool = True
+    max_batch_size: int | None = None
+    max_wait_ms: float | None = None
 
 
 class Encoding(msgspec.Struct, array_like=True):
@@ -73,4 +79,12 @@ class OneShotRunner(Protocol):
 
     def close(self) -> None:
         """Release the weights."""
+        ...
+
+
+class StreamingRunner(OneShotRunner, Protocol):
+    """A runner whose `OneShotInfo.streams` is set: results come in parts."""
+
+    def stream(self, payloads: Sequence[Any], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
+        """Like `run`, and hand each new part of a result to `emit` as soon as it is there, by its item's index."""
         ...
