@@ -99,3 +99,45 @@ class Member:
     def leave(self) -> None:
         """Take no further part, with the turn or without: the worker is gone. Leaving again does nothing."""
         self._machine.forget(self)
+
+
+class Turns:
+    """When a model whose batches leave from here may send one off; `Dispatcher` asks. Its instances share its turn."""
+
+    def __init__(self, machine: Machine, name: str, weight: float) -> None:
+        self._others_wait = False
+        self._on_turn: Callable[[], None] | None = None
+        self._member = machine.join(name, weight, self._given, self._asked)
+
+    def call(self, on_turn: Callable[[], None]) -> None:
+        """Say whom to call when a batch may leave."""
+        self._on_turn = on_turn
+
+    def allow(self, num_running: int, num_waiting: int) -> bool:
+        """Return whether a batch may leave now, with so many running and items waiting; if not, ask for a turn."""
+        member = self._member
+        if member.holds:
+            if not self._others_wait:
+                return True
+            if not num_running:
+                member.release(again=num_waiting > 0)
+        elif num_waiting:
+            member.ask()
+        return False
+
+    def rest(self, num_running: int) -> None:
+        """No batch leaves now: if none runs either, give the turn back."""
+        if not num_running and self._member.holds:
+            self._member.release(again=False)
+
+    def leave(self) -> None:
+        """Take part no more."""
+        self._member.leave()
+
+    def _given(self) -> None:
+        self._others_wait = False
+        if self._on_turn is not None:
+            self._on_turn()
+
+    def _asked(self) -> None:
+        self._others_wait = True

@@ -8,9 +8,11 @@ from chairlift.engine.client import EngineClient
 from chairlift.engine.machine import Machine
 from chairlift.errors import InvalidRequest
 from chairlift.server.config import ServerConfig
+from chairlift.server.oneshot_host import OneShotHost
 from chairlift.server.settings import Served
 
 if TYPE_CHECKING:
+    from chairlift.server.oneshot import OneShotService
     from chairlift.server.service import Service
 
 
@@ -23,7 +25,7 @@ class Host(Protocol):
         """Start loading, and return at once."""
         ...
 
-    def prepare(self) -> "Service":
+    def prepare(self) -> "Service | OneShotService":
         """Make the service; slow the first time, since it imports and reads files, and so best done in a thread."""
         ...
 
@@ -95,4 +97,6 @@ def host(served: Served, server: ServerConfig, machine: Machine | None) -> Host:
     """Make a model's host. With a `machine` it takes turns with the others that have one, unless its weight is 0."""
     if served.share.weight == 0:
         machine = None
-    return LanguageModel(served, served.config, server, machine)
+    if isinstance(served.config, EngineConfig):
+        return LanguageModel(served, served.config, server, machine)
+    return OneShotHost(served, served.config, machine)

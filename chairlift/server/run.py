@@ -1,6 +1,7 @@
 """The server's process: start the workers, listen, serve, and on a signal drain and leave."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal

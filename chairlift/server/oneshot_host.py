@@ -1,0 +1,139 @@
+"""A one-shot model as a running thing: its line, its workers, and the service in front of them."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chairlift.core.batch_limits import BatchLimits
+from chairlift.engine.dispatcher import Dispatcher
+from chairlift.engine.executor import ProcessExecutor
+from chairlift.engine.machine import Machine, Turns
+from chairlift.oneshot_config import DEFAULT_MAX_BATCH_SIZE, OneShotConfig
+from chairlift.runners.encoder.folder import SentenceFiles
+from chairlift.runners.oneshot import OneShotInfo
+from chairlift.server.settings import Served
+
+if TYPE_CHECKING:
+    from chairlift.server.oneshot import OneShotService
+
+
+class OneShotHost:
+    """An encoder, ONNX file or Python class behind a dispatcher, with one worker process for each instance.
+
+    The model is ready as long as one instance is.
+    """
+
+    def __init__(self, served: Served, config: OneShotConfig, machine: Machine | None) -> None:
+        self.served = served
+        self._config = config
+        self._machine = machine
+        self._executors = [
+            ProcessExecutor(config, partial(self._instance_changed, number)) for number in range(config.instances)
+        ]
+        self._dispatcher: Dispatcher | None = None
+        self._service: OneShotService | None = None
+        self._leaving = False
+
+    async def start(self) -> None:
+        """Start the workers."""
+        for executor in self._executors:
+            await executor.start()
+
+    def prepare(self) -> "OneShotService":
+        """Read the tokenizer of an encoder, and make the service."""
+        from chairlift.server.oneshot import OneShotService
+
+        more: dict[str, Any] = {}
+        if self._config.kind == "encoder":
+            from chairlift.text.tokenizer import Tokenizer
+
+            files = SentenceFiles.read(Path(self._config.model))
+            more = {"tokenizer": Tokenizer.from_folder(self._config.model, lowercase=files.lowercase)}
+            more |= {"prompts": files.prompts or {}, "default_prompt": files.default_prompt}
+        self._service = OneShotService(
+            self.served.name, version=self.served.share.version, capacity=self._config.max_waiting, **more
+        )
+        return self._service
+
+    async def wait_ready(self) -> None:
+        """Wait for all workers. Raises Unavailable if one can't load."""
+        infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
+        self._open(infos[0])
+
+    @property
+    def about(self) -> str:
+        """Type, device and kernels."""
+        info = self._executors[0].info
+        if info is None:
+            return ""
+        return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
+
+    async def drain(self, timeout: float) -> None:
+        """Let what waits and runs end."""
+        self._leaving = True
+        self._show_state()
+        if self._dispatcher is not None:
+            await self._dispatcher.drain(timeout)
+
+    async def stop(self) -> None:
+        """End the workers."""
+        self._leaving = True
+        self._show_state()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        await asyncio.gather(*(executor.stop() for executor in self._executors))
+
+    def _open(self, info: OneShotInfo) -> None:
+        """Take requests, now that it is known what the model is."""
+        turns = None
+        if self._machine is not None:
+            turns = Turns(self._machine, self.served.name, self.served.share.weight)
+        self._dispatcher = Dispatcher(limits_of(self._config, info), self._executors, turns=turns)
+        for number, executor in enumerate(self._executors):
+            if not executor.ready:
+                self._dispatcher.instance_lost(number)
+        self._show_state()
+
+    def _instance_changed(self, number: int, ready: bool) -> None:
+        if self._dispatcher is not None:
+            if ready:
+                self._dispatcher.instance_back(number)
+            else:
+                self._dispatcher.instance_lost(number)
+        self._show_state()
+
+    def _show_state(self) -> None:
+        service, executors = self._service, self._executors
+        if service is None:
+            return
+        service.failure = next((executor.failure for executor in executors if executor.failure), None)
+        if self._leaving:
+            service.state = "draining"
+        elif self._dispatcher is not None and any(executor.ready for executor in executors):
+            service.open(self._dispatcher, executors[0].info)
+        else:
+            service.state = executors[0].state if executors[0].state != "ready" else "loading"
+
+
+def limits_of(config: OneShotConfig, info: OneShotInfo) -> BatchLimits:
+    """What a model's batches and line are held to; the settings go before what the model says of itself."""
+    size = config.max_batch_size or info.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    wait = info.max_wait_ms if config.max_wait_ms is None else config.max_wait_ms
+    if config.target_latency_ms is not None:
+        wait = None
+    return BatchLimits(
+        max_batch_size=size,
+        max_wait=(wait or 0.0) / 1000,
+        max_batch_tokens=config.max_batch_tokens,
+        max_waiting=config.max_waiting,
+        max_queue_seconds=_seconds(config.max_queue_ms),
+        target_latency=_seconds(config.target_latency_ms),
+        default_timeout=_seconds(config.timeout_ms),
+        retries=config.retries,
+        bisect=config.bisect,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
