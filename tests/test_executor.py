@@ -255,7 +255,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("payload", ["idle", "hang"])
+@pytest.mark.parametrize("payload", ["idle", "hang", "hang alone"])
 def test_no_worker_outlives_its_front(payload: str) -> None:
     front = subprocess.Popen(
         [sys.executable, "-c", FRONT, f"{MODELS}:Doubles", payload], stdout=subprocess.PIPE, text=True
