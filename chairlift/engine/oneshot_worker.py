@@ -66,7 +66,8 @@ class OneShotWorker:
             self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
         else:
             errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
-            encoded = _encode([None if index in errors else each for index, each in enumerate(made.results)], errors)
+            results = [None if index in errors else each for index, each in enumerate(made.results)]
+            encoded = [] if message.stream else _encode(results, errors)
             self._send(Done(message.id, made.seconds, errors), encoded)
 
     def _send(self, message: ToFront, frames: Sequence[bytes | memoryview] = (), copy: bool = False) -> None:
