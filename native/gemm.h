@@ -41,6 +41,7 @@ struct Rows {
 // A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
 struct Panel {
     const char *weights;
+    const int32_t *starts;  // where sums begin; of int8 weights only
     int64_t steps;
     const char *fetch;
     int64_t pace;
@@ -50,6 +51,7 @@ struct Panel {
 struct Bf16Dot {
     using Sum = float;
     using Vector = __m512;
+    static Vector start(const Panel &, int) { return _mm512_setzero_ps(); }
     static Vector add(Vector sum, __m512i inputs, __m512i weights) {
         return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
     }
@@ -60,6 +62,7 @@ struct Bf16Dot {
 struct Int8Dot {
     using Sum = int32_t;
     using Vector = __m512i;
+    static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.starts + 16 * half); }
     static Vector add(Vector sum, __m512i inputs, __m512i weights) {
         return _mm512_dpbusd_epi32(sum, inputs, weights);
     }
@@ -70,7 +73,9 @@ struct Int8Dot {
 // sums[r][0:32] of ROWS rows.
 template <typename Dot, int ROWS>
 inline void multiply_tile(const char *x, const Panel &panel, typename Dot::Sum *sums) {
-    typename Dot::Vector sum[ROWS][2] = {};
+    typename Dot::Vector sum[ROWS][2];
+    for (int r = 0; r < ROWS; r++)
+        for (int half = 0; half < 2; half++) sum[r][half] = Dot::start(panel, half);
     const bool streams = panel.pace == STEP_BYTES;
     for (int64_t step = 0; step < panel.steps; step++) {
         const char *weights = panel.weights + step * STEP_BYTES;
@@ -117,7 +122,7 @@ template <int ROWS> inline void multiply_half(const char *x, const Panel &panel,
     for (int i = 0; i < 4; i++) {
         int32_t pairs[8];
         std::memcpy(pairs, &sum[i], sizeof pairs);
-        for (int o = 0; o < 4; o++) sums[16 * half + 4 * i + o] = pairs[2 * o] + pairs[2 * o + 1];
+        for (int o = 16 * half + 4 * i, p = 0; p < 8; o++, p += 2) sums[o] = panel.starts[o] + pairs[p] + pairs[p + 1];
     }
 }
 #endif
@@ -129,7 +134,8 @@ inline void multiply_tile(const char *x, const Panel &panel, int32_t *sums) {
 #if defined(__AVX2__)
         for (int half = 0; half < 2; half++) multiply_half<ROWS>(x, panel, half, sums);
 #else
-        int32_t sum[PANEL] = {};
+        int32_t sum[PANEL];
+        std::memcpy(sum, panel.starts, sizeof sum);
         const auto *bytes = reinterpret_cast<const uint8_t *>(x);
         const auto *weights = reinterpret_cast<const int8_t *>(panel.weights);
         for (int64_t step = 0; step < panel.steps; step++, bytes += 4 * ROWS, weights += STEP_BYTES)
@@ -153,11 +159,12 @@ inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typen
 }
 
 // The rows of some tiles under one panel of a weight; `next` is the panel to fetch meanwhile, or null.
-template <typename Dot, typename T>
+template <typename Dot, typename Into>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
-              const char *next, const Sink<T> &sink) {
+              const char *next, const Into &sink) {
     const int64_t steps = weight.steps();
-    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES, steps, nullptr, 0};
+    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
+                weight.int8 ? weight.starts + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
     alignas(64) typename Dot::Sum sums[TILE_ROWS * PANEL];
     for (int64_t tile = some.begin; tile < some.end; tile++) {
@@ -173,8 +180,8 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
 }
 
 // This thread's part of a product; the caller waits before and after.
-template <typename Dot, typename T>
-void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+template <typename Dot, typename Into>
+void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = weight.steps() * STEP_BYTES, tasks = panels * tiles.groups;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
@@ -184,8 +191,9 @@ void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const S
     }
 }
 
-template <typename T>
-void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+// What becomes of the sums is for a sink to know: Sink, or the encoder's.
+template <typename Into>
+void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     if (weight.int8)
         product_of<Int8Dot>(x, tiles, weight, sink, team);
 #if defined(__AVX512BF16__)

@@ -27,7 +27,7 @@ void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {
         sum += value;
     }
     const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
-    const_cast<int32_t *>(weight.offsets)[panel * PANEL + i] = 128 * sum;
+    const_cast<int32_t *>(weight.starts)[panel * PANEL + i] = -128 * sum;
 }
 
 inline void pack_bf16(const bf16 *row, const Weight &weight, int64_t panel, int64_t i) {

@@ -29,14 +29,17 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
 class Batch(msgspec.Struct, kw_only=True, eq=False):
     """Items that are computed in one call of one instance; `predicted` seconds is how long that should take.
 
-    `reason` says why it leaves now, and `size` is the sum of its items' sizes.
+    `reason` says why it leaves now. `size` is the sum of its items' sizes, and `computed` what the runner makes of it:
+    the same, or where it pads, the longest times their number. `started` is when it left.
     """
 
     id: int
     instance: int
     items: list[Item]
     size: float
+    computed: float
     predicted: float
+    started: float
     reason: Decision
 
 

@@ -1,6 +1,6 @@
 """What every runner of a one-shot model is: payloads in, results out, one call for a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -79,4 +79,12 @@ class OneShotRunner(Protocol):
 
     def close(self) -> None:
         """Release the weights."""
+        ...
+
+
+class StreamingRunner(OneShotRunner, Protocol):
+    """A runner whose `OneShotInfo.streams` is set: results come in parts."""
+
+    def stream(self, payloads: Sequence[Any], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
+        """Like `run`, and hand each new part of a result to `emit` as soon as it is there, by its item's index."""
         ...

@@ -54,7 +54,10 @@ class Engine(Protocol):
     """The part of EngineClient that metrics read."""
 
     stats: EngineStats
-    restarts: int
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
 
     @property
     def ready(self) -> bool:

@@ -13,7 +13,7 @@ from chairlift.engine.dispatcher import Answer
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.oneshot import OneShotInfo, Task
 from chairlift.server.oneshot_metrics import OneShotMetrics
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import TextEncoder
 
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 
@@ -51,14 +51,14 @@ class OneShotService:
         *,
         version: str = "1",
         info: OneShotInfo | None = None,
-        tokenizer: Tokenizer | None = None,
+        encoder: TextEncoder | None = None,
         capacity: int = 1024,
         prompts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.version = version
         self.info = info
-        self.tokenizer = tokenizer
+        self.encoder = encoder
         self.prompts = prompts
         self.capacity = capacity
         self.metrics = OneShotMetrics(name)

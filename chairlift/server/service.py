@@ -26,9 +26,15 @@ class Client(Protocol):
 
     info: ModelInfo | None
     stats: EngineStats
-    restarts: int
-    failure: str | None
     on_step: Callable[[EngineStats], None] | None
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can't be loaded, if it can't."""
 
     @property
     def state(self) -> str:

@@ -1,0 +1,15 @@
+"""Which runner serves which kind of model. Each is imported only when it is needed."""
+
+from chairlift.oneshot_config import OneShotConfig
+from chairlift.runners.oneshot import OneShotRunner
+
+
+def make_runner(config: OneShotConfig) -> OneShotRunner:
+    """Return a runner that has loaded nothing yet."""
+    if config.kind == "onnx":
+        from chairlift.runners.onnx import OnnxRunner
+
+        return OnnxRunner(config)
+    from chairlift.runners.function import FunctionRunner
+
+    return FunctionRunner(config)
