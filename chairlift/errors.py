@@ -13,6 +13,14 @@ class InvalidRequest(ChairliftError):
         self.param = param
 
 
+class InputTooLong(InvalidRequest):
+    """An input has more tokens than the model takes. `index` is its place among those of the request."""
+
+    def __init__(self, message: str, param: str | None, index: int) -> None:
+        super().__init__(message, param)
+        self.index = index
+
+
 class QueueFull(ChairliftError):
     """The queue is at its limit (HTTP 429). `retry_after` is in seconds."""
 

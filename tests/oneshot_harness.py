@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -18,7 +20,7 @@ from chairlift.server.config import ServerConfig
 from chairlift.server.http import make_server
 from chairlift.server.oneshot import OneShotService
 from chairlift.server.registry import Models, Served
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import TextEncoder
 
 DIMENSIONS = 8
 MAX_TOKENS = 40
@@ -86,13 +88,25 @@ class Line:
                     future.set_result(Answer(value, 0.001, 0.002, len(batch)))
 
 
-def tokenizer() -> Tokenizer:
+@functools.cache
+def encoder(max_tokens: int = MAX_TOKENS) -> TextEncoder:
     backend = build("wordpiece")
     ids = [(token, backend.token_to_id(token)) for token in ("<s>", "<|end|>")]
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A <|end|>", pair="<s> $A <|end|> $B:1 <|end|>:1", special_tokens=ids
     )
-    return Tokenizer(backend)
+    with tempfile.TemporaryDirectory() as folder:
+        backend.save(f"{folder}/tokenizer.json")
+        return TextEncoder(folder, max_tokens)
+
+
+def ids_of(text: str) -> list[int]:
+    """A text's tokens, special ones too, however many."""
+    return encoder(10_000).encode_texts([text])[0].token_ids
+
+
+def pair_of(first: str, second: str) -> Encoding:
+    return encoder().encode_pairs([(first, second)])[0]
 
 
 def embedding(token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -116,7 +130,7 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[OneShotService, Line]
     )
     line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads])
     prompts = {"query": "hello "}
-    return OneShotService(name, line, info=info, tokenizer=tokenizer(), capacity=4096, prompts=prompts, **more), line
+    return OneShotService(name, line, info=info, encoder=encoder(), capacity=4096, prompts=prompts, **more), line
 
 
 def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -131,7 +145,7 @@ def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
 def reranker(name: str = "reranker") -> tuple[OneShotService, Line]:
     info = OneShotInfo(task="rerank", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=("relevant",))
     line = Line(lambda payloads: [relevance(each) for each in payloads])
-    return OneShotService(name, line, info=info, tokenizer=tokenizer()), line
+    return OneShotService(name, line, info=info, encoder=encoder()), line
 
 
 def classifier(name: str = "classifier") -> tuple[OneShotService, Line]:
@@ -143,7 +157,7 @@ def classifier(name: str = "classifier") -> tuple[OneShotService, Line]:
         return np.array([6 - number, number - 6, 9 if each.type_ids else -9], dtype=np.float32)
 
     line = Line(lambda payloads: [classify(each) for each in payloads])
-    return OneShotService(name, line, info=info, tokenizer=tokenizer()), line
+    return OneShotService(name, line, info=info, encoder=encoder()), line
 
 
 def adder(name: str = "adder") -> tuple[OneShotService, Line]:

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from oneshot_harness import DIMENSIONS, MAX_TOKENS, Line, Listening, adder, embedder, embedding, listening, tokenizer
+from oneshot_harness import DIMENSIONS, MAX_TOKENS, Line, Listening, adder, embedder, embedding, ids_of, listening
 
 from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
 from chairlift.server.registry import Models
@@ -40,7 +40,7 @@ def case() -> Iterator[Case]:
 
 
 def expected(text: str) -> Any:
-    return embedding(tokenizer().encode(text))
+    return embedding(ids_of(text))
 
 
 def test_openai_client_gets_base64_and_floats(case: Case) -> None:
@@ -49,7 +49,7 @@ def test_openai_client_gets_base64_and_floats(case: Case) -> None:
         made = case.openai.embeddings.create(model="embedder", input=texts, **more)  # type: ignore[arg-type]
         assert [each.index for each in made.data] == [0, 1]
         assert made.model == "embedder"
-        assert made.usage.prompt_tokens == made.usage.total_tokens == sum(len(tokenizer().encode(t)) for t in texts)
+        assert made.usage.prompt_tokens == made.usage.total_tokens == sum(len(ids_of(t)) for t in texts)
         for each, text in zip(made.data, texts, strict=True):
             vector: Any = each.embedding
             if isinstance(vector, str):
@@ -65,7 +65,7 @@ def test_floats_are_the_default(case: Case) -> None:
 
 
 def test_token_ids(case: Case) -> None:
-    ids = [tokenizer().encode("hello world"), tokenizer().encode("fox")]
+    ids = [ids_of("hello world"), ids_of("fox")]
     for given, count in ((ids, 2), (ids[0], 1)):
         made = case.openai.embeddings.create(model="embedder", input=given)  # type: ignore[arg-type]
         assert len(made.data) == count
@@ -97,7 +97,7 @@ def test_too_long_is_refused_or_cut(case: Case) -> None:
     for tokens, count in ((-1, MAX_TOKENS), (10, 10)):
         made = case.post(input=long, truncate_prompt_tokens=tokens).json()
         assert made["usage"]["prompt_tokens"] == count
-        ids = tokenizer().encode(long)
+        ids = ids_of(long)
         np.testing.assert_allclose(
             made["data"][0]["embedding"], embedding([*ids[: count - 1], ids[-1]]), rtol=1e-5, atol=1e-6
         )
@@ -159,7 +159,7 @@ def test_deadline_and_priority_go_along_and_times_come_back(case: Case) -> None:
     answer = case.post(headers={"X-Request-Timeout-Ms": "1500", "X-Request-Priority": "3"})
     case.post(priority=-2)
     first, second = case.line.submitted
-    assert (first["timeout"], first["priority"], first["size"]) == (1.5, 3, len(tokenizer().encode("hello world")))
+    assert (first["timeout"], first["priority"], first["size"]) == (1.5, 3, len(ids_of("hello world")))
     assert (second["timeout"], second["priority"]) == (None, -2)
     assert answer.headers["x-queue-time-ms"] == "1.000"
     assert answer.headers["x-inference-time-ms"] == "2.000"

@@ -16,10 +16,11 @@ from oneshot_harness import (
     embedder,
     embedding,
     function,
+    ids_of,
     listening,
+    pair_of,
     relevance,
     reranker,
-    tokenizer,
 )
 from server_harness import Front
 
@@ -158,14 +159,12 @@ def test_text_models_take_bytes(triton: Any) -> None:
         return triton.infer(model, inputs)
 
     vectors = ask("embedder", text=["hello world", "fox"]).as_numpy("embedding")
-    np.testing.assert_array_equal(vectors[1], embedding(tokenizer().encode("fox")))
+    np.testing.assert_array_equal(vectors[1], embedding(ids_of("fox")))
     logits = ask("classifier", text=["fox"]).as_numpy("logits")
     assert logits.shape == (1, 3)
-    pair = tokenizer().encode_pairs([("fox", "the fox")])[0]
-    from chairlift.runners.oneshot import Encoding
-
+    pair = pair_of("fox", "the fox")
     scores = ask("reranker", query=["fox"], text=["the fox"]).as_numpy("score")
-    assert scores.tolist() == [relevance(Encoding(pair.ids, pair.type_ids)).tolist()]
+    assert scores.tolist() == [relevance(pair).tolist()]
 
 
 def test_python_models_take_json(triton: Any) -> None:
@@ -429,7 +428,7 @@ def test_predict_tensors_and_texts(server: Listening) -> None:
         {"sum": [4.0], "mean": 4.0, "loud": "naïve".encode().upper().decode()},
     ]
     vectors = predict(server, "embedder", ["fox", {"text": "hello world"}]).json()["predictions"]
-    np.testing.assert_allclose(vectors[1], embedding(tokenizer().encode("hello world")), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vectors[1], embedding(ids_of("hello world")), rtol=1e-5, atol=1e-6)
     assert len(predict(server, "reranker", [{"query": "fox", "text": "a fox"}]).json()["predictions"][0]) == 1
 
 

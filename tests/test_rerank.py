@@ -14,9 +14,10 @@ from oneshot_harness import (
     classifier,
     embedder,
     embedding,
+    ids_of,
     listening,
+    pair_of,
     reranker,
-    tokenizer,
 )
 
 from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
@@ -36,8 +37,8 @@ def post(server: Listening, path: str, **body: Any) -> httpx.Response:
 
 
 def logit(text: str, query: str = QUERY) -> float:
-    first = set(tokenizer().encode(query))
-    second = {*tokenizer().encode(text, add_special_tokens=False), tokenizer().encode("")[-1]}
+    first = set(ids_of(query))
+    second = set(ids_of(text)[1:])
     return len(first & second) - 1
 
 
@@ -80,9 +81,7 @@ def test_jina_shape(server: Listening, path: str) -> None:
     answer = post(server, path, query=QUERY, documents=DOCUMENTS, return_documents=True)
     made = answer.json()
     assert made["model"] == "reranker"
-    assert made["usage"]["total_tokens"] == sum(
-        len(t.ids) for t in tokenizer().encode_pairs([(QUERY, d) for d in DOCUMENTS])
-    )
+    assert made["usage"]["total_tokens"] == sum(len(pair_of(QUERY, d).token_ids) for d in DOCUMENTS)
     assert made["results"][0] == {
         "index": ORDER[0],
         "relevance_score": pytest.approx(sigmoid(logit(DOCUMENTS[ORDER[0]]))),
@@ -94,9 +93,9 @@ def test_jina_shape(server: Listening, path: str) -> None:
 def test_long_documents_are_cut(server: Listening) -> None:
     long = "hello " * 100 + "fox"
     whole = post(server, "/v1/rerank", query=QUERY, documents=[long, "hello"]).json()
-    assert whole["usage"]["total_tokens"] == MAX_TOKENS + len(tokenizer().encode_pairs([(QUERY, "hello")])[0].ids)
+    assert whole["usage"]["total_tokens"] == MAX_TOKENS + len(pair_of(QUERY, "hello").token_ids)
     short = post(server, "/v1/rerank", query=QUERY, documents=[long], max_tokens_per_doc=3).json()
-    assert short["usage"]["total_tokens"] == len(tokenizer().encode_pairs([(QUERY, "")])[0].ids) + 3
+    assert short["usage"]["total_tokens"] == len(pair_of(QUERY, "").token_ids) + 3
     assert post(server, "/v1/rerank", query=long, documents=[long]).json()["usage"]["total_tokens"] == MAX_TOKENS
 
 
@@ -145,18 +144,18 @@ def test_tei_rerank_has_its_own_shape(server: Listening) -> None:
 def test_tei_embed(server: Listening, inputs: Any) -> None:
     answer = post(server, "/embed", inputs=inputs)
     texts = [inputs] if isinstance(inputs, str) else inputs
-    np.testing.assert_allclose(answer.json(), [embedding(tokenizer().encode(t)) for t in texts], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(answer.json(), [embedding(ids_of(t)) for t in texts], rtol=1e-5, atol=1e-6)
     assert answer.headers["x-batch-size"] == str(len(texts))
 
 
 def test_tei_embed_options(server: Listening) -> None:
-    ids = tokenizer().encode("hello world")
+    ids = ids_of("hello world")
     np.testing.assert_allclose(post(server, "/embed", inputs=[ids]).json(), [embedding(ids)], rtol=1e-5, atol=1e-6)
     with_prompt = post(server, "/embed", inputs="world", prompt_name="query").json()
     np.testing.assert_allclose(with_prompt, [embedding(ids)], rtol=1e-5, atol=1e-6)
     assert len(post(server, "/embed", inputs="world", dimensions=3).json()[0]) == 3
     long = " ".join(["hello"] * 60 + ["fox"] * 60)
-    whole = tokenizer().encode(long)
+    whole = ids_of(long)
     for direction, kept in (("right", whole[1 : MAX_TOKENS - 1]), ("left", whole[-MAX_TOKENS + 1 : -1])):
         made = post(server, "/embed", inputs=long, truncate=True, truncation_direction=direction).json()
         np.testing.assert_allclose(made, [embedding([whole[0], *kept, whole[-1]])], rtol=1e-5, atol=1e-6)
@@ -181,7 +180,7 @@ def test_tei_predict(server: Listening) -> None:
     assert predict(["fox", "hello"])[0]["label"] == "pair"
     batch = predict([["fox"], ["fox", "hello"], ["the quick brown fox " * 2]])
     assert [each[0]["label"] for each in batch] == ["short", "pair", "long"]
-    number = len(tokenizer().encode("fox"))
+    number = len(ids_of("fox"))
     assert {each["score"] for each in predict("fox", raw_scores=True)} == {-9, 6 - number, number - 6}
 
 

@@ -8,8 +8,7 @@ from text_tokenizers import build
 from tokenizers import processors
 
 from chairlift.errors import InvalidRequest
-from chairlift.text.encoding import Cut, encode_pairs, encode_texts
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import TextEncoder
 
 TEXTS = ["hello world", "the quick brown fox sees and sees hello world hello", "Hello", ""]
 PAIRS = [("hello world", "the quick brown fox"), ("the quick brown fox sees words", "hello"), ("", "hello world")]
@@ -46,41 +45,34 @@ def expected(folder: Path, max_tokens: int, given: list[Any]) -> list[tuple[list
 
 @pytest.mark.parametrize("max_tokens", [100, 12, 9, 8, 7, 5])
 def test_texts_and_pairs(folder: Path, max_tokens: int) -> None:
-    tokenizer, cut = Tokenizer.from_folder(folder), Cut(max_tokens)
-    for found, given in ((encode_texts(tokenizer, TEXTS, cut), TEXTS), (encode_pairs(tokenizer, PAIRS, cut), PAIRS)):
+    encoder = TextEncoder(folder, max_tokens)
+    for found, given in (
+        (encoder.encode_texts(TEXTS, truncate=True), TEXTS),
+        (encoder.encode_pairs(PAIRS, truncate=True), PAIRS),
+    ):
         for one, (ids, types) in zip(found, expected(folder, max_tokens, given), strict=True):
             assert one.token_ids == ids
             assert (one.type_ids or [0] * len(ids)) == types
             assert len(ids) <= max_tokens
 
 
-def test_the_start_can_be_cut_off_instead(folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder)
-    (whole,) = encode_texts(tokenizer, TEXTS[1:2])
-    (cut,) = encode_texts(tokenizer, TEXTS[1:2], Cut(5, "left"))
-    assert cut.token_ids == [whole.token_ids[0], *whole.token_ids[-4:]]
-
-
-def test_the_second_of_a_pair_may_have_a_limit_of_its_own(folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder)
-    (whole,) = encode_pairs(tokenizer, PAIRS[:1])
-    (cut,) = encode_pairs(tokenizer, PAIRS[:1], Cut(100, second=2))
-    assert sum(cut.type_ids or ()) == 3
-    assert cut.token_ids == [*whole.token_ids[: len(cut.token_ids) - 1], whole.token_ids[-1]]
-
-
 def test_types_are_left_out_where_all_are_of_one_kind(folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder)
-    assert encode_texts(tokenizer, ["hello"])[0].type_ids is None
-    assert encode_pairs(tokenizer, [("hello", "world")])[0].type_ids is not None
+    encoder = TextEncoder(folder, 100)
+    assert encoder.encode_texts(["hello"])[0].type_ids is None
+    assert encoder.encode_pairs([("hello", "world")])[0].type_ids is not None
+
+
+def test_too_long_is_refused_unless_it_may_be_cut(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the model takes 5"):
+        TextEncoder(folder, 5).encode_texts(TEXTS)
 
 
 def test_lowercase(folder: Path) -> None:
-    lower, plain = Tokenizer.from_folder(folder, lowercase=True), Tokenizer.from_folder(folder)
-    assert encode_texts(lower, ["HELLO World"]) == encode_texts(plain, ["hello world"])
-    assert encode_pairs(lower, [("HELLO", "World")]) == encode_pairs(plain, [("hello", "world")])
+    encoder, plain = TextEncoder(folder, 100, lowercase=True), TextEncoder(folder, 100)
+    assert encoder.encode_texts(["HELLO World"]) == plain.encode_texts(["hello world"])
+    assert encoder.encode_pairs([("HELLO", "World")]) == plain.encode_pairs([("hello", "world")])
 
 
 def test_a_lone_surrogate_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="Unicode"):
-        encode_texts(Tokenizer.from_folder(folder), ["a\ud800"])
+        TextEncoder(folder, 100).encode_texts(["a\ud800"])

@@ -18,8 +18,7 @@ import roofline
 
 from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
 from chairlift.runners.encoder.runner import EncoderRunner
-from chairlift.text.encoding import Cut, encode_texts
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import TextEncoder
 
 
 def main() -> None:
@@ -33,12 +32,12 @@ def main() -> None:
     strings, lengths = texts.make_texts(args.model, args.texts)
     runner = EncoderRunner(args.model, dtype=args.dtype, quantization=args.quantization, max_tokens=texts.CAP)
     info = runner.load()
-    tokenizer = Tokenizer.from_folder(args.model)
+    encoder = TextEncoder(args.model, texts.CAP)
     runner.warm_up([64])
     best = float("inf")
     for _ in range(args.rounds):
         began = time.perf_counter()
-        encodings = encode_texts(tokenizer, strings, Cut(texts.CAP))
+        encodings = encoder.encode_texts(strings)
         tokenized = time.perf_counter() - began
         vectors = []
         batch, size = [], 0

@@ -18,6 +18,7 @@ from chairlift.core.item import Batch, Ended, Failure, Item, Outcome, Shed, Shed
 from chairlift.core.oneshot import BatchLimits, OneShotScheduler
 from chairlift.core.request import Decision
 from chairlift.engine.call import CallFailed, CallResult, OnParts, describe
+from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
 log = logging.getLogger(__name__)
@@ -83,12 +84,16 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         *,
         raise_originals: bool = False,
+        turns: Turns | None = None,
         on_batch: Callable[[Batch, Outcome], None] | None = None,
     ) -> None:
         self.limits = limits
         self.executors = list(executors)
         self.scheduler = OneShotScheduler(limits, len(self.executors))
         self.on_batch = on_batch
+        self._turns = turns
+        if turns is not None:
+            turns.call(self._pump)
         self._clock = clock
         self._raise_originals = raise_originals
         self._refusal: str | None = None
@@ -198,6 +203,8 @@ class Dispatcher:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        if self._turns is not None:
+            self._turns.leave()
 
     # Asking the scheduler
 
@@ -210,6 +217,9 @@ class Dispatcher:
     def _pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
         self._is_pump_due = False
+        turns, calls = self._turns, self._calls
+        if turns is not None and not turns.allow(len(calls), self.scheduler.num_waiting):
+            return
         try:
             while (batch := self.scheduler.schedule(self._clock())) is not None:
                 self._start(batch)
@@ -221,6 +231,8 @@ class Dispatcher:
             self._set_timer()
         except Exception as error:
             self._recover(error)
+        if turns is not None:
+            turns.rest(len(calls))
 
     def _set_timer(self) -> None:
         moment = self.scheduler.ask_again

@@ -36,9 +36,7 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
-    """Return the protocol's name of a NumPy type; text is BYTES. Raises ValueError for a type that has none."""
-    if dtype.kind in "SU":
-        return "BYTES"
+    """Return the protocol's name of a NumPy type. Raises ValueError for a type that it has no name for."""
     found = _DATATYPES.get(dtype.newbyteorder("="))
     if found is None:
         raise ValueError(f"arrays of {dtype.name} have no data type in the Open Inference Protocol")

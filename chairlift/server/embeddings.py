@@ -79,7 +79,7 @@ async def _encode(service: OneShotService, body: EmbeddingBody) -> list[Encoding
         prompts = cast(list[list[int]], given)
         if not all(prompts):
             raise ApiError(400, "input must not be empty", _FIELD, "empty_input")
-        return from_ids(service, [ids[: cut.length] for ids in prompts] if cut else prompts, _FIELD)
+        return from_ids(service, prompts, cut, _FIELD)
     if not kinds:
         raise ApiError(400, "input must not be empty", _FIELD, "empty_input")
     wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -90,8 +90,8 @@ def _cut(service: OneShotService, tokens: int | None) -> Cut | None:
     if tokens is None:
         return None
     limit = service.loaded().max_tokens
-    if tokens == -1 and limit is not None:
-        return Cut(limit)
+    if tokens == -1:
+        return Cut()
     if tokens < 1 or (limit is not None and tokens > limit):
         message = f"truncate_prompt_tokens must be -1, or between 1 and the model's {limit}, got {tokens}"
         raise InvalidRequest(message, "truncate_prompt_tokens")

@@ -17,6 +17,7 @@ from chairlift.errors import (
     ChairliftError,
     ConfigError,
     DeadlineExceeded,
+    InputTooLong,
     InvalidRequest,
     QueueFull,
     RequestFailed,
@@ -125,6 +126,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case InputTooLong():
+            return ApiError(400, str(error), error.param, "context_length_exceeded")
         case InvalidRequest():
             return ApiError(400, str(error), error.param)
         case QueueFull():

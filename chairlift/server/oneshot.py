@@ -13,7 +13,7 @@ from chairlift.engine.dispatcher import Answer
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.oneshot import OneShotInfo, Task
 from chairlift.server.oneshot_metrics import OneShotMetrics
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import TextEncoder
 
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 
@@ -38,7 +38,7 @@ class Line(Protocol):
 
 
 class OneShotService:
-    """One served one-shot model. Its owner sets `info` when it is loaded, and `state` and `failure` as they change.
+    """One served one-shot model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
 
     `capacity` is what the line holds, so that a request that can never fit is refused as such. `prompts` are texts that
     clients may ask to put before theirs, by name.
@@ -47,18 +47,18 @@ class OneShotService:
     def __init__(
         self,
         name: str,
-        line: Line,
+        line: Line | None = None,
         *,
         version: str = "1",
         info: OneShotInfo | None = None,
-        tokenizer: Tokenizer | None = None,
+        encoder: TextEncoder | None = None,
         capacity: int = 1024,
         prompts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.version = version
         self.info = info
-        self.tokenizer = tokenizer
+        self.encoder = encoder
         self.prompts = prompts
         self.capacity = capacity
         self.metrics = OneShotMetrics(name)
@@ -66,6 +66,11 @@ class OneShotService:
         self.failure: str | None = None
         self.created = int(time.time())
         self._line = line
+
+    def open(self, line: Line, info: OneShotInfo, encoder: TextEncoder | None) -> None:
+        """Take requests from now on."""
+        self._line, self.info, self.encoder = line, info, encoder
+        self.state = "ready"
 
     @property
     def state(self) -> State:
@@ -116,6 +121,7 @@ class OneShotService:
             message = f"{len(payloads)} inputs are more than the queue of {self.capacity} holds (max_waiting)"
             raise InvalidRequest(message)
         futures: list[asyncio.Future[Answer]] = []
+        assert self._line is not None, "whoever is ready has a line"
         submit = self._line.submit
         try:
             for index, payload in enumerate(payloads):

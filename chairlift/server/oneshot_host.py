@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chairlift.core.batch_limits import BatchLimits
 from chairlift.engine.dispatcher import Dispatcher
@@ -16,6 +16,7 @@ from chairlift.server.settings import Served
 
 if TYPE_CHECKING:
     from chairlift.server.oneshot import OneShotService
+    from chairlift.text.encoding import TextEncoder
 
 
 class OneShotHost:
@@ -33,6 +34,8 @@ class OneShotHost:
         ]
         self._dispatcher: Dispatcher | None = None
         self._service: OneShotService | None = None
+        self._encoder: TextEncoder | None = None
+        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
         self._leaving = False
 
     async def start(self) -> None:
@@ -41,24 +44,22 @@ class OneShotHost:
             await executor.start()
 
     def prepare(self) -> "OneShotService":
-        """Read the tokenizer of an encoder, and make the service."""
+        """Make the service."""
         from chairlift.server.oneshot import OneShotService
 
-        more: dict[str, Any] = {}
-        if self._config.kind == "encoder":
-            from chairlift.text.tokenizer import Tokenizer
-
-            files = SentenceFiles.read(Path(self._config.model))
-            more = {"tokenizer": Tokenizer.from_folder(self._config.model, lowercase=files.lowercase)}
-            more |= {"prompts": files.prompts or {}, "default_prompt": files.default_prompt}
         self._service = OneShotService(
-            self.served.name, version=self.served.share.version, capacity=self._config.max_waiting, **more
+            self.served.name,
+            version=self.served.share.version,
+            capacity=self._config.max_waiting,
+            prompts=self._files.prompts or {},
         )
         return self._service
 
     async def wait_ready(self) -> None:
         """Wait for all workers. Raises Unavailable if one can't load."""
         infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
+        if self._config.kind == "encoder":
+            self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
         self._open(infos[0])
 
     @property
@@ -84,11 +85,18 @@ class OneShotHost:
             await self._dispatcher.close()
         await asyncio.gather(*(executor.stop() for executor in self._executors))
 
+    def _read_tokenizer(self, max_tokens: int | None) -> "TextEncoder":
+        from chairlift.text.encoding import TextEncoder
+
+        assert max_tokens is not None, "an encoder takes only so many positions"
+        return TextEncoder(self._config.model, max_tokens, lowercase=self._files.lowercase)
+
     def _open(self, info: OneShotInfo) -> None:
         """Take requests, now that it is known what the model is."""
         turns = None
         if self._machine is not None:
             turns = Turns(self._machine, self.served.name, self.served.share.weight)
+        self._info = info
         self._dispatcher = Dispatcher(limits_of(self._config, info), self._executors, turns=turns)
         for number, executor in enumerate(self._executors):
             if not executor.ready:
@@ -111,7 +119,7 @@ class OneShotHost:
         if self._leaving:
             service.state = "draining"
         elif self._dispatcher is not None and any(executor.ready for executor in executors):
-            service.open(self._dispatcher, executors[0].info)
+            service.open(self._dispatcher, self._info, self._encoder)
         else:
             service.state = executors[0].state if executors[0].state != "ready" else "loading"
 

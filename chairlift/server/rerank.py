@@ -15,7 +15,6 @@ from chairlift.server.config import ServerConfig
 from chairlift.server.endpoint import check_priority, terms_of, timing_headers, until_gone
 from chairlift.server.errors import as_api_error, tei_shape
 from chairlift.server.limits import decode, read_body
-from chairlift.server.oneshot import OneShotService
 from chairlift.server.openai import Int
 from chairlift.server.registry import Models
 from chairlift.server.scores import Scores, first_logits, sigmoid
@@ -71,7 +70,7 @@ async def rerank(request: Request) -> Response:
         terms = terms._replace(priority=check_priority(body.priority, "priority"))
     async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
-        encodings = await from_pairs(service, pairs, _cut(service, body), "documents")
+        encodings = await from_pairs(service, pairs, Cut(second=body.max_tokens_per_doc), "documents")
         answers = await run(service, encodings, terms)
     scores = sigmoid(first_logits([answer.value for answer in answers]))
     document = _document(body, service.name, scores, count(encodings), "2" if path.startswith("/v2/") else "1")
@@ -106,13 +105,6 @@ def _text(body: RerankBody, index: int) -> str:
     if len(fields) == 1:
         return str(document[fields[0]])
     return "\n".join(f"{name}: {document[name]}" for name in fields)
-
-
-def _cut(service: OneShotService, body: RerankBody) -> Cut | None:
-    limit = service.loaded().max_tokens
-    if limit is None and body.max_tokens_per_doc is None:
-        return None
-    return Cut(limit if limit is not None else 2**31, second=body.max_tokens_per_doc)
 
 
 def _document(body: RerankBody, model: str, scores: Scores, tokens: int, version: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ async def predict(request: Request) -> Response:
     if not inputs or any(not text for texts in inputs for text in texts):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
     async with until_gone(request.receive):
-        cut = _cut(service, body)
+        cut = _cut(body)
         singles = await from_texts(service, [texts[0] for texts in inputs if len(texts) == 1], cut, "inputs")
         pairs = await from_pairs(service, [(texts[0], texts[1]) for texts in inputs if len(texts) == 2], cut, "inputs")
         kinds = {1: iter(singles), 2: iter(pairs)}
@@ -113,7 +113,7 @@ async def rerank(request: Request, raw: bytes) -> Response:
     _check_count(len(body.texts), "texts")
     async with until_gone(request.receive):
         pairs = [(body.query, text) for text in body.texts]
-        encodings = await from_pairs(service, pairs, _cut(service, body), "texts")
+        encodings = await from_pairs(service, pairs, _cut(body), "texts")
         answers = await run(service, encodings, terms_of(request.headers.raw))
     scores = first_logits([answer.value for answer in answers])
     if not body.raw_scores:
@@ -165,7 +165,7 @@ async def _encode(service: OneShotService, body: EmbedBody, given: Sequence[str 
     if not given or not all(given):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
     prompt = _prompt(service, body.prompt_name)
-    cut = _cut(service, body)
+    cut = _cut(body)
     if all(isinstance(each, str) for each in given):
         return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
     if any(isinstance(each, str) for each in given):
@@ -173,13 +173,7 @@ async def _encode(service: OneShotService, body: EmbedBody, given: Sequence[str 
     if prompt:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
-    return from_ids(service, [_shorten(each, cut) for each in ids], "inputs")
-
-
-def _shorten(ids: list[int], cut: Cut | None) -> list[int]:
-    if cut is None or len(ids) <= cut.length:
-        return ids
-    return ids[: cut.length] if cut.side == "right" else ids[-cut.length :]
+    return from_ids(service, ids, cut, "inputs")
 
 
 def _prompt(service: OneShotService, name: str | None) -> str:
@@ -191,11 +185,8 @@ def _prompt(service: OneShotService, name: str | None) -> str:
     return service.prompts[name]
 
 
-def _cut(service: OneShotService, body: TeiBody) -> Cut | None:
-    limit = service.loaded().max_tokens
-    if not body.truncate or limit is None:
-        return None
-    return Cut(limit, cast(Side, body.truncation_direction.lower()))
+def _cut(body: TeiBody) -> Cut | None:
+    return Cut(side=cast(Side, body.truncation_direction.lower())) if body.truncate else None
 
 
 def _sequences(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool]:

@@ -1,54 +1,67 @@
 """Texts and token ids from requests to encodings: tokenized off the event loop, checked against the model's length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from chairlift.engine.dispatcher import Answer
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InputTooLong, InvalidRequest
 from chairlift.runners.oneshot import Encoding
 from chairlift.server.endpoint import Terms
 from chairlift.server.errors import ApiError
 from chairlift.server.oneshot import OneShotService
 from chairlift.server.threads import off_loop
-from chairlift.text.encoding import Cut, encode_pairs, encode_texts
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.encoding import Cut, TextEncoder
 
 
 async def from_texts(service: OneShotService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
     """Encodings of texts. Without a cut, one that is too long is an error."""
-    tokenizer = tokenizer_of(service)
-    encodings = await off_loop(sum(map(len, texts)), lambda: encode_texts(tokenizer, texts, cut))
-    return check_lengths(service, encodings, field)
+    encoder = encoder_of(service)
+    work = _naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
+    return await off_loop(sum(map(len, texts)), work)
 
 
 async def from_pairs(
     service: OneShotService, pairs: Sequence[tuple[str, str]], cut: Cut | None, field: str
 ) -> list[Encoding]:
     """Encodings of pairs of texts."""
-    tokenizer = tokenizer_of(service)
-    size = sum(len(first) + len(second) for first, second in pairs)
-    encodings = await off_loop(size, lambda: encode_pairs(tokenizer, pairs, cut))
-    return check_lengths(service, encodings, field)
+    encoder = encoder_of(service)
+    work = _naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
+    return await off_loop(sum(len(first) + len(second) for first, second in pairs), work)
 
 
-def from_ids(service: OneShotService, prompts: Sequence[list[int]], field: str) -> list[Encoding]:
-    """Encodings of token ids, taken as they are."""
-    size = service.loaded().vocab_size
-    for ids in prompts:
-        if min(ids) < 0 or (size is not None and max(ids) >= size):
-            raise InvalidRequest(f"{field} has token ids outside the vocabulary of {size}", field)
-    return check_lengths(service, [Encoding(ids) for ids in prompts], field)
+def _naming(field: str, number: int, work: Callable[[], list[Encoding]]) -> Callable[[], list[Encoding]]:
+    """The same work, its errors telling the client's name for what is wrong."""
+
+    def named() -> list[Encoding]:
+        try:
+            return work()
+        except InputTooLong as error:
+            which = f"{field}[{error.index}]: " if number > 1 else ""
+            raise InputTooLong(f"{which}{error}", field, error.index) from None
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), field) from None
+
+    return named
 
 
-def check_lengths(service: OneShotService, encodings: list[Encoding], field: str) -> list[Encoding]:
-    """The encodings, if all fit the model."""
-    limit = service.loaded().max_tokens
-    if limit is not None:
-        for index, encoding in enumerate(encodings):
-            if len(encoding.token_ids) > limit:
-                which = f"{field}[{index}]" if len(encodings) > 1 else field
-                message = f"{which} has {len(encoding.token_ids)} tokens, more than the {limit} that this model takes"
-                raise ApiError(400, message, field, "context_length_exceeded")
-    return encodings
+def from_ids(service: OneShotService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
+    """Encodings of token ids, taken as they are but for the cut."""
+    info = service.loaded()
+    if cut is not None:
+        prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
+    for index, ids in enumerate(prompts):
+        if min(ids) < 0 or (info.vocab_size is not None and max(ids) >= info.vocab_size):
+            raise InvalidRequest(f"{field} has token ids outside the vocabulary of {info.vocab_size}", field)
+        if info.max_tokens is not None and len(ids) > info.max_tokens:
+            message = f"{field}[{index}]: an input has {len(ids)} tokens, but the model takes {info.max_tokens}"
+            raise InputTooLong(message, field, index)
+    return [Encoding(ids) for ids in prompts]
+
+
+def _shorten(ids: list[int], cut: Cut, max_tokens: int | None) -> list[int]:
+    length = min((each for each in (cut.length, max_tokens) if each is not None), default=len(ids))
+    if len(ids) <= length:
+        return ids
+    return ids[:length] if cut.side == "right" else ids[-length:]
 
 
 def check_not_empty(texts: Sequence[str], field: str) -> None:
@@ -57,11 +70,11 @@ def check_not_empty(texts: Sequence[str], field: str) -> None:
         raise ApiError(400, f"{field} must not be empty", field, "empty_input")
 
 
-def tokenizer_of(service: OneShotService) -> Tokenizer:
-    """The model's tokenizer; a model without one takes only token ids."""
-    if service.tokenizer is None:
+def encoder_of(service: OneShotService) -> TextEncoder:
+    """What makes token ids of the model's texts; a model without takes only token ids."""
+    if service.encoder is None:
         raise InvalidRequest(f"`{service.name}` has no tokenizer here; send token ids")
-    return service.tokenizer
+    return service.encoder
 
 
 async def run(service: OneShotService, encodings: Sequence[Encoding], terms: Terms) -> list[Answer]:

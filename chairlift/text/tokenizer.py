@@ -11,7 +11,6 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import tokenizers
-from tokenizers import normalizers
 
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat import ChatTemplate
@@ -44,11 +43,8 @@ class Tokenizer:
         self.bos_id = bos_id
 
     @classmethod
-    def from_folder(cls, path: str | os.PathLike[str], *, lowercase: bool = False) -> "Tokenizer":
-        """Read `tokenizer.json` and its companions from a Hugging Face model folder.
-
-        `lowercase` changes texts before anything else sees them. Raises UnsupportedModel.
-        """
+    def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read `tokenizer.json` and its companions from a Hugging Face model folder."""
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
@@ -60,9 +56,6 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise UnsupportedModel(f"{file} can't be read: {error}") from error
-        if lowercase:
-            own = [] if backend.normalizer is None else [backend.normalizer]
-            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         config = _read_json(folder / "tokenizer_config.json")
         special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
         return cls(
@@ -72,6 +65,11 @@ class Tokenizer:
             chat_template=ChatTemplate.from_folder(folder, config, special),
         )
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own tokenizer, shared: not to be changed."""
+        return self._backend
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Pass `add_special_tokens=False` for a rendered chat, which brings its own."""
         return list(self._encode_batch([text], add_special_tokens)[0].ids)
@@ -80,26 +78,7 @@ class Tokenizer:
         """Token ids of many texts."""
         return [list(e.ids) for e in self._encode_batch(texts, add_special_tokens)]
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tokenizers.Encoding]:
-        """Pairs of texts with special tokens in place; `type_ids` tells first from second."""
-        return self._encode_batch(pairs, True)
-
-    def encode_parts(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """One text or two without special tokens, for `join_parts`."""
-        return self._encode_batch(texts, False)
-
-    def join_parts(self, parts: Sequence[tokenizers.Encoding]) -> tokenizers.Encoding:
-        """One input of one part or two, with special tokens in place."""
-        joined: tokenizers.Encoding = self._backend.post_process(parts[0], parts[1] if len(parts) == 2 else None)
-        return joined
-
-    def num_special_tokens(self, num_parts: int) -> int:
-        """Special tokens that `join_parts` adds."""
-        return int(self._backend.num_special_tokens_to_add(num_parts == 2))
-
-    def _encode_batch(
-        self, texts: Sequence[str] | Sequence[tuple[str, str]], add_special_tokens: bool
-    ) -> list[tokenizers.Encoding]:
+    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
         try:
             # The fast batch call skips character offsets, which nobody here reads.
             encodings: list[tokenizers.Encoding] = self._backend.encode_batch_fast(
