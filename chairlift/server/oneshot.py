@@ -104,6 +104,11 @@ class OneShotService:
             raise Unavailable(f"the model `{self.name}` is {self.state}{failure}")
         return self.info
 
+    def _open_line(self) -> Line:
+        self.loaded()
+        assert self._line is not None, "whoever is ready has a line"
+        return self._line
+
     async def infer(
         self,
         payloads: Sequence[Any],
@@ -121,8 +126,7 @@ class OneShotService:
             message = f"{len(payloads)} inputs are more than the queue of {self.capacity} holds (max_waiting)"
             raise InvalidRequest(message)
         futures: list[asyncio.Future[Answer]] = []
-        assert self._line is not None, "whoever is ready has a line"
-        submit = self._line.submit
+        submit = self._open_line().submit
         try:
             for index, payload in enumerate(payloads):
                 size = 1.0 if sizes is None else sizes[index]
@@ -141,14 +145,14 @@ class OneShotService:
         self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
-        self.loaded()
+        submit = self._open_line().submit
         events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
         futures: list[asyncio.Future[Answer]] = []
         left = len(payloads)
         try:
             for index, payload in enumerate(payloads):
                 on_part = functools.partial(_put_part, events, index)
-                futures.append(self._line.submit(payload, priority=priority, timeout=timeout, on_part=on_part))
+                futures.append(submit(payload, priority=priority, timeout=timeout, on_part=on_part))
                 futures[-1].add_done_callback(events.put_nowait)
             while left:
                 event = await events.get()
