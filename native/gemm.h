@@ -19,14 +19,17 @@ constexpr int AHEAD = 24 * STEP_BYTES;  // how far to prefetch what streams
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
 // Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
-// group: what it prepares it multiplies itself, and little travels from core to core.
+// group, of as many tiles as any other: what it prepares it multiplies itself, and little travels from core to core.
 struct Tiles {
-    int64_t rows, groups;
+    int64_t rows, count, groups;
 
-    Tiles(int64_t rows, const Team &team) : rows(rows), groups(count() >= 2 * team.threads ? team.threads : 1) {}
-    int64_t count() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
-    int64_t first(int64_t tile) const { return rows * tile / count(); }
-    Range group(int64_t index) const { return {count() * index / groups, count() * (index + 1) / groups}; }
+    Tiles(int64_t rows, const Team &team) : rows(rows), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
+        if (count < 2 * team.threads) return;
+        groups = team.threads;
+        count = (count + groups - 1) / groups * groups;
+    }
+    int64_t first(int64_t tile) const { return rows * tile / count; }
+    Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
 };
 
 // What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows
@@ -41,6 +44,7 @@ struct Rows {
 // A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
 struct Panel {
     const char *weights;
+    const int32_t *starts;  // where sums begin; of int8 weights only
     int64_t steps;
     const char *fetch;
     int64_t pace;
@@ -50,6 +54,7 @@ struct Panel {
 struct Bf16Dot {
     using Sum = float;
     using Vector = __m512;
+    static Vector start(const Panel &, int) { return _mm512_setzero_ps(); }
     static Vector add(Vector sum, __m512i inputs, __m512i weights) {
         return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
     }
@@ -60,6 +65,7 @@ struct Bf16Dot {
 struct Int8Dot {
     using Sum = int32_t;
     using Vector = __m512i;
+    static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.starts + 16 * half); }
     static Vector add(Vector sum, __m512i inputs, __m512i weights) {
         return _mm512_dpbusd_epi32(sum, inputs, weights);
     }
@@ -70,7 +76,9 @@ struct Int8Dot {
 // sums[r][0:32] of ROWS rows.
 template <typename Dot, int ROWS>
 inline void multiply_tile(const char *x, const Panel &panel, typename Dot::Sum *sums) {
-    typename Dot::Vector sum[ROWS][2] = {};
+    typename Dot::Vector sum[ROWS][2];
+    for (int r = 0; r < ROWS; r++)
+        for (int half = 0; half < 2; half++) sum[r][half] = Dot::start(panel, half);
     const bool streams = panel.pace == STEP_BYTES;
     for (int64_t step = 0; step < panel.steps; step++) {
         const char *weights = panel.weights + step * STEP_BYTES;
@@ -117,7 +125,7 @@ template <int ROWS> inline void multiply_half(const char *x, const Panel &panel,
     for (int i = 0; i < 4; i++) {
         int32_t pairs[8];
         std::memcpy(pairs, &sum[i], sizeof pairs);
-        for (int o = 0; o < 4; o++) sums[16 * half + 4 * i + o] = pairs[2 * o] + pairs[2 * o + 1];
+        for (int o = 16 * half + 4 * i, p = 0; p < 8; o++, p += 2) sums[o] = panel.starts[o] + pairs[p] + pairs[p + 1];
     }
 }
 #endif
@@ -129,7 +137,8 @@ inline void multiply_tile(const char *x, const Panel &panel, int32_t *sums) {
 #if defined(__AVX2__)
         for (int half = 0; half < 2; half++) multiply_half<ROWS>(x, panel, half, sums);
 #else
-        int32_t sum[PANEL] = {};
+        int32_t sum[PANEL];
+        std::memcpy(sum, panel.starts, sizeof sum);
         const auto *bytes = reinterpret_cast<const uint8_t *>(x);
         const auto *weights = reinterpret_cast<const int8_t *>(panel.weights);
         for (int64_t step = 0; step < panel.steps; step++, bytes += 4 * ROWS, weights += STEP_BYTES)
@@ -157,7 +166,8 @@ template <typename Dot, typename T>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
               const char *next, const Sink<T> &sink) {
     const int64_t steps = weight.steps();
-    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES, steps, nullptr, 0};
+    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
+                weight.int8 ? weight.starts + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
     alignas(64) typename Dot::Sum sums[TILE_ROWS * PANEL];
     for (int64_t tile = some.begin; tile < some.end; tile++) {

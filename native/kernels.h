@@ -41,7 +41,7 @@ struct Weight {
     const void *packed;
     const float *bias;          // [panels * PANEL], in the order of the panels, like the others; may be null
     const float *scales;        // int8 only: what one unit of an output's weights is worth
-    const int32_t *offsets;     // int8 only: 128 times the sum of an output's weights
+    const int32_t *starts;      // int8 only: where an output's sums begin, -128 times the sum of its weights
     int64_t outs, ins;
     int32_t int8, gated;
     int64_t steps() const { return int8 ? (ins + 3) / 4 : (ins + 1) / 2; }

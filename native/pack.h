@@ -12,9 +12,6 @@ inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
     return unit < half ? unit + i / (PANEL / 2) * half : -1;
 }
 
-// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
-inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
-
 // One output's weights as whole numbers from -127 to 127.
 template <typename T>
 void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {
@@ -27,7 +24,7 @@ void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {
         sum += value;
     }
     const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
-    const_cast<int32_t *>(weight.offsets)[panel * PANEL + i] = 128 * sum;
+    const_cast<int32_t *>(weight.starts)[panel * PANEL + i] = -128 * sum;
 }
 
 inline void pack_bf16(const bf16 *row, const Weight &weight, int64_t panel, int64_t i) {

@@ -21,6 +21,7 @@ constexpr int LANES = 4;
 typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
 typedef int32_t vint __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vhalves __attribute__((vector_size(4 * LANES)));
 
 struct bf16 {
     uint16_t bits;
@@ -55,7 +56,10 @@ inline vuint load(const uint32_t *p) {
     std::memcpy(&v, p, sizeof v);
     return v;
 }
+inline vint load(const int32_t *p) { return (vint)load(reinterpret_cast<const uint32_t *>(p)); }
 inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
+inline vfloat to_float(vfloat v) { return v; }
+inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 
@@ -65,6 +69,14 @@ inline vfloat larger(vfloat a, vfloat b) {
     return (vfloat)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+inline vfloat smaller(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
 #endif
 }
 
@@ -93,10 +105,36 @@ inline float sum_of(vfloat v) {
     return across(v, [](auto a, auto b) { return a + b; });
 }
 
-// Writes `count` floats as T.
-template <typename T> inline void narrow_row(const float *from, T *to, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] = narrow<T>(from[i]);
+// Numbers in memory as floats, and back.
+inline vfloat load_wide(const float *p) { return load(p); }
+inline vfloat load_wide(const bf16 *p) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    halves bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return (vfloat)(__builtin_convertvector(bits, vuint) << 16);
+}
+inline void store_narrow(float *p, vfloat v) { store(p, v); }
+inline void store_narrow(bf16 *p, vfloat v) {
+#if defined(__AVX512BF16__)
+    const __m256bh narrowed = _mm512_cvtneps_pbh((__m512)v);
+#else
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    const vuint bits = (vuint)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const auto number = (bits & 0x7fffffff) <= 0x7f800000;
+    const halves narrowed = __builtin_convertvector(number ? rounded : vuint{} + 0x7fc0, halves);
+#endif
+    std::memcpy(p, &narrowed, sizeof narrowed);
+}
+
+// Whether any lane of a comparison's result holds.
+inline bool any(vint lanes) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#else
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= lanes[i];
+    return bits;
+#endif
 }
 
 #if defined(__AVX512BF16__)
@@ -115,13 +153,10 @@ inline void store_narrow(bf16 *to, __mmask16 lanes, __m512 v) {
 inline __m512 rounded(__m512 v) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16));
 }
-
-template <> inline void narrow_row(const float *from, bf16 *to, int64_t count) {
-    by_lanes(count, [&](int64_t i, __mmask16 lanes) __attribute__((always_inline)) {
-        store_narrow(to + i, lanes, _mm512_maskz_loadu_ps(lanes, from + i));
-    });
-}
 #endif
+
+// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
+inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {
@@ -142,7 +177,7 @@ inline float exp_(float x) {
     return x < -87.3f ? 0.0f : scaled;
 }
 
-// 2^x for x <= 0, good to 2e-7, exactly 1 at 0 and exactly 0 from far below -126 on.
+// 2^x for x < 127, good to 2e-7, exactly 1 at 0 and exactly 0 from far below -126 on.
 inline vfloat exp2_(vfloat x) {
 #if defined(__AVX512F__)
     const vfloat c = larger(x, vfloat{} - 200.0f);
@@ -163,6 +198,11 @@ inline vfloat exp2_(vfloat x) {
 #else
     return x < low ? vfloat{} : (vfloat)((vuint)p + ((vuint)shifted << 23));
 #endif
+}
+
+inline vfloat silu(vfloat x) {
+    // Beyond this the quotient is 0 or infinite either way.
+    return x / (exp2_(smaller(x * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
 }
 
 } // namespace

@@ -18,6 +18,34 @@ enum class Into {
     BEST,       // only each row's highest sum and where it is are kept
 };
 
+// One row's sums under a panel, and half as many.
+constexpr int WIDTH = PANEL / LANES;
+using Wide = vfloat[WIDTH];
+using Half = vfloat[WIDTH / 2];
+
+// What the sums of a panel are scaled by and added to.
+struct Settling {
+    const Weight &weight;
+    const int64_t first;    // the panel's first output
+
+    void settle(const float *sums, float, Wide &values) const {
+        for (int i = 0; i < WIDTH; i++) values[i] = load(sums + i * LANES);
+        add_bias(values);
+    }
+
+    void settle(const int32_t *sums, float scale, Wide &values) const {
+        for (int i = 0; i < WIDTH; i++)
+            values[i] = to_float(load(sums + i * LANES)) * (load(weight.scales + first + i * LANES) * scale);
+        add_bias(values);
+    }
+
+  private:
+    void add_bias(Wide &values) const {
+        if (!weight.bias) return;
+        for (int i = 0; i < WIDTH; i++) values[i] += load(weight.bias + first + i * LANES);
+    }
+};
+
 template <typename T> struct Sink {
     Into into;
     T *out = nullptr;
@@ -27,80 +55,74 @@ template <typename T> struct Sink {
 
     // Takes the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
     template <typename Sum>
-    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const float *scales, Sum *sums) const {
+    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const float *scales, const Sum *sums) const {
         const bool gated = into == Into::GATED;
         const int64_t first = panel * (gated ? PANEL / 2 : PANEL), left = weight.outs / (gated ? 2 : 1) - first;
         const int most = gated ? PANEL / 2 : PANEL, count = left < most ? int(left) : most;
-        for (int r = 0; r < rows; r++) {
-            alignas(64) float values[PANEL];
-            settle(weight, panel, sums + r * PANEL, scales ? scales[row + r] : 1.0f, values);
-            switch (into) {
-            case Into::ROWS: store(out + (row + r) * stride + first, values, count); break;
-            case Into::RESIDUAL: add(out + (row + r) * stride + first, values, count); break;
-            case Into::GATED: gate(out + (row + r) * stride + first, values, count); break;
-            case Into::FLOATS: std::memcpy(floats + (row + r) * stride + first, values, sizeof(float) * count); break;
-            case Into::BEST: keep_best(row + r, first, values, count); break;
+        const Settling settling{weight, panel * PANEL};
+        const auto each_row = [&](auto use) __attribute__((always_inline)) {
+            for (int64_t r = row; r < row + rows; r++, sums += PANEL) {
+                Wide values;
+                settling.settle(sums, scales ? scales[r] : 1.0f, values);
+                use(r, values);
             }
+        };
+        const auto at = [&](auto *to, int64_t r) { return to + r * stride + first; };
+        switch (into) {
+        case Into::ROWS: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
+        case Into::RESIDUAL: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
+        case Into::GATED: return each_row([&](int64_t r, Wide &values) { gate(at(out, r), values, count); });
+        case Into::FLOATS: return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
+        case Into::BEST: return each_row([&](int64_t r, Wide &values) { keep_best(r, first, values, count); });
         }
     }
 
   private:
-    static void settle(const Weight &weight, int64_t panel, const float *sums, float, float *values) {
-        std::memcpy(values, sums, sizeof(float) * PANEL);
-        add_bias(weight, panel, values);
+    // Writes the first `count` of the values.
+    template <typename To, int N> static void store(To *to, const vfloat (&values)[N], int count) {
+        if (count == N * LANES) {
+            for (int i = 0; i < N; i++) store_narrow(to + i * LANES, values[i]);
+        } else {
+            To all[N * LANES];
+            for (int i = 0; i < N; i++) store_narrow(all + i * LANES, values[i]);
+            std::memcpy(to, all, sizeof(To) * count);
+        }
     }
 
-    // Quantized inputs are offset by 128 to be unsigned, which adds 128 times the output's weights to each sum.
-    static void settle(const Weight &weight, int64_t panel, const int32_t *sums, float scale, float *values) {
-        const float *scales = weight.scales + panel * PANEL;
-        const int32_t *offsets = weight.offsets + panel * PANEL;
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) values[i] = float(sums[i] - offsets[i]) * (scale * scales[i]);
-        add_bias(weight, panel, values);
+    static void add(T *to, Wide &values, int count) {
+        T some[PANEL];
+        const T *from = to;
+        if (count < PANEL) {
+            std::memset(some, 0, sizeof some);
+            std::memcpy(some, to, sizeof(T) * count);
+            from = some;
+        }
+        for (int i = 0; i < WIDTH; i++) values[i] += load_wide(from + i * LANES);
+        store(to, values, count);
     }
 
-    static void add_bias(const Weight &weight, int64_t panel, float *values) {
-        if (!weight.bias) return;
-        const float *bias = weight.bias + panel * PANEL;
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) values[i] += bias[i];
-    }
-
-    static void store(T *to, const float *values, int count) { narrow_row(values, to, count); }
-
-    static void add(T *to, float *values, int count) {
-        for (int i = 0; i < count; i++) values[i] += widen(to[i]);
-        narrow_row(values, to, count);
-    }
-
-    static void gate(T *to, float *values, int count) {
-#pragma omp simd
-        for (int i = 0; i < PANEL / 2; i++)
-            values[i] = values[i] / (1.0f + exp_(-values[i])) * values[i + PANEL / 2];
-        narrow_row(values, to, count);
+    static void gate(T *to, const Wide &values, int count) {
+        Half gated;
+        for (int i = 0; i < WIDTH / 2; i++) gated[i] = silu(values[i]) * values[i + WIDTH / 2];
+        store(to, gated, count);
     }
 
     // Whether anything is above `high`, or no number. What lies past the outputs is zero, which may raise a false alarm.
-    static bool any_above(const float *values, float high) {
-#if defined(__AVX512F__)
-        const __m512 limit = _mm512_set1_ps(high);
-        return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), limit, _CMP_NLE_UQ) |
-               _mm512_cmp_ps_mask(_mm512_loadu_ps(values + 16), limit, _CMP_NLE_UQ);
-#else
-        bool above = false;
-#pragma omp simd reduction(| : above)
-        for (int i = 0; i < PANEL; i++) above |= !(values[i] <= high);
-        return above;
-#endif
+    static bool any_above(const Wide &values, float high) {
+        vint above = {};
+        for (int i = 0; i < WIDTH; i++) above |= ~(values[i] <= high);
+        return any(above);
     }
 
     // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
-    void keep_best(int64_t row, int64_t first, const float *values, int count) const {
+    void keep_best(int64_t row, int64_t first, const Wide &values, int count) const {
         float high = best.value[row];
         if (!any_above(values, high) || high != high) return;
+        float all[PANEL];
+        store(all, values, PANEL);
         for (int i = 0; i < count; i++)
-            if (!(values[i] <= high)) {
-                best.value[row] = high = values[i];
+            if (!(all[i] <= high)) {
+                best.value[row] = high = all[i];
                 best.index[row] = first + i;
                 if (high != high) return;
             }

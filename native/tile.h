@@ -58,9 +58,6 @@ inline vint load(const uint16_t *p) {
 #endif
 }
 
-inline vfloat to_float(vfloat v) { return v; }
-inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
-
 // acc + row . values for stored value number `step` (a pair of them for bf16 and int8) of every lane.
 inline vfloat multiply_add(vfloat acc, const float *row, int step, vfloat values) { return acc + row[step] * values; }
 inline vfloat multiply_add(vfloat acc, const float *row, int step, vuint values) {
@@ -89,13 +86,6 @@ inline vfloat multiply_add(vfloat acc, const float *row, int step, vint values) 
 
 // Probabilities take the place of the scores they are made from, so their rows lie as far apart.
 template <typename Value> constexpr int P_STRIDE = SCORE_STRIDE * int(sizeof(float) / sizeof(Value));
-inline void store_narrow(float *p, vfloat v) { store(p, v); }
-#if defined(__AVX512BF16__)
-inline void store_narrow(bf16 *p, vfloat v) {
-    const __m256bh narrowed = _mm512_cvtneps_pbh((__m512)v);
-    std::memcpy(p, &narrowed, sizeof narrowed);
-}
-#endif
 #if defined(__AVX512VNNI__)
 // For what lies between the range of 16 bits already.
 inline void store_narrow(int16_t *p, vfloat v) {

@@ -38,7 +38,7 @@ class Weight(ctypes.Structure):
         ("packed", POINTER),
         ("bias", POINTER),
         ("scales", POINTER),
-        ("offsets", POINTER),
+        ("starts", POINTER),
         ("outs", INT64),
         ("ins", INT64),
         ("int8", INT32),

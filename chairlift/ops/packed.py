@@ -30,13 +30,13 @@ class PackedWeight:
         self._packed = zeros(panels * _PANEL * -(-ins // per_step) * per_step, torch.int8 if int8 else torch.bfloat16)
         self._bias = None if bias is None else torch.zeros(panels * _PANEL)
         self._scales = torch.zeros(panels * _PANEL if int8 else 0)
-        self._offsets = torch.zeros(panels * _PANEL if int8 else 0, dtype=torch.int32)
-        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._offsets.nbytes
+        self._starts = torch.zeros(panels * _PANEL if int8 else 0, dtype=torch.int32)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._starts.nbytes
         self.struct = Weight(
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._scales.data_ptr(),
-            self._offsets.data_ptr(),
+            self._starts.data_ptr(),
             outs,
             ins,
             int8,
