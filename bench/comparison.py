@@ -16,12 +16,14 @@ Rates = dict[str, dict[str, float]]
 
 
 def by_precision(results: dict[str, Any]) -> dict[str, Rates]:
-    """Medians over the rounds: precision, engine, then workload (or `load_s`)."""
+    """Medians over the rounds: precision, engine, then workload, `share of` it where it was taken, and `load_s`."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for run in results["runs"]:
         columns = found.setdefault(run["precision"], {}).setdefault(run["name"], {})
         columns.setdefault(run["workload"], []).append(run["output_tok_s"])
         columns.setdefault("load_s", []).append(run["load_s"])
+        if "share_percent" in run:
+            columns.setdefault(f"share of {run['workload']}", []).append(run["share_percent"])
     return {
         precision: {
             name: {column: statistics.median(values) for column, values in columns.items()}
@@ -50,6 +52,9 @@ def markdown(results: dict[str, Any]) -> str:
         for name, columns in engines.items():
             rates = [f"{columns[workload]:.0f}" if workload in columns else "-" for workload in measured]
             cells.append([precision, name, *rates, f"{columns['load_s']:.1f}"])
+        ours = engines.get(OURS, {})
+        if limits := {name: f"{ours[key]:.0f}%" for name in measured if (key := f"share of {name}") in ours}:
+            cells.append([precision, "Chairlift / machine's limit", *(limits.get(name, "-") for name in measured), ""])
         if shares := ratios(engines):
             cells.append([precision, "**Chairlift / best peer**", *(_ratio(shares.get(name)) for name in measured), ""])
     rounds = f"{results['rounds']} round{'s' if results['rounds'] > 1 else ''}"

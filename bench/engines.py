@@ -40,7 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which engines there are; one whose options are missing is left out."""
     parser.add_argument("model", nargs="?", help="a Hugging Face folder, for Chairlift and vLLM")
     parser.add_argument("--settings", nargs="*", default=[], metavar="SETTING=VALUE", help="Chairlift's, as JSON")
-    parser.add_argument("--int8", nargs="*", default=['quantization="int8"'], metavar="SETTING=VALUE",
+    parser.add_argument("--int8", nargs="*", default=['quantization="int8"', 'kv_cache_dtype="int8"'],
+                        metavar="SETTING=VALUE",
                         help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
@@ -89,7 +90,7 @@ def _chairlift(model: str, precision: str, settings: list[str]) -> Engine:
         precision=precision,
         program=(sys.executable, str(PEERS.parent / "offline.py")),
         model=model,
-        settings=tuple(settings),
+        settings=(*settings, "--roofline"),
         server=(sys.executable, "-m", "chairlift.cli", "serve", model, "--served-model-name", SERVED_NAME, *flags),
         ready="/health/ready",
     )

@@ -19,6 +19,7 @@ COLUMNS = (
     ("itl_ms", "ITL p50/99 ms", "{}"),
     ("e2e_ms", "E2E p50/99 ms", "{}"),
     ("output_tok_s", "tok/s", "{:.0f}"),
+    ("share_percent", "of limit", "{:.0f}%"),
     ("goodput", "goodput/s", "{:.2f}"),
     ("inside_percent", "inside", "{:.0f}%"),
     ("failed", "failed", "{}"),

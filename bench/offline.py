@@ -8,7 +8,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from offline_run import Jobs, add_arguments, report
 
@@ -41,9 +40,7 @@ def main() -> None:
         # Here, so that the seconds to load still hold the import of torch.
         from roofline import Machine
 
-        from chairlift.runners.decoder.config import read_config
-
-        machine = Machine(read_config(Path(args.model)), llm.config.quantization)
+        machine = Machine.of(args.model, llm.config.quantization, llm.config.kv_cache_dtype)
         return float(machine.limit(workload)["limit_tok_s"])
 
     report("chairlift", args, load, prepare, limit if args.roofline else None, ops=llm.engine.info.ops)

@@ -4,7 +4,8 @@ Measures what memory gives and how fast products of the model's own shapes run o
 (bfloat16: the best of our own and oneDNN's; `--quantization int8`: our own), then walks the workload's steps, as the
 real scheduler makes them, at those rates: a step takes at least the time to read each weight once or to multiply it
 with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
-`--measured TOK_S` prints the share of the limit that a rate reaches; bench/offline.py --roofline does so for its own.
+`--measured TOK_S` prints the share of the limit that a rate reaches; bench/offline.py, compare.py and serving.py
+(`--roofline MODEL`) do so for their own.
 """
 
 import argparse
@@ -36,9 +37,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("workload", choices=workloads.NAMES)
     parser.add_argument("--quantization", choices=["none", "int8"], default="none")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--measured", type=float, metavar="TOK_S", help="a rate to compare with the limit")
     args = parser.parse_args()
-    report = Machine(read_config(args.model), args.quantization).limit(args.workload)
+    report = Machine.of(args.model, args.quantization, args.kv_cache_dtype).limit(args.workload)
     if args.measured:
         report["share_percent"] = round(100 * args.measured / report["limit_tok_s"], 1)
     print(json.dumps(report))
@@ -47,9 +49,15 @@ def main() -> None:
 class Machine:
     """What memory and products of a model's shapes give here and now; measuring takes some seconds."""
 
-    def __init__(self, config: ModelConfig, quantization: Quantization) -> None:
+    @classmethod
+    def of(cls, folder: str | Path, quantization: Quantization, kv_cache_dtype: str) -> "Machine":
+        """Measure for the model in a folder."""
+        return cls(read_config(Path(folder)), quantization, 1 if kv_cache_dtype == "int8" else 2)
+
+    def __init__(self, config: ModelConfig, quantization: Quantization, kv_bytes: int) -> None:
         self.config = config
         self.weight_bytes = 1 if quantization == "int8" else 2
+        self.token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_bytes
         self.bandwidth = measure_bandwidth()
         layer, head = shapes(config)
         self.rates = {shape: measure_product(shape, quantization) for shape in {*layer, head}}
@@ -102,7 +110,6 @@ def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float
         params = SamplingParams(max_tokens=length)
         scheduler.add(Request(id=str(index), prompt_ids=prompt, params=params, max_tokens=length, arrival=index))
     layer, head = shapes(config)
-    kv_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 4
     total = 0.0
     while scheduler.num_waiting or scheduler.running:
         step = scheduler.schedule(total)
@@ -114,7 +121,7 @@ def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float
             return max(2 * weights * rows / rates[shape], machine.weight_bytes * weights / bandwidth) if rows else 0.0
 
         total += config.num_layers * sum(product(shape, step.total_tokens) for shape in layer)
-        total += product(head, len(sampled)) + sum(ends.values()) * kv_bytes / bandwidth
+        total += product(head, len(sampled)) + sum(ends.values()) * machine.token_bytes / bandwidth
         scheduler.update(step, StepResult({name: [0] for name in sampled}), total)
     return total
 

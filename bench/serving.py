@@ -4,6 +4,8 @@ Requests come by themselves (Poisson, `--rates`), whatever the server does, sinc
 would slow down with it. `--find` looks for the highest rate at which 95% of the requests stay inside the target;
 `--concurrency N` is the closed loop all the same, for throughput; `--scenario prefix` shows what a shared prefix saves.
 Every server gets the same requests: token ids, greedy, of a fixed length. One JSON line a rate, then a table.
+`--roofline MODEL_DIR` measures in the end, once the server is idle, what the machine allows, and adds the share of it
+that was used: of the closed loop's time, or of the time in which requests came.
 """
 
 import argparse
@@ -31,11 +33,13 @@ def main() -> None:
         print(shared_prefix.report(rows))
     elif args.concurrency:
         rows = [streams(target, args.concurrency, args.vocab, args.seed + i, slo) for i in range(args.repeat)]
+        add_shares(rows, args)
         _print_lines(rows)
         print(table(rows))
         print(f"median: {statistics.median(row['output_tok_s'] for row in rows):.1f} output tok/s")
     elif args.find:
         best, rows = find(target, args, slo)
+        add_shares(rows, args)
         print(table(rows))
         print("no rate held" if best is None else f"highest rate with {args.share:g}% inside: {best:.2f}/s")
     else:
@@ -43,7 +47,27 @@ def main() -> None:
         for rate in args.rates:
             rows.append(at_rate(target, rate, args, slo))
             _print_lines(rows[-1:])
+        add_shares(rows, args)
         print(table(rows))
+
+
+def add_shares(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Give each row the share of the machine's limit that it reached, if --roofline asks for it."""
+    if not args.roofline:
+        return
+    # Here, since it imports torch, which no other client needs.
+    from roofline import Machine, fewest_seconds
+
+    machine = Machine.of(args.roofline, args.quantization, args.kv_cache_dtype)
+    for row in rows:
+        if row["rate"] is None:
+            jobs = workloads.requests("uniform", args.vocab, args.seed)
+        else:
+            timed = workloads.arrivals(row["rate"], args.seconds, args.vocab, args.seed)
+            jobs = [(prompt, length) for _, prompt, length in timed]
+        wanted = sum(length for _, length in jobs)
+        limit = wanted / fewest_seconds(machine, jobs)
+        row["share_percent"] = 100 * row["output_tok_s"] / limit
 
 
 def add_open_loop_options(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument("--scenario", choices=["prefix"])
     parser.add_argument("--repeat", type=int, default=3, help="of --concurrency and --scenario")
     add_open_loop_options(parser)
+    parser.add_argument("--roofline", metavar="MODEL_DIR", help="print the share of the machine's limit")
+    parser.add_argument("--quantization", choices=["none", "int8"], default="none", help="of --roofline")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto", help="of --roofline")
     return parser
 
 

@@ -67,6 +67,12 @@ def docs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_share_of_the_limit_has_a_row_where_it_was_taken() -> None:
+    runs = [run | {"share_percent": 80 + run["round"]} for run in FOUR["runs"] if run["precision"] == BF16]
+    rows = comparison.markdown(results(*runs, *FOUR["runs"][-2:])).splitlines()
+    assert [row.split("|")[3].strip() for row in rows if "machine's limit" in row] == ["81%"]
+
+
 def test_medians_and_ratios_to_the_best_peer() -> None:
     tables = comparison.by_precision(FOUR)
     assert tables[BF16]["Chairlift"] == {"single": 100, "load_s": 2.0}
@@ -157,10 +163,13 @@ def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         "model",
         "single,varied",
         'quantization="int8"',
+        'kv_cache_dtype="int8"',
+        "--roofline",
         "--repeat",
         "2",
     ]
-    assert {"--quantization", "int8", "--no-enable-prefix-caching"} <= set(found[1].server)
+    assert {"--quantization", "--kv-cache-dtype", "int8", "--no-enable-prefix-caching"} <= set(found[1].server)
+    assert "--roofline" not in found[1].server
     assert found[2].env["HF_HUB_OFFLINE"] == "1"
     assert not found[3].server
 
