@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
@@ -50,6 +50,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_round_trip(value: Any) -> None:
     assert same(value, through(value))
@@ -86,6 +87,15 @@ def test_scalars_and_tensors_become_what_a_reader_expects() -> None:
     value = {"a": np.float32(0.5), "b": (np.int64(3), np.bool_(True)), "c": np.str_("x")}
     assert through(value) == {"a": 0.5, "b": [3, True], "c": "x"}
     assert same(np.arange(3.0), through(torch.arange(3.0, dtype=torch.float64)))
+
+
+def test_tensors_that_numpy_cannot_read_say_why() -> None:
+    import torch
+
+    with pytest.raises(TypeError, match=r"Parameter can't be made a NumPy array: .* requires grad"):
+        encode([torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(TypeError, match=r"Tensor can't be made a NumPy array: .*BFloat16"):
+        encode(torch.zeros(2, dtype=torch.bfloat16))
 
 
 def test_encodings_keep_their_type() -> None:

@@ -94,11 +94,11 @@ def test_running_out_of_memory_is_told_apart() -> None:
 
 def test_a_hanging_call_is_ended_and_the_next_one_runs() -> None:
     async def body() -> None:
-        async with started(config("Doubles", call_timeout_s=0.3)) as executor:
+        async with started(config("Doubles", call_timeout_s=1.0)) as executor:
             (before,) = (await executor.run(["pid"])).results
             failed = await failure_of(executor, 1, "hang")
             assert failed.failure is Failure.TIMED_OUT
-            assert "0.3 s (call_timeout_s)" in failed.detail
+            assert "1 s (call_timeout_s)" in failed.detail
             (after,) = (await executor.run(["pid"])).results
             assert after != before
             assert not Path(f"/proc/{before}").exists()

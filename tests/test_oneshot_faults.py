@@ -90,7 +90,7 @@ def test_out_of_memory_at_32_is_served_at_16() -> None:
 @pytest.mark.parametrize(("payload", "failure"), [("hang", Failure.TIMED_OUT), ("exit", Failure.DIED)])
 def test_an_item_that_hangs_or_kills_takes_nobody_along(payload: str, failure: Failure) -> None:
     async def body() -> None:
-        async with serving("Doubles", BatchLimits(max_batch_size=8), call_timeout_s=0.5) as served:
+        async with serving("Doubles", BatchLimits(max_batch_size=8), call_timeout_s=1.0) as served:
             results = await served.ask([0, 1, 2, payload, 4, 5, 6, 7])
             assert isinstance(results[3], RequestFailed)
             assert results[:3] + results[4:] == [2 * n for n in range(8) if n != 3]

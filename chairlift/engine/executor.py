@@ -47,8 +47,8 @@ class _Call:
     def fail(self, failure: Failure, detail: str) -> None:
         """Say that the call failed as a whole; or, where parts are out that can't be called back, each of its items."""
         if any(self.streamed):
-            error = RequestFailed(f"{detail}, after a part of the answer")
-            self.succeed(CallResult([error] * self.size, 0.0))
+            text = f"{detail}, after a part of the answer"
+            self.succeed(CallResult([RequestFailed(text) for _ in range(self.size)], 0.0))
         elif not self.future.done():
             self.future.set_exception(CallFailed(failure, detail))
 

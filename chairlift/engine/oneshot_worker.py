@@ -79,11 +79,11 @@ def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryvi
     """Encode results; those that can't be become errors of their own."""
     try:
         return encode(results)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:
         for index, result in enumerate(results):
             try:
                 encode(result)
-            except (TypeError, ValueError, OverflowError) as error:
+            except Exception as error:
                 results[index] = None
                 errors[index] = f"the result can't be sent: {describe(error)}"
         return encode(results)
