@@ -1,6 +1,7 @@
 """Every setting of one model that answers in one call (encoder, ONNX file, Python class), with its default."""
 
 import re
+from math import inf
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -91,12 +92,12 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         for name in ("max_wait_ms", "retries"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must not be negative, got {value}")
+            if value is not None and not 0 <= value < inf:
+                raise ConfigError(f"{name} must be at least 0, got {value}")
         for name in ("max_queue_ms", "target_latency_ms", "timeout_ms", "call_timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"{name} must be positive and finite, got {value}")
         if self.target_latency_ms is not None and self.max_wait_ms:
             raise ConfigError("with target_latency_ms the wait follows from it; leave max_wait_ms out")
         if any(size < 1 for size in self.warm_up_sizes or ()):

@@ -88,6 +88,15 @@ def test_scalars_and_tensors_become_what_a_reader_expects() -> None:
     assert same(np.arange(3.0), through(torch.arange(3.0, dtype=torch.float64)))
 
 
+def test_tensors_that_numpy_cannot_read_say_why() -> None:
+    import torch
+
+    with pytest.raises(TypeError, match=r"Parameter can't be made a NumPy array: .* requires grad"):
+        encode([torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(TypeError, match=r"Tensor can't be made a NumPy array: .*BFloat16"):
+        encode(torch.zeros(2, dtype=torch.bfloat16))
+
+
 def test_encodings_keep_their_type() -> None:
     sent = [Encoding([1, 2, 3]), Encoding([4, 5], [0, 1])]
     assert through(sent, list[Encoding]) == sent

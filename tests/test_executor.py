@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoder_factory import encoder_folder
 
 from chairlift.core.item import Failure
 from chairlift.engine import supervisor
@@ -21,6 +22,7 @@ from chairlift.engine.executor import ProcessExecutor, ThreadExecutor
 from chairlift.errors import Unavailable
 from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.make import make_runner
+from chairlift.runners.oneshot import Encoding
 
 MODELS = Path(__file__).parent / "worker_models.py"
 
@@ -146,7 +148,7 @@ def test_streams_hand_over_each_part_once() -> None:
             assert executor.info is not None
             assert executor.info.streams
             made = await executor.run([2, 4], take)
-            assert made.results == [None, None]
+            assert [len(result) for result in made.results] == [2, 4]
             assert parts == [{0: 0, 1: 0}, {0: 1, 1: 1}, {1: 2}, {1: 3}]
             whole = await executor.run([2])
             assert len(whole.results[0]) == 2
@@ -206,6 +208,37 @@ def test_warm_up_goes_as_far_as_memory_does() -> None:
     asyncio.run(body())
 
 
+def test_encoders_get_encodings() -> None:
+    async def body() -> None:
+        given = OneShotConfig(model=str(encoder_folder("bert")), dtype="float32", num_threads=1, max_batch_size=2)
+        texts = [Encoding([1, 2, 3]), Encoding([4, 5], [0, 1]), Encoding([9999])]
+        runner = make_runner(given)
+        runner.load()
+        expected = runner.run(texts)
+        async with started(given) as executor:
+            assert executor.info is not None
+            assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
+            results = (await executor.run(texts)).results
+            np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
+            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
+
+    asyncio.run(body())
+
+
+def test_onnx_models_get_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx_models import WEIGHT, linear
+
+    async def body() -> None:
+        async with started(OneShotConfig(model=linear(tmp_path / "m.onnx"), num_threads=1)) as executor:
+            made = await executor.run([{"x": np.ones(4, np.float32)}, {"z": 1}])
+            assert made.results[0]["y"].tolist() == WEIGHT.sum(axis=0).tolist()
+            assert shown(made.results[1:]) == ["RequestFailed: InvalidRequest: input 'x' is missing"]
+
+    asyncio.run(body())
+
+
 FRONT = """
 import asyncio, sys
 from chairlift.engine.executor import ProcessExecutor
@@ -222,7 +255,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("payload", ["idle", "hang"])
+@pytest.mark.parametrize("payload", ["idle", "hang", "hang alone"])
 def test_no_worker_outlives_its_front(payload: str) -> None:
     front = subprocess.Popen(
         [sys.executable, "-c", FRONT, f"{MODELS}:Doubles", payload], stdout=subprocess.PIPE, text=True
@@ -265,7 +298,7 @@ def test_a_thread_does_the_same_in_process() -> None:
         executor = ThreadExecutor(runner, runner.load())
         parts: list[dict[int, int]] = []
         made = await executor.run([2, 1], lambda new: parts.append({index: len(part) for index, part in new.items()}))
-        assert made.results == [None, None]
+        assert [len(result) for result in made.results] == [2, 1]
         assert parts == [{0: 3000, 1: 3000}, {0: 3000}]
         assert len((await executor.run([2])).results[0]) == 2
         await executor.stop()

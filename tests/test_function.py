@@ -167,7 +167,7 @@ class Unfit(Odd):
 
 def test_only_predict_is_required() -> None:
     runner = runner_of("Bare")
-    assert runner.load() == OneShotInfo(task="python", device="cpu", dtype="")
+    assert runner.load() == OneShotInfo(task="python", device="", dtype="")
     assert runner.run([1, 2, 3]) == [2, 4, 6]
     runner.warm_up([1, 2])
     runner.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from typing import Any
 
@@ -32,6 +33,8 @@ class Doubles:
                 raise RuntimeError("poisoned")
             case "hang":
                 time.sleep(1000)
+            case "hang alone":
+                re.match("(a+)+$", "a" * 60 + "b")
             case "exit":
                 os._exit(3)
             case "pid":

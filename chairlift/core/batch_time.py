@@ -10,8 +10,9 @@ _SHAPE = (8.0, 1.0, 1.0, 1.0)
 _DOUBT = 100.0
 _RATE = 0.1
 _MOST_ERROR = 0.5
-# A prediction is trusted up to so many mean errors.
-_MARGIN = 2.0
+# Answers are promised by when 19 of 20 came. One that comes later moves that by up to a twentieth of the prediction.
+_EPSILON = 1e-3
+_PROMISE, _STEP = 0.95, 0.05
 
 
 class Line(NamedTuple):
@@ -28,13 +29,14 @@ class Line(NamedTuple):
 class BatchTime:
     """Seconds = a + b * computed size, fitted to the calls of one instance.
 
-    Sizes may be in any unit: they are measured in mean items of the first call. `error` is the mean relative deviation
-    of late, and `lag` the seconds by which answers come later than the call itself explains.
+    Sizes may be in any unit: they are measured in mean items of the first call. `error` is the mean deviation of late,
+    and `margin` how much later than predicted nearly all answers came, both relative to the prediction. The margin is
+    found by stochastic approximation (Robbins and Monro 1951).
     """
 
     def __init__(self) -> None:
         self.error = 0.0
-        self.lag = 0.0
+        self.margin = 0.0
         self._model = CostModel(_SHAPE, _DOUBT)
         self._unit = 1.0
 
@@ -53,10 +55,9 @@ class BatchTime:
 
     @property
     def cautious(self) -> Line:
-        """By when an answer can be promised: the expected time, its usual error, and the lag."""
+        """By when an answer can be promised: later than expected by the margin."""
         a, b = self.expected
-        factor = 1 + _MARGIN * self.error
-        return Line(a * factor + self.lag, b * factor)
+        return Line(a * (1 + self.margin), b * (1 + self.margin))
 
     def observe(self, seconds: float, elapsed: float, computed: float, count: int) -> None:
         """Take in a call of `count` items that took `seconds`, and was answered `elapsed` after it was sent off."""
@@ -66,5 +67,7 @@ class BatchTime:
             predicted = self.expected.seconds(computed)
             deviation = min(abs(seconds / predicted - 1), _MOST_ERROR) if predicted > 0 else _MOST_ERROR
             self.error += _RATE * (deviation - self.error)
-        self.lag += _RATE * (min(max(elapsed - seconds, 0.0), seconds) - self.lag)
+            is_late = elapsed > predicted * (1 + self.margin + _EPSILON)
+            moved = self.margin + _STEP * (_PROMISE if is_late else _PROMISE - 1)
+            self.margin = min(max(moved, 0.0), _MOST_ERROR)
         self._model.observe(seconds, computed / self._unit, 0)

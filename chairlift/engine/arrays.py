@@ -32,7 +32,12 @@ def encode(value: Any) -> list[bytes | memoryview]:
                 f"{type(part).__module__}.{type(part).__qualname__} can't be sent between processes; give dicts, "
                 "lists, strings, numbers, bytes or arrays"
             )
-        return _extension(np.asarray(part))
+        try:
+            array = np.asarray(part)
+        except Exception as error:
+            # A tensor that is on a GPU, wants gradients or is bfloat16, each of which raises its own kind.
+            raise TypeError(f"{type(part).__qualname__} can't be made a NumPy array: {error}") from error
+        return _extension(array)
 
     def _extension(array: np.ndarray) -> msgspec.msgpack.Ext:
         kind = array.dtype.kind

@@ -35,12 +35,16 @@ class CallFailed(Exception):
 def compute(runner: OneShotRunner, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
     """Run one batch in the calling thread.
 
-    `on_parts` is for a `StreamingRunner` only: it gets the parts as they come, and results are then None. Raises
-    CallFailed, after logging the traceback.
+    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
+    traceback.
     """
     started = time.perf_counter()
     try:
-        results = runner.run(payloads) if on_parts is None else _stream(runner, payloads, on_parts)
+        if on_parts is None:
+            results = runner.run(payloads)
+        else:
+            streaming: StreamingRunner = runner  # type: ignore[assignment]
+            results = streaming.stream(payloads, on_parts)
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
     except Exception as error:
@@ -48,12 +52,6 @@ def compute(runner: OneShotRunner, payloads: Sequence[Any], on_parts: OnParts | 
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
         raise CallFailed(failure, describe(error)) from error
     return CallResult(results, time.perf_counter() - started)
-
-
-def _stream(runner: OneShotRunner, payloads: Sequence[Any], on_parts: OnParts) -> list[Any]:
-    streaming: StreamingRunner = runner  # type: ignore[assignment]
-    ends = streaming.stream(payloads, on_parts)
-    return [end if isinstance(end, BaseException) else None for end in ends]
 
 
 def describe(error: BaseException) -> str:

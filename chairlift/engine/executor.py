@@ -27,14 +27,15 @@ class _Call:
         self.number = number
         self.size = size
         self.on_parts = on_parts
-        self.has_parts = False
+        self.streamed: list[Any] = [[] for _ in range(size)]
         self.expired = False
         self.timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
 
     def take(self, parts: dict[int, Any]) -> None:
         """Hand over parts of a stream, unless nobody waits any more."""
-        self.has_parts = True
+        for index, part in parts.items():
+            self.streamed[index].append(part)
         if self.on_parts is not None and not self.future.done():
             self.on_parts(parts)
 
@@ -45,9 +46,9 @@ class _Call:
 
     def fail(self, failure: Failure, detail: str) -> None:
         """Say that the call failed as a whole; or, where parts are out that can't be called back, each of its items."""
-        if self.has_parts:
-            error = RequestFailed(f"{detail}, after a part of the answer")
-            self.succeed(CallResult([error] * self.size, 0.0))
+        if any(self.streamed):
+            text = f"{detail}, after a part of the answer"
+            self.succeed(CallResult([RequestFailed(text) for _ in range(self.size)], 0.0))
         elif not self.future.done():
             self.future.set_exception(CallFailed(failure, detail))
 
@@ -122,7 +123,8 @@ class ProcessExecutor:
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch, once the worker is ready and done with any call that was given up.
 
-        With `on_parts`, a streaming model hands over its parts as they come, and results are None. Raises CallFailed.
+        With `on_parts`, a streaming model hands over its parts as they come, by item; each result has all of them too.
+        Raises CallFailed. Once a part is out it does not, as nobody may get it twice: every item has an error then.
         """
         try:
             while self._call is not None or not self.ready:
@@ -170,7 +172,7 @@ class ProcessExecutor:
                 self._set_timer(call)
                 call.take(dict(zip(indices, decode(buffers), strict=True)))
             case Done(seconds=seconds, errors=errors):
-                results = decode(buffers)
+                results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():
                     results[index] = RequestFailed(text)
                 self._end(call).succeed(CallResult(results, seconds))

@@ -34,9 +34,10 @@ class Parts(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Worker to front: a batch is computed. Frames: the list of results, None for those in `errors` and after a stream.
+    """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
 
-    `errors` has the text for each item that failed alone, by its index. Only the call itself counts as `seconds`.
+    `errors` has the text for each item that failed alone, by its index; its result is None. Only the call itself counts
+    as `seconds`.
     """
 
     id: int

@@ -1,9 +1,10 @@
 """One instance of a one-shot model, in a process of its own: `python -m ... ADDRESS CONFIG_JSON`.
 
 It computes the batches that it is sent, one after the other, and sleeps in between. Its standard input is a pipe from
-the front: when that closes, the front is gone and so is the worker, whatever a model's code is doing.
+the front: when that closes, the front is gone and so is the worker.
 """
 
+import ctypes
 import gc
 import logging
 import os
@@ -29,6 +30,7 @@ from chairlift.runners.oneshot import Encoding, OneShotInfo, OneShotRunner
 
 log = logging.getLogger(__name__)
 
+_PR_SET_PDEATHSIG = 1  # as <linux/prctl.h> has it
 _OF_TEXTS = ("embed", "classify", "rerank")
 
 
@@ -64,7 +66,8 @@ class OneShotWorker:
             self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
         else:
             errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
-            encoded = _encode([None if index in errors else each for index, each in enumerate(made.results)], errors)
+            results = [None if index in errors else each for index, each in enumerate(made.results)]
+            encoded = [] if message.stream else _encode(results, errors)
             self._send(Done(message.id, made.seconds, errors), encoded)
 
     def _send(self, message: ToFront, frames: Sequence[bytes | memoryview] = (), copy: bool = False) -> None:
@@ -76,11 +79,11 @@ def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryvi
     """Encode results; those that can't be become errors of their own."""
     try:
         return encode(results)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:
         for index, result in enumerate(results):
             try:
                 encode(result)
-            except (TypeError, ValueError, OverflowError) as error:
+            except Exception as error:
                 results[index] = None
                 errors[index] = f"the result can't be sent: {describe(error)}"
         return encode(results)
@@ -90,7 +93,7 @@ def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
     logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
-    threading.Thread(target=_leave_with_the_front, args=(_hide_stdin(),), daemon=True).start()
+    _leave_with_the_front()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
@@ -133,6 +136,14 @@ def _load(runner: OneShotRunner, config: OneShotConfig) -> OneShotInfo:
     return info
 
 
+def _leave_with_the_front() -> None:
+    """See to it that this process ends with the one that started it, even from within a call that hangs."""
+    if sys.platform == "linux":
+        # Some calls keep the interpreter to themselves (a regular expression that backtracks, say), so ask the system.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(_hide_stdin(),), daemon=True).start()
+
+
 def _hide_stdin() -> int:
     """Move the pipe from the front away from the standard input, which a model's code might read, or hand on."""
     pipe = os.dup(0)
@@ -142,8 +153,7 @@ def _hide_stdin() -> int:
     return pipe
 
 
-def _leave_with_the_front(pipe: int) -> None:
-    """Wait, in a thread, until the front is gone; a call may hang just then, so there is nothing to wait for."""
+def _watch(pipe: int) -> None:
     os.read(pipe, 1)
     os._exit(1)
 

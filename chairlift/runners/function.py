@@ -58,7 +58,7 @@ class FunctionRunner:
         hooks.load()
         return OneShotInfo(
             task="tensors" if hooks.inputs else "python",
-            device="cpu",
+            device="",
             dtype="",
             inputs=hooks.inputs,
             outputs=hooks.outputs,

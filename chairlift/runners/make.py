@@ -10,6 +10,18 @@ def make_runner(config: OneShotConfig) -> OneShotRunner:
         from chairlift.runners.onnx import OnnxRunner
 
         return OnnxRunner(config)
-    from chairlift.runners.function import FunctionRunner
+    if config.kind == "python":
+        from chairlift.runners.function import FunctionRunner
 
-    return FunctionRunner(config)
+        return FunctionRunner(config)
+    from chairlift.runners.encoder.runner import EncoderRunner
+
+    return EncoderRunner(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        ops=config.ops,
+        quantization=config.quantization,
+        max_tokens=config.max_model_len,
+        num_threads=config.num_threads,
+    )

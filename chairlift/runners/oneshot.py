@@ -20,7 +20,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class OneShotInfo(msgspec.Struct, kw_only=True):
-    """What the front needs to know of a loaded one-shot model.
+    """What the front needs to know of a loaded one-shot model; `device` and `dtype` are empty where only it knows.
 
     `task` says what a payload is. "embed", "classify" and "rerank": an `Encoding`, to a float32 vector (for the two
     others the logits, one for each of `labels`). "tensors": a dict of NumPy arrays without a batch dimension, named as
