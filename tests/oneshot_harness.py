@@ -6,7 +6,7 @@ import functools
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from tokenizers import processors
 from chairlift.core.oneshot import BatchLimits
 from chairlift.engine.call import CallResult, OnParts
 from chairlift.engine.dispatcher import Answer, Dispatcher
+from chairlift.engine.executor import ProcessExecutor
+from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.oneshot import Encoding, OneShotInfo, TensorSpec
 from chairlift.server.app import create_app
 from chairlift.server.config import ServerConfig
@@ -184,6 +186,25 @@ def counter(name: str = "counter") -> tuple[OneShotService, Line]:
     return OneShotService(name, line, info=info), line
 
 
+def in_worker(name: str, config: OneShotConfig, encoder: TextEncoder | None = None) -> OneShotService:
+    """A service in front of a real worker process, which starts with the server."""
+    return OneShotService(name, Dispatcher(BatchLimits(), [ProcessExecutor(config)]), encoder=encoder)
+
+
+@contextlib.asynccontextmanager
+async def _worker_of(service: OneShotService) -> AsyncIterator[None]:
+    (executor,) = service.dispatcher.executors
+    assert isinstance(executor, ProcessExecutor)
+    await executor.start()
+    try:
+        service.info = await executor.wait_ready()
+        service.state = "ready"
+        yield
+    finally:
+        await service.dispatcher.close()
+        await executor.stop()
+
+
 class Listening:
     """A server on a port of its own, in a thread of its own."""
 
@@ -200,6 +221,13 @@ class Listening:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for service in self.models.all():
+                if isinstance(service, OneShotService) and service.info is None:
+                    await stack.enter_async_context(_worker_of(service))
+            await self._listen()
+
+    async def _listen(self) -> None:
         grpc = None
         if self._with_grpc:
             from chairlift.server.oip.grpc import make_grpc_server
