@@ -6,14 +6,18 @@ import functools
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from text_tokenizers import build
 from tokenizers import processors
 
-from chairlift.engine.dispatcher import Answer
+from chairlift.core.oneshot import BatchLimits
+from chairlift.engine.call import CallResult, OnParts
+from chairlift.engine.dispatcher import Answer, Dispatcher
+from chairlift.engine.executor import ProcessExecutor
+from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.oneshot import Encoding, OneShotInfo, TensorSpec
 from chairlift.server.app import create_app
 from chairlift.server.config import ServerConfig
@@ -27,65 +31,49 @@ MAX_TOKENS = 40
 Compute = Callable[[list[Any]], list[Any]]
 
 
-class Line:
-    """A line without rules: whatever came in one turn of the loop is one batch."""
+class Computing:
+    """An executor that computes in this very process, at once or when it is let go."""
 
-    def __init__(self, compute: Compute, max_batch_size: int = 32) -> None:
+    def __init__(self, line: "Line") -> None:
+        self._line = line
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        line = self._line
+        while line.held:
+            await asyncio.sleep(0.001)
+        line.batches.append(len(payloads))
+        results = line.compute(list(payloads))
+        for index, value in enumerate(results):
+            while on_parts is not None and isinstance(value, list) and value:
+                part = value.pop(0)
+                if isinstance(part, Exception):
+                    results[index] = value = part
+                else:
+                    on_parts({index: part})
+                    await asyncio.sleep(0)
+        return CallResult(results, 0.002)
+
+
+class Line(Dispatcher):
+    """A real dispatcher with a fake executor; it notes what came, and refuses as it is told."""
+
+    def __init__(self, compute: Compute, **limits: Any) -> None:
+        super().__init__(BatchLimits(**({"max_waiting": 4096} | limits)), [Computing(self)])
         self.compute = compute
         self.refusal: Exception | None = None
         self.held = False
         self.submitted: list[dict[str, Any]] = []
         self.batches: list[int] = []
-        self._size = max_batch_size
-        self._waiting: list[tuple[Any, asyncio.Future[Answer]]] = []
-        self._on_part: dict[asyncio.Future[Answer], Callable[[Any], None]] = {}
 
-    def submit(
-        self,
-        payload: Any,
-        *,
-        size: float = 1.0,
-        shape_key: Hashable = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        on_part: Callable[[Any], None] | None = None,
-    ) -> asyncio.Future[Answer]:
+    def submit(self, payload: Any, **more: Any) -> asyncio.Future[Answer]:
         if self.refusal is not None:
             raise self.refusal
-        about = {"payload": payload, "size": size, "shape_key": shape_key, "priority": priority, "timeout": timeout}
-        self.submitted.append(about)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._run)
-        self._waiting.append((payload, future))
-        if on_part is not None:
-            self._on_part[future] = on_part
-        return future
+        self.submitted.append({"payload": payload} | more)
+        return super().submit(payload, **more)
 
     @property
     def waiting(self) -> int:
-        return sum(not future.done() for _, future in self._waiting)
-
-    def _run(self) -> None:
-        if self.held:
-            return
-        waiting, self._waiting = self._waiting, []
-        live = [(payload, future) for payload, future in waiting if not future.done()]
-        for start in range(0, len(live), self._size):
-            batch = live[start : start + self._size]
-            self.batches.append(len(batch))
-            for (_, future), value in zip(batch, self.compute([payload for payload, _ in batch]), strict=True):
-                on_part = self._on_part.pop(future, None)
-                while on_part is not None and isinstance(value, list) and value:
-                    if isinstance(value[0], Exception):
-                        value = value[0]
-                    else:
-                        on_part(value.pop(0))
-                if isinstance(value, Exception):
-                    future.set_exception(value)
-                else:
-                    future.set_result(Answer(value, 0.001, 0.002, len(batch)))
+        return self.num_unfinished
 
 
 @functools.cache
@@ -128,9 +116,10 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[OneShotService, Line]
         normalized=more.pop("normalized", True),
         vocab_size=120,
     )
-    line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads])
+    limits = {"max_waiting": more.pop("max_waiting")} if "max_waiting" in more else {}
+    line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads], **limits)
     prompts = {"query": "hello "}
-    return OneShotService(name, line, info=info, encoder=encoder(), capacity=4096, prompts=prompts, **more), line
+    return OneShotService(name, line, info=info, encoder=encoder(), prompts=prompts, **more), line
 
 
 def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -197,6 +186,25 @@ def counter(name: str = "counter") -> tuple[OneShotService, Line]:
     return OneShotService(name, line, info=info), line
 
 
+def in_worker(name: str, config: OneShotConfig, encoder: TextEncoder | None = None) -> OneShotService:
+    """A service in front of a real worker process, which starts with the server."""
+    return OneShotService(name, Dispatcher(BatchLimits(), [ProcessExecutor(config)]), encoder=encoder)
+
+
+@contextlib.asynccontextmanager
+async def _worker_of(service: OneShotService) -> AsyncIterator[None]:
+    (executor,) = service.dispatcher.executors
+    assert isinstance(executor, ProcessExecutor)
+    await executor.start()
+    try:
+        service.info = await executor.wait_ready()
+        service.state = "ready"
+        yield
+    finally:
+        await service.dispatcher.close()
+        await executor.stop()
+
+
 class Listening:
     """A server on a port of its own, in a thread of its own."""
 
@@ -213,6 +221,13 @@ class Listening:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for service in self.models.all():
+                if isinstance(service, OneShotService) and service.info is None:
+                    await stack.enter_async_context(_worker_of(service))
+            await self._listen()
+
+    async def _listen(self) -> None:
         grpc = None
         if self._with_grpc:
             from chairlift.server.oip.grpc import make_grpc_server

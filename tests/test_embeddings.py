@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -161,7 +162,7 @@ def test_deadline_and_priority_go_along_and_times_come_back(case: Case) -> None:
     first, second = case.line.submitted
     assert (first["timeout"], first["priority"], first["size"]) == (1.5, 3, len(ids_of("hello world")))
     assert (second["timeout"], second["priority"]) == (None, -2)
-    assert answer.headers["x-queue-time-ms"] == "1.000"
+    assert 0 <= float(answer.headers["x-queue-time-ms"]) < 10_000
     assert answer.headers["x-inference-time-ms"] == "2.000"
     assert answer.headers["x-batch-size"] == "1"
     for name, value in (
@@ -209,8 +210,8 @@ def test_loading_is_503_and_readiness_needs_all() -> None:
 
 
 def test_requests_beyond_the_queue_are_refused_as_such() -> None:
-    service, _ = embedder()
-    service.capacity = 3
+    service, line = embedder()
+    line.limits = msgspec.structs.replace(line.limits, max_waiting=3)
     with listening(service) as server:
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a"] * 4})
         assert answer.status_code == 400
@@ -227,7 +228,7 @@ def test_hanging_up_takes_all_inputs_out_of_the_line() -> None:
         while line.waiting:
             pass
         assert len(line.submitted) == 2
-        assert 'chairlift_items_finished_total{model="embedder",outcome="abort"} 2.0' in metrics(server)
+        assert 'chairlift_requests_finished_total{model="embedder",reason="abort"} 1.0' in metrics(server)
 
 
 def metrics(server: Listening) -> str:
@@ -249,9 +250,9 @@ def test_metrics_of_two_models_share_families() -> None:
     with listening(registry=Models([embedder("one")[0], embedder("two")[0]])) as server:
         httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", "b"], "model": "two"})
         text = metrics(server)
-        assert text.count("# TYPE chairlift_items_finished_total counter") == 1
-        assert 'chairlift_items_finished_total{model="one",outcome="done"} 0.0' in text
-        assert 'chairlift_items_finished_total{model="two",outcome="done"} 2.0' in text
+        assert text.count("# TYPE chairlift_items_answered_total counter") == 1
+        assert 'chairlift_items_answered_total{model="one"} 0.0' in text
+        assert 'chairlift_items_answered_total{model="two"} 2.0' in text
         assert 'chairlift_ready{model="one"} 1.0' in text
 
 

@@ -66,7 +66,7 @@ def test_typed_contents_and_times(case: Case) -> None:
     np.testing.assert_array_equal(np.frombuffer(response.raw_output_contents[0], "<f4").reshape(2, 3), A + A)
     times = dict(call.trailing_metadata())
     assert times["x-batch-size"] == "2"
-    assert times["x-queue-time-ms"] == "1.000"
+    assert times["x-inference-time-ms"] == "2.000"
 
 
 def test_terms_reach_the_line(case: Case) -> None:

@@ -108,6 +108,13 @@ class Dispatcher:
         self._moment = inf
         self._idle: asyncio.Future[None] | None = None
 
+    def configure(self, limits: BatchLimits) -> None:
+        """Set other limits, before the first item. Raises RuntimeError after it."""
+        if self._serial:
+            raise RuntimeError("the limits of a line with items can't be changed")
+        self.limits = limits
+        self.scheduler = OneShotScheduler(limits, len(self.executors))
+
     def submit(
         self,
         payload: Any,

@@ -18,9 +18,9 @@ from chairlift.engine.messages import CostStats, EngineStats
 WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_")]
 SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-_ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
-_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Histogram:
@@ -77,10 +77,10 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._engine = engine
-        self._step_requests = Histogram(_SIZES)
-        self._step_tokens = Histogram(_TOKENS)
+        self._step_requests = Histogram(SIZES)
+        self._step_tokens = Histogram(TOKENS)
         self._step_seconds = Histogram(SHORT)
-        self._prediction_error = Histogram(_ERRORS)
+        self._prediction_error = Histogram(ERRORS)
         self._predicted_seconds = self._timed_seconds = 0.0
         self._previous = EngineStats()
         self._preemptions = self._queried = self._hit = 0
@@ -115,7 +115,7 @@ class Metrics:
             ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
             ("inter_token_latency_seconds", "Between consecutive tokens of a sequence.", self.inter_token),
             ("request_duration_seconds", "From arrival to the last token.", self.end_to_end),
-            ("queue_time_seconds", "From arrival to the first step.", self.queue_time),
+            ("queue_time_seconds", "From arrival until it ran.", self.queue_time),
             ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
             ("step_tokens", "Tokens computed in a step.", self._step_tokens),
             ("step_duration_seconds", "Time of a step.", self._step_seconds),
@@ -178,7 +178,7 @@ class Metrics:
             counter.add_metric([self.model], value)
             yield counter
         finished = CounterMetricFamily(
-            "chairlift_requests_finished", "Sequences that ended, by how.", labels=["model", "reason"]
+            "chairlift_requests_finished", "Requests that ended, by how.", labels=["model", "reason"]
         )
         for reason, count in self.finished.items():
             finished.add_metric([self.model, reason], count)

@@ -3,14 +3,14 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from chairlift.engine.dispatcher import Answer
-from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.engine.dispatcher import Answer, Dispatcher
+from chairlift.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.runners.oneshot import OneShotInfo, Task
 from chairlift.server.oneshot_metrics import OneShotMetrics
 from chairlift.text.encoding import TextEncoder
@@ -18,41 +18,20 @@ from chairlift.text.encoding import TextEncoder
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 
 
-class Line(Protocol):
-    """The part of Dispatcher that a service uses."""
-
-    def submit(
-        self,
-        payload: Any,
-        *,
-        size: float = 1.0,
-        shape_key: Hashable = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        on_part: Callable[[Any], None] | None = None,
-    ) -> "asyncio.Future[Answer]":
-        """Queue one payload; `on_part` hears of each part of a streaming model's result.
-
-        Raises QueueFull; so may the future, or DeadlineExceeded, RequestFailed, Unavailable.
-        """
-
-
 class OneShotService:
     """One served one-shot model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
 
-    `capacity` is what the line holds, so that a request that can never fit is refused as such. `prompts` are texts that
-    clients may ask to put before theirs, by name.
+    `prompts` are texts that clients may ask to put before theirs, by name.
     """
 
     def __init__(
         self,
         name: str,
-        line: Line | None = None,
+        dispatcher: Dispatcher,
         *,
         version: str = "1",
         info: OneShotInfo | None = None,
         encoder: TextEncoder | None = None,
-        capacity: int = 1024,
         prompts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
@@ -60,16 +39,16 @@ class OneShotService:
         self.info = info
         self.encoder = encoder
         self.prompts = prompts
-        self.capacity = capacity
-        self.metrics = OneShotMetrics(name)
+        self.dispatcher = dispatcher
+        self.metrics = OneShotMetrics(name, dispatcher)
+        dispatcher.on_batch = self.metrics.on_batch
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
         self.created = int(time.time())
-        self._line = line
 
-    def open(self, line: Line, info: OneShotInfo, encoder: TextEncoder | None) -> None:
+    def open(self, info: OneShotInfo, encoder: TextEncoder | None) -> None:
         """Take requests from now on."""
-        self._line, self.info, self.encoder = line, info, encoder
+        self.info, self.encoder = info, encoder
         self.state = "ready"
 
     @property
@@ -104,11 +83,6 @@ class OneShotService:
             raise Unavailable(f"the model `{self.name}` is {self.state}{failure}")
         return self.info
 
-    def _open_line(self) -> Line:
-        self.loaded()
-        assert self._line is not None, "whoever is ready has a line"
-        return self._line
-
     async def infer(
         self,
         payloads: Sequence[Any],
@@ -119,22 +93,21 @@ class OneShotService:
     ) -> list[Answer]:
         """An answer for each payload, or the first error; then, as when the caller is cancelled, no other goes on.
 
-        Raises InvalidRequest, QueueFull, Unavailable, DeadlineExceeded or RequestFailed.
+        At the deadline nobody waits any longer for what runs. Raises InvalidRequest, QueueFull, Unavailable,
+        DeadlineExceeded or RequestFailed.
         """
         info = self.loaded()
-        if len(payloads) > self.capacity:
-            message = f"{len(payloads)} inputs are more than the queue of {self.capacity} holds (max_waiting)"
-            raise InvalidRequest(message)
+        self._check_number(len(payloads))
         futures: list[asyncio.Future[Answer]] = []
-        submit = self._open_line().submit
+        submit = self.dispatcher.submit
         try:
             for index, payload in enumerate(payloads):
                 size = 1.0 if sizes is None else sizes[index]
                 key = _shape_key(payload) if info.shape_keys else None
                 futures.append(submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout))
-            answers = [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
+            answers = await _all(futures, self.dispatcher.limits.default_timeout if timeout is None else timeout)
         except BaseException as error:
-            self.metrics.on_failure(error, len(payloads))
+            self.metrics.on_failure(error)
             for future in futures:
                 future.cancel()
             raise
@@ -145,28 +118,45 @@ class OneShotService:
         self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
-        submit = self._open_line().submit
+        self.loaded()
+        self._check_number(len(payloads))
         events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
         futures: list[asyncio.Future[Answer]] = []
-        left = len(payloads)
+        answers: list[Answer] = []
         try:
             for index, payload in enumerate(payloads):
                 on_part = functools.partial(_put_part, events, index)
-                futures.append(submit(payload, priority=priority, timeout=timeout, on_part=on_part))
+                futures.append(self.dispatcher.submit(payload, priority=priority, timeout=timeout, on_part=on_part))
                 futures[-1].add_done_callback(events.put_nowait)
-            while left:
+            while len(answers) < len(payloads):
                 event = await events.get()
                 if isinstance(event, asyncio.Future):
-                    self.metrics.on_answers([event.result()])
-                    left -= 1
+                    answers.append(event.result())
                 else:
                     yield event
+            self.metrics.on_answers(answers)
         except BaseException as error:
-            self.metrics.on_failure(error, left)
+            self.metrics.on_failure(error)
             raise
         finally:
             for future in futures:
                 future.cancel()
+
+    def _check_number(self, number: int) -> None:
+        """Refuse as such what would never fit into the line."""
+        most = self.dispatcher.limits.max_waiting
+        if number > most:
+            raise InvalidRequest(f"{number} inputs are more than the queue of {most} holds (max_waiting)")
+
+
+async def _all(futures: "list[asyncio.Future[Answer]]", timeout: float | None) -> list[Answer]:
+    if timeout is not None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await _all(futures, None)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the answer was there") from None
+    return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
 
 
 def _put_part(events: "asyncio.Queue[Any]", index: int, part: Any) -> None:

@@ -32,10 +32,12 @@ class OneShotHost:
         self._executors = [
             ProcessExecutor(config, partial(self._instance_changed, number)) for number in range(config.instances)
         ]
-        self._dispatcher: Dispatcher | None = None
+        turns = None if machine is None else Turns(machine, served.name, served.share.weight)
+        self._dispatcher = Dispatcher(limits_of(config, None), self._executors, turns=turns)
+        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
         self._service: OneShotService | None = None
         self._encoder: TextEncoder | None = None
-        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
+        self._info: OneShotInfo | None = None
         self._leaving = False
 
     async def start(self) -> None:
@@ -47,12 +49,8 @@ class OneShotHost:
         """Make the service."""
         from chairlift.server.oneshot import OneShotService
 
-        self._service = OneShotService(
-            self.served.name,
-            version=self.served.share.version,
-            capacity=self._config.max_waiting,
-            prompts=self._files.prompts or {},
-        )
+        version, prompts = self.served.share.version, self._files.prompts or {}
+        self._service = OneShotService(self.served.name, self._dispatcher, version=version, prompts=prompts)
         return self._service
 
     async def wait_ready(self) -> None:
@@ -60,29 +58,31 @@ class OneShotHost:
         infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
         if self._config.kind == "encoder":
             self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
-        self._open(infos[0])
+        self._info = infos[0]
+        self._dispatcher.configure(limits_of(self._config, self._info))
+        for number, executor in enumerate(self._executors):
+            self._instance_changed(number, executor.ready)
 
     @property
     def about(self) -> str:
         """Type, device and kernels."""
-        info = self._executors[0].info
+        info = self._info
         if info is None:
             return ""
-        return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
+        parts = (info.dtype, f"on {info.device}" if info.device else "", f"{info.ops} operations" if info.ops else "")
+        return ", ".join(part for part in (" ".join(filter(None, parts[:2])), parts[2]) if part)
 
     async def drain(self, timeout: float) -> None:
         """Let what waits and runs end."""
         self._leaving = True
         self._show_state()
-        if self._dispatcher is not None:
-            await self._dispatcher.drain(timeout)
+        await self._dispatcher.drain(timeout)
 
     async def stop(self) -> None:
         """End the workers."""
         self._leaving = True
         self._show_state()
-        if self._dispatcher is not None:
-            await self._dispatcher.close()
+        await self._dispatcher.close()
         await asyncio.gather(*(executor.stop() for executor in self._executors))
 
     def _read_tokenizer(self, max_tokens: int | None) -> "TextEncoder":
@@ -91,24 +91,11 @@ class OneShotHost:
         assert max_tokens is not None, "an encoder takes only so many positions"
         return TextEncoder(self._config.model, max_tokens, lowercase=self._files.lowercase)
 
-    def _open(self, info: OneShotInfo) -> None:
-        """Take requests, now that it is known what the model is."""
-        turns = None
-        if self._machine is not None:
-            turns = Turns(self._machine, self.served.name, self.served.share.weight)
-        self._info = info
-        self._dispatcher = Dispatcher(limits_of(self._config, info), self._executors, turns=turns)
-        for number, executor in enumerate(self._executors):
-            if not executor.ready:
-                self._dispatcher.instance_lost(number)
-        self._show_state()
-
     def _instance_changed(self, number: int, ready: bool) -> None:
-        if self._dispatcher is not None:
-            if ready:
-                self._dispatcher.instance_back(number)
-            else:
-                self._dispatcher.instance_lost(number)
+        if ready:
+            self._dispatcher.instance_back(number)
+        else:
+            self._dispatcher.instance_lost(number)
         self._show_state()
 
     def _show_state(self) -> None:
@@ -118,16 +105,16 @@ class OneShotHost:
         service.failure = next((executor.failure for executor in executors if executor.failure), None)
         if self._leaving:
             service.state = "draining"
-        elif self._dispatcher is not None and any(executor.ready for executor in executors):
-            service.open(self._dispatcher, self._info, self._encoder)
+        elif self._info is not None and any(executor.ready for executor in executors):
+            service.open(self._info, self._encoder)
         else:
             service.state = executors[0].state if executors[0].state != "ready" else "loading"
 
 
-def limits_of(config: OneShotConfig, info: OneShotInfo) -> BatchLimits:
-    """What a model's batches and line are held to; the settings go before what the model says of itself."""
-    size = config.max_batch_size or info.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    wait = info.max_wait_ms if config.max_wait_ms is None else config.max_wait_ms
+def limits_of(config: OneShotConfig, info: OneShotInfo | None) -> BatchLimits:
+    """What a model's batches and line are held to; the settings go before what the model, once known, says itself."""
+    size = config.max_batch_size or (info and info.max_batch_size) or DEFAULT_MAX_BATCH_SIZE
+    wait = info.max_wait_ms if info and config.max_wait_ms is None else config.max_wait_ms
     if config.target_latency_ms is not None:
         wait = None
     return BatchLimits(

@@ -130,16 +130,18 @@ async def info(request: Request) -> Response:
     """What is served and within which limits: of the only model, or the one that `?model=` names."""
     models: Models = request.app.state.models
     service = models.one_shot(request.query_params.get("model"), ("embed", "classify", "rerank"), "/info")
-    about = service.loaded()
+    about, limits = service.loaded(), service.dispatcher.limits
     return _json(
         {
             "model_id": service.name,
             "model_sha": None,
             "model_dtype": about.dtype,
             "model_type": _model_type(about),
-            "max_concurrent_requests": service.capacity,
+            "max_concurrent_requests": limits.max_waiting,
             "max_input_length": about.max_tokens,
-            "max_client_batch_size": min(MAX_INPUTS, service.capacity),
+            "max_batch_tokens": limits.max_batch_tokens or limits.max_batch_size * (about.max_tokens or 1),
+            "max_batch_requests": limits.max_batch_size,
+            "max_client_batch_size": min(MAX_INPUTS, limits.max_waiting),
             "auto_truncate": False,
             "version": __version__,
         }
