@@ -84,7 +84,9 @@ template <typename T, typename C> struct Attention {
         } else {
             const float largest = largest_size(from, dim);
             const float inverse = largest > 0 ? INT16_MAX / largest : 0.0f;
-            for (int i = 0; i < dim; i++) to[i] = Value(widen(from[i]) * inverse);
+            int i = 0;
+            for (; i + LANES <= dim; i += LANES) store_narrow(to + i, load_wide(from + i) * inverse);
+            for (; i < dim; i++) to[i] = Value(whole(widen(from[i]) * inverse));
             scale = largest / INT16_MAX;
             return;
         }
@@ -261,7 +263,10 @@ template <typename T, typename C> struct Attention {
             const int head = tile.first_head + r % tile.num_heads;
             T *to = out + (token * heads.num_heads + head) * dim;
             const float factor = 1.0f / sums.total[r];
-            for (int i = 0; i < dim; i++) to[i] = narrow<T>(sums.acc[r * padded + i] * factor);
+            const float *acc = sums.acc + r * padded;
+            int i = 0;
+            for (; i + LANES <= dim; i += LANES) store_narrow(to + i, load(acc + i) * factor);
+            for (; i < dim; i++) to[i] = narrow<T>(acc[i] * factor);
         }
     }
 
@@ -293,9 +298,10 @@ template <typename T, typename C> struct Walk {
 
     // Finds the first stretch of the next task.
     void begin_task(Stretch<C> &stretch) {
-        task = team.take();
+        // Who has a sequence's rows has its attention too, as long as it keeps up.
+        task = team.take_near(plan.tasks.size());
         stretch.count = 0;
-        if (task >= int64_t(plan.tasks.size())) return;
+        if (task < 0) return;
         const Plan::Task &taken = plan.tasks[task];
         const Tile &tile = plan.tiles[taken.tile];
         attention.find_groups(tile, taken.split < 0 ? tile.first_split() : taken.split, stretch);

@@ -71,12 +71,34 @@ void rotate_head(const T *x, const float *cos_sin, const T *norm, float eps, int
         x = normalized;
     }
     const int half = dim / 2;
-#pragma omp simd
-    for (int i = 0; i < half; i++) {
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const vfloat a = load_wide(x + i), b = load_wide(x + i + half), cos = load(cos_sin + i);
+        const vfloat sin = load(cos_sin + i + half);
+        store_narrow(out + i, a * cos - b * sin);
+        store_narrow(out + i + half, b * cos + a * sin);
+    }
+    for (; i < half; i++) {
         const float a = widen(x[i]), b = widen(x[i + half]), cos = cos_sin[i], sin = cos_sin[i + half];
         out[i] = narrow<T>(a * cos - b * sin);
         out[i + half] = narrow<T>(b * cos + a * sin);
     }
+}
+
+// How many tokens ahead the blocks are asked for that K and V will be written to.
+constexpr int TOKENS_AHEAD = 8;
+
+// Asks for where a KV head of a token is to be written, unless the token before it lies in the same block. Lines that
+// nobody has used for a step are far away, and a token's K is spread over all of its block's.
+template <typename C>
+void fetch_block(const int64_t *slots, int64_t token, int kv_head, const C *k_cache, const C *v_cache,
+                 const Heads &heads) {
+    const int64_t block = slots[token] / heads.block_size, head = block * heads.num_kv_heads + kv_head;
+    if (token > 0 && slots[token - 1] / heads.block_size == block) return;
+    const auto *k = reinterpret_cast<const char *>(k_cache + head * k_head_size<C>(heads));
+    const auto *v = reinterpret_cast<const char *>(v_cache + head * v_head_size<C>(heads));
+    for (int64_t i = 0; i < k_head_size<C>(heads) * int64_t(sizeof(C)); i += 64) __builtin_prefetch(k + i, 1);
+    for (int64_t i = 0; i < v_head_size<C>(heads) * int64_t(sizeof(C)); i += 64) __builtin_prefetch(v + i, 1);
 }
 
 // Rotates, and writes K and V, as one of a team: this thread's share of all heads of all tokens, so that a single token
@@ -97,6 +119,8 @@ void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t 
             rotate_head(in, angles, q_norm, eps, dim, q_out + (token * num_q + h) * dim);
         } else {
             T rotated[256];
+            if (token + TOKENS_AHEAD < tokens)
+                fetch_block(slots, token + TOKENS_AHEAD, h - num_q, k_cache, v_cache, heads);
             rotate_head(in, angles, k_norm, eps, dim, rotated);
             const int64_t head = slots[token] / heads.block_size * num_kv + h - num_q;
             write_kv(rotated, in + num_kv * dim, k_cache + head * k_head_size<C>(heads),

@@ -19,14 +19,17 @@ constexpr int AHEAD = 24 * STEP_BYTES;  // how far to prefetch what streams
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
 // Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
-// group: what it prepares it multiplies itself, and little travels from core to core.
+// group, of as many tiles as any other: what it prepares it multiplies itself, and little travels from core to core.
 struct Tiles {
-    int64_t rows, groups;
+    int64_t rows, count, groups;
 
-    Tiles(int64_t rows, const Team &team) : rows(rows), groups(count() >= 2 * team.threads ? team.threads : 1) {}
-    int64_t count() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
-    int64_t first(int64_t tile) const { return rows * tile / count(); }
-    Range group(int64_t index) const { return {count() * index / groups, count() * (index + 1) / groups}; }
+    Tiles(int64_t rows, const Team &team) : rows(rows), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
+        if (count < 2 * team.threads) return;
+        groups = team.threads;
+        count = (count + groups - 1) / groups * groups;
+    }
+    int64_t first(int64_t tile) const { return rows * tile / count; }
+    Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
 };
 
 // What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows

@@ -33,6 +33,25 @@ template <typename T> int64_t scales_size(const Heads &heads) {
 template <typename T> int64_t k_head_size(const Heads &heads) { return k_data_size<T>(heads) + scales_size<T>(heads); }
 template <typename T> int64_t v_head_size(const Heads &heads) { return v_data_size<T>(heads) + scales_size<T>(heads); }
 
+// Puts the numbers of one token between those of the other one of its pair, which another thread may be writing.
+template <typename T> void put_in_pairs(const T *from, int dim, int which, T *pairs) {
+    int i = 0;
+#if defined(__AVX512F__)
+    constexpr int AT_ONCE = 32 / sizeof(T);
+    for (; i + AT_ONCE <= dim; i += AT_ONCE) {
+        __m256i numbers;
+        std::memcpy(&numbers, from + i, sizeof numbers);
+        if constexpr (sizeof(T) == 1)
+            _mm512_mask_storeu_epi8(pairs + 2 * i, 0x5555555555555555 << which,
+                                    _mm512_slli_epi16(_mm512_cvtepi8_epi16(numbers), 8 * which));
+        else
+            _mm512_mask_storeu_epi16(pairs + 2 * i, 0x55555555 << which,
+                                     _mm512_maskz_slli_epi32(0xffff, _mm512_cvtepu16_epi32(numbers), 16 * which));
+    }
+#endif
+    for (; i < dim; i++) pairs[2 * i + which] = from[i];
+}
+
 inline void write_kv(const float *k, const float *v, float *k_block, float *v_block, int offset, const Heads &heads) {
     const int dim = heads.head_dim;
     for (int i = 0; i < dim; i++) k_block[i * heads.block_size + offset] = k[i];
@@ -42,19 +61,28 @@ inline void write_kv(const float *k, const float *v, float *k_block, float *v_bl
 inline void write_kv(const bf16 *k, const bf16 *v, bf16 *k_block, bf16 *v_block, int offset, const Heads &heads) {
     const int dim = heads.head_dim, even = stored_tokens<bf16>(heads);
     for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, k + i, 2 * sizeof(bf16));
-    bf16 *to = v_block + (offset / 2) * padded_dim(heads) * 2 + offset % 2;
-    for (int i = 0; i < dim; i++) to[2 * i] = v[i];
+    put_in_pairs(v, dim, offset % 2, v_block + (offset / 2) * padded_dim(heads) * 2);
 }
 
 // The highest magnitude in a row; not a number if anything in it is infinite or no number. Without their sign, numbers
 // of either type are in the order of their bits, and those that are none come last.
 inline float largest_size(const bf16 *x, int64_t count) {
-    uint16_t highest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const uint16_t bits = x[i].bits & 0x7fff;
+    vhalves most = {};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES) {
+        vhalves bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fff;
+        most = bits > most ? bits : most;
+    }
+    // As floats, since their maximum over lanes is at hand.
+    const vuint pairs = (vuint)most;
+    uint32_t highest = uint32_t(largest_of(larger(to_float(vint(pairs & 0xffff)), to_float(vint(pairs >> 16)))));
+    for (; i < count; i++) {
+        const uint32_t bits = x[i].bits & 0x7fff;
         highest = bits > highest ? bits : highest;
     }
-    return highest < 0x7f80 ? widen(bf16{highest}) : __builtin_nanf("");
+    return highest < 0x7f80 ? widen(bf16{uint16_t(highest)}) : __builtin_nanf("");
 }
 
 inline float largest_size(const float *x, int64_t count) {
@@ -83,8 +111,7 @@ void write_kv(const T *k, const T *v, int8_t *k_block, int8_t *v_block, int offs
     for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, rounded + i, 2);
     std::memcpy(k_block + k_data_size<int8_t>(heads) + offset * sizeof(float), &k_scale, sizeof k_scale);
     const float v_scale = quantize(v, dim, rounded);
-    int8_t *to = v_block + (offset / 2) * padded_dim(heads) * 2 + offset % 2;
-    for (int i = 0; i < dim; i++) to[2 * i] = rounded[i];
+    put_in_pairs(rounded, dim, offset % 2, v_block + (offset / 2) * padded_dim(heads) * 2);
     std::memcpy(v_block + v_data_size<int8_t>(heads) + offset * sizeof(float), &v_scale, sizeof v_scale);
 }
 

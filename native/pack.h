@@ -12,9 +12,6 @@ inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
     return unit < half ? unit + i / (PANEL / 2) * half : -1;
 }
 
-// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
-inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
-
 // One output's weights as whole numbers from -127 to 127.
 template <typename T>
 void pack_int8(const T *row, const Weight &weight, int64_t panel, int64_t i) {

@@ -21,6 +21,7 @@ constexpr int LANES = 4;
 typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
 typedef int32_t vint __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vhalves __attribute__((vector_size(4 * LANES)));
 
 struct bf16 {
     uint16_t bits;
@@ -153,6 +154,9 @@ inline __m512 rounded(__m512 v) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16));
 }
 #endif
+
+// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
+inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {

@@ -34,9 +34,8 @@ struct Settling {
     }
 
     void settle(const int32_t *sums, float scale, Wide &values) const {
-        for (int i = 0; i < WIDTH; i++) {
+        for (int i = 0; i < WIDTH; i++)
             values[i] = to_float(load(sums + i * LANES)) * (load(weight.scales + first + i * LANES) * scale);
-        }
         add_bias(values);
     }
 
@@ -62,19 +61,19 @@ template <typename T> struct Sink {
         const int most = gated ? PANEL / 2 : PANEL, count = left < most ? int(left) : most;
         const Settling settling{weight, panel * PANEL};
         const auto each_row = [&](auto use) __attribute__((always_inline)) {
-            for (int r = 0; r < rows; r++) {
+            for (int64_t r = row; r < row + rows; r++, sums += PANEL) {
                 Wide values;
-                settling.settle(sums + r * PANEL, scales ? scales[row + r] : 1.0f, values);
-                use((row + r) * stride + first, row + r, values);
+                settling.settle(sums, scales ? scales[r] : 1.0f, values);
+                use(r, values);
             }
         };
+        const auto at = [&](auto *to, int64_t r) { return to + r * stride + first; };
         switch (into) {
-        case Into::ROWS: return each_row([&](int64_t at, int64_t, Wide &values) { store(out + at, values, count); });
-        case Into::RESIDUAL: return each_row([&](int64_t at, int64_t, Wide &values) { add(out + at, values, count); });
-        case Into::GATED: return each_row([&](int64_t at, int64_t, Wide &values) { gate(out + at, values, count); });
-        case Into::FLOATS: return each_row([&](int64_t at, int64_t, Wide &values) { store(floats + at, values, count); });
-        case Into::BEST:
-            return each_row([&](int64_t, int64_t r, Wide &values) { keep_best(r, first, values, count); });
+        case Into::ROWS: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
+        case Into::RESIDUAL: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
+        case Into::GATED: return each_row([&](int64_t r, Wide &values) { gate(at(out, r), values, count); });
+        case Into::FLOATS: return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
+        case Into::BEST: return each_row([&](int64_t r, Wide &values) { keep_best(r, first, values, count); });
         }
     }
 
@@ -91,9 +90,13 @@ template <typename T> struct Sink {
     }
 
     static void add(T *to, Wide &values, int count) {
-        T all[PANEL] = {};
-        if (count < PANEL) std::memcpy(all, to, sizeof(T) * count);
-        const T *from = count < PANEL ? all : to;
+        T some[PANEL];
+        const T *from = to;
+        if (count < PANEL) {
+            std::memset(some, 0, sizeof some);
+            std::memcpy(some, to, sizeof(T) * count);
+            from = some;
+        }
         for (int i = 0; i < WIDTH; i++) values[i] += load_wide(from + i * LANES);
         store(to, values, count);
     }

@@ -72,14 +72,16 @@ template <typename T> class Staging {
     // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must call this.
     // Every thread prepares a single tile for itself, which costs less than waiting for each other.
     template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
-        const bool alone = tiles.count() == 1;
+        const bool alone = tiles.count == 1;
         const int64_t steps = weight.steps(), own = alone ? team.thread * TILE_ROWS : 0;
-        const Rows made{inputs + own * steps * 4, steps * 4, weight.int8 ? scales + own : nullptr};
-        const Range mine = alone ? Range{0, 1} : team.share(tiles.count());
+        // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.
+        const int64_t row_bytes = width * (weight.int8 ? 1 : sizeof(T));
+        const Rows made{inputs + own * row_bytes, row_bytes, weight.int8 ? scales + own : nullptr};
+        const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
             const int64_t first = tiles.first(tile), count = tiles.first(tile + 1) - first;
-            auto *to = reinterpret_cast<uint32_t *>(inputs + (own + first) * steps * 4);
+            auto *to = reinterpret_cast<uint32_t *>(inputs + (own + first) * row_bytes);
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
                 uint32_t *put = count > 1 ? tile_words + i * steps : to;
