@@ -124,7 +124,8 @@ class _Front:
                 self._stop_server()
             return None
         if len(self._hosts) > 1:
-            print(f"{host.served.name} is ready ({host.about})", flush=True)
+            details = f" ({host.about})" if host.about else ""
+            print(f"{host.served.name} is ready{details}", flush=True)
         return host.about
 
     def _on_signal(self, signum: int) -> None:
