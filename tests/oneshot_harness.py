@@ -194,7 +194,9 @@ def in_worker(name: str, config: OneShotConfig, encoder: TextEncoder | None = No
 @contextlib.asynccontextmanager
 async def _worker_of(service: OneShotService) -> AsyncIterator[None]:
     (executor,) = service.dispatcher.executors
-    assert isinstance(executor, ProcessExecutor)
+    if not isinstance(executor, ProcessExecutor):
+        yield
+        return
     await executor.start()
     try:
         service.info = await executor.wait_ready()
@@ -223,7 +225,7 @@ class Listening:
     async def _serve(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for service in self.models.all():
-                if isinstance(service, OneShotService) and service.info is None:
+                if isinstance(service, OneShotService):
                     await stack.enter_async_context(_worker_of(service))
             await self._listen()
 

@@ -11,7 +11,18 @@ import msgspec
 import numpy as np
 import openai
 import pytest
-from oneshot_harness import DIMENSIONS, MAX_TOKENS, Line, Listening, adder, embedder, embedding, ids_of, listening
+from oneshot_harness import (
+    DIMENSIONS,
+    MAX_TOKENS,
+    Line,
+    Listening,
+    adder,
+    embedder,
+    embedding,
+    function,
+    ids_of,
+    listening,
+)
 
 from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
 from chairlift.server.registry import Models
@@ -195,6 +206,16 @@ def test_failures_have_their_codes(error: Exception, status: int, at_once: bool)
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", "fox"]})
         assert (answer.status_code, answer.json()["error"]["message"]) == (status, str(error))
         assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+def test_a_model_that_still_loads_is_no_candidate() -> None:
+    loading, _ = function()
+    loading.info, loading.state = None, "loading"
+    with listening(embedder()[0], loading) as server:
+        assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).status_code == 200
+        assert httpx.post(f"{server.url}/rerank", json={"query": "a", "documents": ["a"]}).status_code == 503
+        named = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a", "model": "function"})
+        assert (named.status_code, named.headers["retry-after"]) == (503, "1")
 
 
 def test_loading_is_503_and_readiness_needs_all() -> None:

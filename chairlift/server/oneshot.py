@@ -21,6 +21,8 @@ State = Literal["loading", "ready", "restarting", "draining", "failed"]
 class OneShotService:
     """One served one-shot model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
 
+    It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
+
     `prompts` are texts that clients may ask to put before theirs, by name.
     """
 
@@ -40,7 +42,7 @@ class OneShotService:
         self.encoder = encoder
         self.prompts = prompts
         self.dispatcher = dispatcher
-        self.metrics = OneShotMetrics(name, dispatcher)
+        self.metrics = OneShotMetrics(name if version == "1" else f"{name}:{version}", dispatcher)
         dispatcher.on_batch = self.metrics.on_batch
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
@@ -118,15 +120,18 @@ class OneShotService:
         self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
-        self.loaded()
+        info = self.loaded()
         self._check_number(len(payloads))
         events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
         futures: list[asyncio.Future[Answer]] = []
         answers: list[Answer] = []
         try:
             for index, payload in enumerate(payloads):
+                key = _shape_key(payload) if info.shape_keys else None
                 on_part = functools.partial(_put_part, events, index)
-                futures.append(self.dispatcher.submit(payload, priority=priority, timeout=timeout, on_part=on_part))
+                futures.append(
+                    self.dispatcher.submit(payload, shape_key=key, priority=priority, timeout=timeout, on_part=on_part)
+                )
                 futures[-1].add_done_callback(events.put_nowait)
             while len(answers) < len(payloads):
                 event = await events.get()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.server.errors import ApiError
 from chairlift.server.oneshot import OneShotService
 from chairlift.server.service import Service
@@ -81,7 +81,7 @@ class Models:
     def one_shot(self, name: str | None, tasks: Collection[str], route: str) -> OneShotService:
         """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
         model = self.get(name) if name is not None else self._only(tasks)
-        if model.task is None and isinstance(model, OneShotService):
+        if isinstance(model, OneShotService) and model.task is None:
             model.loaded()
         if not isinstance(model, OneShotService) or model.task not in tasks:
             raise wrong_task(model, tasks, route)
@@ -95,11 +95,13 @@ class Models:
         return model
 
     def _only(self, tasks: Collection[str]) -> Served:
-        """The default: a model that does one of the tasks if there is one only; one still loading might."""
-        able = {model.name for model in self.all() if model.task is None or model.task in tasks}
+        """The default: the model that does one of the tasks, if there is only one."""
+        able = {model.name for model in self.all() if model.task in tasks}
         if len(able) == 1:
             return self.get(able.pop())
         wanted = " or ".join(KINDS[task] for task in tasks)
+        if not able and any(model.task is None for model in self.all()):
+            raise Unavailable(f"no model that has loaded so far is {wanted}")
         if not able:
             raise ApiError(404, f"This server has no model that is {wanted}.", "model", "model_not_found")
         raise InvalidRequest(f"name a model: this server has {', '.join(sorted(able))}", "model")
