@@ -13,7 +13,7 @@ import zmq
 from chairlift.config import EngineConfig
 from chairlift.core.admission import Admission
 from chairlift.core.request import FinishReason, Request
-from chairlift.engine.machine import Machine, Member
+from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.messages import (
     Abort,
     Add,
@@ -111,6 +111,7 @@ class EngineClient:
             "chairlift.engine.worker",
             msgspec.json.encode(config).decode(),
             *(("turns",) if machine else ()),
+            environment=soon_asleep() if machine else None,
             take=self._take,
             lost=self._lost,
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,10 +57,16 @@ class ProcessExecutor:
     """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
 
     A worker that dies is replaced, and costs the call that it was at. One that takes longer than `call_timeout_s` over
-    a call, or over the next part of a stream, is killed. `on_ready` hears of every change of `ready`.
+    a call, or over the next part of a stream, is killed. `on_ready` hears of every change of `ready`. The worker has
+    the variables of this process, and those of `environment`.
     """
 
-    def __init__(self, config: OneShotConfig, on_ready: Callable[[bool], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: OneShotConfig,
+        on_ready: Callable[[bool], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.config = config
         self.info: OneShotInfo | None = None
         self.on_ready = on_ready
@@ -77,7 +83,7 @@ class ProcessExecutor:
             take=self._take,
             lost=self._lost,
             # What a class computes with is its own business; nearly all of it listens to this.
-            environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
+            environment={**(environment or {}), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})},
             on_state=self._changed,
         )
 

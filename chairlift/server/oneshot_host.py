@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from chairlift.core.batch_limits import BatchLimits
 from chairlift.engine.dispatcher import Dispatcher
 from chairlift.engine.executor import ProcessExecutor
-from chairlift.engine.machine import Machine, Turns
+from chairlift.engine.machine import Machine, Turns, soon_asleep
 from chairlift.oneshot_config import DEFAULT_MAX_BATCH_SIZE, OneShotConfig
 from chairlift.runners.encoder.folder import SentenceFiles
 from chairlift.runners.oneshot import OneShotInfo
@@ -29,8 +29,10 @@ class OneShotHost:
         self.served = served
         self._config = config
         self._machine = machine
+        environment = None if machine is None else soon_asleep()
         self._executors = [
-            ProcessExecutor(config, partial(self._instance_changed, number)) for number in range(config.instances)
+            ProcessExecutor(config, partial(self._instance_changed, number), environment)
+            for number in range(config.instances)
         ]
         turns = None if machine is None else Turns(machine, served.name, served.share.weight)
         self._dispatcher = Dispatcher(limits_of(config, None), self._executors, turns=turns)
