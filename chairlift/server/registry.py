@@ -28,8 +28,8 @@ class Loader(Protocol):
         """Names that can be loaded, whether they are or not."""
         ...
 
-    async def load(self, name: str) -> Served:
-        """A model that is ready. Raises ConfigError, UnsupportedModel or RequestFailed."""
+    async def load(self, name: str) -> Sequence[Served]:
+        """All versions of a model, ready. Raises RequestFailed."""
         ...
 
     async def unload(self, model: Served) -> None:
@@ -116,11 +116,11 @@ class Models:
         """Load a model, or load it anew: the old one serves until the new one is ready."""
         loader = self._need_loader(name)
         async with self._changing:
-            model = await loader.load(name)
-            old = self._models.get(name, {}).get(model.version)
-            self.add(model)
-            if old is not None:
-                await loader.unload(old)
+            before = dict(self._models.get(name, {}))
+            for model in await loader.load(name):
+                self.add(model)
+            for model in before.values():
+                await loader.unload(model)
 
     async def unload(self, name: str) -> None:
         """Take all versions of a model out of service; what they have begun is finished."""

@@ -14,6 +14,7 @@ from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
 from chairlift.server.config import ServerConfig
 from chairlift.server.hosting import Host, host
+from chairlift.server.loader import HostLoader
 from chairlift.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class _Front:
         self._listener = listener
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
-        self._hosts = [host(served, settings.server, machine) for served in settings.models]
+        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
+        self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
@@ -70,7 +72,7 @@ class _Front:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
-        for each in self._hosts:
+        for each in self._first:
             await each.start()
         try:
             # In a thread, so that the loop can start the workers while this process still imports.
@@ -96,17 +98,17 @@ class _Front:
         from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.registry import Models
 
-        models = Models(each.prepare() for each in self._hosts)
+        models = Models([self._loader.prepare(each) for each in self._first], self._loader)
         return make_server(create_app(models, self._config), self._config), grpc_beside(models, self._config)
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-        names = ", ".join(each.served.name for each in self._hosts)
+        names = ", ".join(each.served.name for each in self._first)
         print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
         if grpc_port is not None:
             print(f"gRPC on port {grpc_port}", flush=True)
-        loaded = [asyncio.create_task(self._announce_model(each)) for each in self._hosts]
+        loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
         about = await asyncio.gather(*loaded)
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
@@ -123,7 +125,7 @@ class _Front:
                 self._status = 1
                 self._stop_server()
             return None
-        if len(self._hosts) > 1:
+        if len(self._first) > 1:
             details = f" ({host.about})" if host.about else ""
             print(f"{host.served.name} is ready{details}", flush=True)
         return host.about
@@ -137,12 +139,12 @@ class _Front:
     async def _leave(self, name: str) -> None:
         print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
         # Still listening, so that probes see the change and newcomers get a clear 503.
-        await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._hosts))
+        await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
         await self._stop()
         self._stop_server()
 
     async def _stop(self) -> None:
-        await asyncio.gather(*(each.stop() for each in self._hosts))
+        await asyncio.gather(*(each.stop() for each in self._loader.hosts))
 
     def _stop_server(self) -> None:
         if self._server is not None:
