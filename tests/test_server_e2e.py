@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_process import Server, language_model
+from serve_process import Server, language_model
 
 
 @pytest.fixture(scope="module")

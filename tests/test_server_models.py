@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from encoder_factory import encoder_folder
-from server_process import Server, language_model
+from serve_process import Server, language_model
 from text_tokenizers import build
 
 onnx_models = pytest.importorskip("onnx_models")
@@ -138,7 +138,7 @@ def test_a_model_is_unloaded_and_loaded_again(server: Server) -> None:
 
 def test_every_model_has_its_metrics(server: Server) -> None:
     assert server.metric("ready", model="chat") == 1
-    assert server.metric("ready", model="doubles") == 1
+    assert server.metric("ready", model="doubles:3") == 1
 
 
 def test_a_model_that_cannot_load_ends_the_server_and_is_named(tmp_path: Path) -> None:
