@@ -5,7 +5,6 @@
 // few or too unlike for that, all threads go through the layers together, as a decoder's do.
 #pragma once
 #include <algorithm>
-#include <numeric>
 
 #include "self_attention.h"
 #include "staging.h"
@@ -15,10 +14,18 @@ namespace {
 // Tokens of a share: enough to use each panel of a weight many times, few enough to stay in a core's cache.
 constexpr int64_t SHARE = 192, LEAST_SHARE = 48;
 
-// Some texts that are computed together: which of the batch, and where each begins among their rows.
+// A text of a share: which of the batch, and its rows of the share's.
+struct Placed {
+    int64_t text, first, end;
+    int64_t tokens() const { return end - first; }
+};
+
+// Some texts that are computed together, and how long that takes, in tokens without their attention. (Containers are of
+// types of this namespace alone, or the instruction sets would share their functions.)
 struct Share {
-    std::vector<int32_t> texts, starts{0};
-    int64_t tokens() const { return starts.back(); }
+    std::vector<Placed> texts;
+    int64_t cost = 0;
+    int64_t tokens() const { return texts.back().end; }
 };
 
 // A batch cut into shares, the longest texts first and the smallest shares last, so that threads end together.
@@ -27,47 +34,58 @@ class Shares {
     static constexpr int64_t ATTENTION_DOUBLES = 1500;
     static int64_t cost(int64_t tokens) { return tokens + tokens * tokens / ATTENTION_DOUBLES; }
 
-    std::vector<int64_t> costs;
+    void add(const Placed &text, bool begins) {
+        if (begins) all.emplace_back();
+        Share &share = all.back();
+        const int64_t first = begins ? 0 : share.tokens();
+        share.texts.push_back({text.text, first, first + text.tokens()});
+        share.cost += cost(text.tokens());
+    }
 
-    void add(const Texts &texts, int32_t text, bool begins) {
-        if (begins) all.emplace_back(), costs.push_back(0);
-        const int32_t length = texts.starts[text + 1] - texts.starts[text];
-        all.back().texts.push_back(text);
-        all.back().starts.push_back(all.back().starts.back() + length);
-        costs.back() += cost(length);
+    // All texts, with their rows of the batch.
+    static std::vector<Placed> placed(const Texts &texts) {
+        std::vector<Placed> found;
+        for (int64_t i = 0; i < texts.count; i++) found.push_back({i, texts.starts[i], texts.starts[i + 1]});
+        return found;
     }
 
   public:
     std::vector<Share> all;
 
     Shares(const Texts &texts, int threads) {
-        std::vector<int32_t> order(texts.count);
-        std::iota(order.begin(), order.end(), 0);
-        const auto length = [&](int32_t text) { return texts.starts[text + 1] - texts.starts[text]; };
-        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return length(a) > length(b); });
+        std::vector<Placed> order = placed(texts);
+        std::sort(order.begin(), order.end(), [](const Placed &a, const Placed &b) {
+            return a.tokens() > b.tokens() || (a.tokens() == b.tokens() && a.text < b.text);
+        });
         int64_t left = texts.starts[texts.count], room = 0;
-        for (const int32_t text : order) {
-            const bool begins = room < length(text);
-            if (begins) room = std::max<int64_t>(std::min(SHARE, std::max(left / (4 * threads), LEAST_SHARE)), 1);
-            add(texts, text, begins);
-            room -= length(text);
-            left -= length(text);
+        for (const Placed &text : order) {
+            const bool begins = room < text.tokens();
+            if (begins) {
+                const int64_t fair = left / (4 * threads);
+                room = fair > SHARE ? SHARE : fair < LEAST_SHARE ? LEAST_SHARE : fair;
+            }
+            add(text, begins);
+            room -= text.tokens();
+            left -= text.tokens();
         }
     }
 
     // Whether threads that take one share after the other are busy for most of the time.
     bool keep_busy(int threads) const {
-        std::vector<int64_t> busy(threads);
-        for (const int64_t cost : costs) *std::min_element(busy.begin(), busy.end()) += cost;
-        const int64_t all_costs = std::accumulate(busy.begin(), busy.end(), int64_t(0));
-        return 5 * all_costs >= 4 * threads * *std::max_element(busy.begin(), busy.end());
+        std::vector<Share> busy(threads);
+        const auto less = [](const Share &a, const Share &b) { return a.cost < b.cost; };
+        int64_t costs = 0;
+        for (const Share &share : all) {
+            std::min_element(busy.begin(), busy.end(), less)->cost += share.cost;
+            costs += share.cost;
+        }
+        return 5 * costs >= 4 * threads * std::max_element(busy.begin(), busy.end(), less)->cost;
     }
 
     // All in one, in the order of the batch.
     void join(const Texts &texts) {
         all.clear();
-        costs.clear();
-        for (int32_t text = 0; text < texts.count; text++) add(texts, text, text == 0);
+        for (const Placed &text : placed(texts)) add(text, text.text == 0);
     }
 };
 
@@ -97,8 +115,8 @@ template <typename T> struct EncoderRoom {
         qkv = arena.take<T>(tokens * 3 * hidden);
         mixed = arena.take<T>(tokens * hidden);
         middle = arena.take<T>(tokens * encoder.layers->down.ins);
-        laid = Rows{arena.take<char>(laid_bytes(encoder, tokens)), encoder.layers->down.steps() * 4, nullptr};
-        staging.take(arena, tokens, widest(encoder), threads);
+        laid = Rows{arena.take<char>(laid_bytes(encoder, tokens)), encoder.layers->down.steps() * 4};
+        staging.take(arena, tokens, widest(encoder), threads, true);
         for (auto &room : attention) room.take(arena, longest, hidden / encoder.num_heads);
     }
 };
@@ -138,8 +156,8 @@ template <typename T> class EncoderPass {
         team.wait();
     }
 
-    void embed_row(int32_t text, int64_t at, T *to) const {
-        const int64_t token = texts.starts[text] + at;
+    void embed_row(const Placed &text, int64_t at, T *to) const {
+        const int64_t token = texts.starts[text.text] + at;
         const int64_t type = texts.type_ids ? texts.type_ids[token] : 0;
         const T *word = static_cast<const T *>(encoder.words) + texts.token_ids[token] * hidden;
         const T *place = encoder.positions
@@ -159,19 +177,18 @@ template <typename T> class EncoderPass {
 
     void embed() {
         const Range mine = team.share(share.tokens());
-        size_t index = std::upper_bound(share.starts.begin(), share.starts.end(), mine.begin) - share.starts.begin() - 1;
-        for (int64_t row = mine.begin; row < mine.end; row++) {
-            while (row >= share.starts[index + 1]) index++;
-            embed_row(share.texts[index], row - share.starts[index], room.residual + row * hidden);
-        }
+        for (const Placed &text : share.texts)
+            for (int64_t row = text.first; row < text.end; row++)
+                if (row >= mine.begin && row < mine.end)
+                    embed_row(text, row - text.first, room.residual + row * hidden);
         team.wait();
     }
 
     void attend(const EncoderLayer &layer) {
         SelfAttention<T> attention(encoder, layer, room.attention[team.thread]);
         int64_t next = team.take(), task = 0;
-        for (size_t index = 0; index < share.texts.size(); index++) {
-            const int64_t first = share.starts[index], tokens = share.starts[index + 1] - first;
+        for (const Placed &text : share.texts) {
+            const int64_t first = text.first, tokens = text.tokens();
             // A thread of its own has no need to cut texts that see all of themselves.
             const int64_t stretch = team.threads == 1 && layer.window < 0 ? tokens : STRETCH;
             for (int64_t from = 0; from < tokens; from += stretch)
@@ -189,7 +206,7 @@ template <typename T> class EncoderPass {
     void keep() {
         const Range mine = team.share(share.texts.size());
         for (int64_t i = mine.begin; i < mine.end; i++) {
-            const int64_t row = texts.output == FIRST ? share.starts[i] : share.starts[i + 1] - 1;
+            const int64_t row = texts.output == FIRST ? share.texts[i].first : share.texts[i].end - 1;
             std::memcpy(room.kept + i * hidden, room.residual + row * hidden, sizeof(T) * hidden);
             std::memcpy(room.qkv + i * hidden, room.mixed + row * hidden, sizeof(T) * hidden);
         }
@@ -215,10 +232,10 @@ template <typename T> class EncoderPass {
         const LayerNorm &norm = encoder.pre_norm ? encoder.final_norm : last;
         const Range mine = team.share(share.texts.size());
         for (int64_t i = mine.begin; i < mine.end; i++) {
-            const int32_t text = share.texts[i];
-            const int64_t first = kept ? i : share.starts[i], end = kept ? i + 1 : share.starts[i + 1];
+            const Placed &text = share.texts[i];
+            const int64_t first = kept ? i : text.first, end = kept ? i + 1 : text.end;
             const bool sums = texts.output != TOKENS;
-            float *to = out + (sums ? text : texts.starts[text]) * hidden;
+            float *to = out + (sums ? text.text : texts.starts[text.text]) * hidden;
             if (sums) std::fill(to, to + hidden, 0.0f);
             for (int64_t row = first; row < end; row++, to += sums ? 0 : hidden)
                 layer_norm(rows + row * hidden, norm, hidden, encoder.eps, [&](int64_t i, vfloat value) {

@@ -64,19 +64,18 @@ template <typename T> struct ActivatingSink {
     int64_t stride;
 
     template <typename Sum>
-    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const float *scales, const Sum *sums) const {
+    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
         switch (activation) {
-        case GELU: return take_by<GELU>(weight, panel, row, rows, scales, sums);
-        case GELU_TANH: return take_by<GELU_TANH>(weight, panel, row, rows, scales, sums);
-        case RELU: return take_by<RELU>(weight, panel, row, rows, scales, sums);
-        default: return take_by<SILU>(weight, panel, row, rows, scales, sums);
+        case GELU: return take_by<GELU>(weight, panel, row, rows, x, sums);
+        case GELU_TANH: return take_by<GELU_TANH>(weight, panel, row, rows, x, sums);
+        case RELU: return take_by<RELU>(weight, panel, row, rows, x, sums);
+        default: return take_by<SILU>(weight, panel, row, rows, x, sums);
         }
     }
 
   private:
     template <Activation A, typename Sum>
-    void take_by(const Weight &weight, int64_t panel, int64_t row, int rows, const float *scales,
-                 const Sum *sums) const {
+    void take_by(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
         const Settling settling{weight, panel * PANEL};
         const int width = weight.gated ? PANEL / 2 : PANEL;
         const int64_t first = panel * width, left = stride - first;
@@ -84,7 +83,7 @@ template <typename T> struct ActivatingSink {
         alignas(64) T tile[TILE_ROWS][PANEL];
         for (int r = 0; r < rows; r++) {
             Wide values;
-            settling.settle(sums + r * PANEL, scales ? scales[row + r] : 1.0f, values);
+            settling.settle(sums + r * PANEL, x, row + r, values);
             for (int i = 0; i < WIDTH; i++) {
                 if (weight.gated && i == WIDTH / 2) break;
                 vfloat value = activated<A>(values[i]);

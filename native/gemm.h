@@ -32,15 +32,6 @@ struct Tiles {
     Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
 };
 
-// What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows
-// lie interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses alone
-// cost a tenth of the speed.
-struct Rows {
-    const char *data;
-    int64_t row_bytes;
-    const float *scales;    // null unless quantized
-};
-
 // A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
 struct Panel {
     const char *weights;
@@ -178,7 +169,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         panel.fetch = single ? panel.weights + AHEAD : fetch ? next + nth * steps * panel.pace : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
         multiply_some<Dot, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
-        sink.take(weight, index, first, int(rows), x.scales, sums);
+        sink.take(weight, index, first, int(rows), x, sums);
     }
 }
 

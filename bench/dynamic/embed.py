@@ -1,7 +1,7 @@
 """Embedding throughput in process, in real tokens a second: python bench/dynamic/embed.py MODEL
 
-Texts are tokenized, sorted by length inside windows of some batches, and run in batches of so many tokens; tokenizing
-counts. Prints one line of JSON. `--roofline` adds what the products alone would allow here and now.
+Texts are tokenized and run in the order they come in, in batches of so many tokens; tokenizing counts. Prints one line
+of JSON. `--roofline` adds what the products alone would allow here and now.
 """
 
 import argparse

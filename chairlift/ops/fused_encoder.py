@@ -24,7 +24,10 @@ def can_fuse_encoder(weights: EncoderWeights) -> bool:
 
 
 class FusedEncoder:
-    """`EncoderForward` over weights packed for the native products."""
+    """`EncoderForward` over weights packed for the native products.
+
+    With int8, rows are rounded from their lowest to their highest number, nearer to float32 than the plain operations.
+    """
 
     def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, *, int8: bool) -> None:
         # The structures hold addresses only, so what they point to is kept here.

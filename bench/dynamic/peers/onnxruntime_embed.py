@@ -86,6 +86,7 @@ def export(model: Path, work: Path, int8: bool) -> str:
         names = ["input_ids", "attention_mask", "token_type_ids"]
         inputs = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in names)
         axes = {name: {0: "batch", 1: "tokens"} for name in [*names, "states"]}
+        reference.requires_grad_(False)
         torch.onnx.export(States(), inputs, str(plain), input_names=names, output_names=["states"],
                           dynamic_axes=axes, dynamo=False)  # fmt: skip
     if not fused.exists():
