@@ -36,8 +36,8 @@ class Shelf:
     def available(self) -> list[str]:
         return ["adder", "spare"]
 
-    async def load(self, name: str) -> OneShotService:
-        return adder(name)[0]
+    async def load(self, name: str) -> list[OneShotService]:
+        return [adder(name)[0]]
 
     async def unload(self, model: Served) -> None:
         self.unloaded.append(model.name)
