@@ -25,13 +25,15 @@ def _app() -> Any:
 
     from chairlift.server.app import create_app
     from chairlift.server.config import ServerConfig
+    from chairlift.server.registry import Models
     from chairlift.server.service import Service
 
     words = tokenizer()
     client = FakeClient(words.encode("hello world! "))
     assert client.info is not None
     client.info.max_model_len = 4 * TOKENS
-    return create_app(Service(client, words, "tiny", ServerConfig()))
+    config = ServerConfig()
+    return create_app(Models([Service(client, words, "tiny", config)]), config)
 
 
 async def _uvicorn(port: int, end: Any) -> None:

@@ -7,15 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chairlift.batching import batched
     from chairlift.core.sampling import SamplingParams
     from chairlift.llm import LLM
     from chairlift.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "batched"]
 
 _HOMES = {
     "LLM": "chairlift.llm",
+    "batched": "chairlift.batching",
     "SamplingParams": "chairlift.core.sampling",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    from chairlift.server.settings import add_flags
+    from chairlift.server.flags import add_flags
 
     about = "serve a model over HTTP; every flag --a-b is also CHAIRLIFT_A_B and the key a_b of chairlift.toml"
     add_flags(commands.add_parser("serve", help="serve a model over HTTP", description=about))

@@ -13,6 +13,14 @@ class InvalidRequest(ChairliftError):
         self.param = param
 
 
+class InputTooLong(InvalidRequest):
+    """An input has more tokens than the model takes. `index` is its place among those of the request."""
+
+    def __init__(self, message: str, param: str | None, index: int) -> None:
+        super().__init__(message, param)
+        self.index = index
+
+
 class QueueFull(ChairliftError):
     """The queue is at its limit (HTTP 429). `retry_after` is in seconds."""
 
@@ -39,3 +47,7 @@ class UnsupportedModel(ChairliftError):
 
 class ConfigError(ChairliftError):
     """A setting is unknown, malformed or contradicts another; the message names it."""
+
+
+class DeadlineExceeded(ChairliftError):
+    """The request was not, or could not have been, done by its deadline (HTTP 504)."""

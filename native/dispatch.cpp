@@ -104,6 +104,10 @@ EXPORT void chairlift_decode(const Decoder *decoder, const Pass *pass, void *hid
     chosen->kernels->decode(*decoder, *pass, hidden);
 }
 
+EXPORT void chairlift_encode(const Encoder *encoder, const Texts *texts, float *out) {
+    chosen->kernels->encode(*encoder, *texts, out);
+}
+
 EXPORT void chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {
     chosen->kernels->draw(logits, rows, vocab, *draws, ids);
 }

@@ -32,15 +32,6 @@ struct Tiles {
     Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
 };
 
-// What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows
-// lie interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses alone
-// cost a tenth of the speed.
-struct Rows {
-    const char *data;
-    int64_t row_bytes;
-    const float *scales;    // null unless quantized
-};
-
 // A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
 struct Panel {
     const char *weights;
@@ -162,9 +153,9 @@ inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typen
 }
 
 // The rows of some tiles under one panel of a weight; `next` is the panel to fetch meanwhile, or null.
-template <typename Dot, typename T>
+template <typename Dot, typename Into>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
-              const char *next, const Sink<T> &sink) {
+              const char *next, const Into &sink) {
     const int64_t steps = weight.steps();
     Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
                 weight.int8 ? weight.starts + index * PANEL : nullptr, steps, nullptr, 0};
@@ -178,13 +169,13 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         panel.fetch = single ? panel.weights + AHEAD : fetch ? next + nth * steps * panel.pace : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
         multiply_some<Dot, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
-        sink.take(weight, index, first, int(rows), x.scales, sums);
+        sink.take(weight, index, first, int(rows), x, sums);
     }
 }
 
 // This thread's part of a product; the caller waits before and after.
-template <typename Dot, typename T>
-void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+template <typename Dot, typename Into>
+void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = weight.steps() * STEP_BYTES, tasks = panels * tiles.groups;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
@@ -194,8 +185,9 @@ void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const S
     }
 }
 
-template <typename T>
-void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Sink<T> &sink, Team &team) {
+// What becomes of the sums is for a sink to know: Sink, or the encoder's.
+template <typename Into>
+void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
     if (weight.int8)
         product_of<Int8Dot>(x, tiles, weight, sink, team);
 #if defined(__AVX512BF16__)

@@ -1,5 +1,6 @@
 // The kernels for one instruction set: built once for each, with ISA set to its name.
 #include "attention.h"
+#include "encoder.h"
 #include "forward.h"
 #include "linear.h"
 #include "sampling.h"
@@ -94,6 +95,10 @@ void any_decode(const Decoder &decoder, const Pass &pass, void *hidden) {
     });
 }
 
+void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
+    with_type(encoder.dtype, [&](auto *type) { encode<std::remove_pointer_t<decltype(type)>>(encoder, texts, out); });
+}
+
 #if defined(__AVX512BF16__)
 constexpr bool BF16_PRODUCTS = true;
 #else
@@ -111,5 +116,5 @@ constexpr const char *INT8_PATH = "baseline";
 
 namespace ISA {
 extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack,  any_linear,
-                                any_best,     any_embed,    any_decode,         draw,               BF16_PRODUCTS, INT8_PATH};
+                                any_best,     any_embed,    any_decode,   any_encode,    draw,     BF16_PRODUCTS, INT8_PATH};
 }

@@ -74,6 +74,42 @@ struct Pass {
     Batch batch;
 };
 
+// Layer normalization; both null where there is none, and the bias where it has none.
+struct LayerNorm {
+    const float *weight, *bias;
+};
+
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3 };
+
+// One layer of an encoder. A gated `up` holds what is activated in its lower half.
+struct EncoderLayer {
+    LayerNorm attention_norm, mlp_norm;
+    Weight qkv, out, up, down;
+    const float *cos_sin;   // of each position; null: nothing is rotated
+    int32_t window;         // how far a token sees to either side; negative: all of its text
+};
+
+// An encoder; what it has not is null. The relative bias [heads, 2 * span - 1] is that of each distance key - query.
+struct Encoder {
+    const EncoderLayer *layers;
+    int64_t num_layers, hidden_size;
+    const void *words, *positions, *types;
+    int64_t first_position;
+    LayerNorm embedding_norm, final_norm;
+    const float *bias;
+    int64_t bias_span;
+    int32_t num_heads, activation, pre_norm, dtype;
+    float eps;
+};
+
+// Texts end to end, and what is wanted of each: the states of all tokens, their mean, the first's or the last's.
+enum Output : int32_t { TOKENS = 0, MEAN = 1, FIRST = 2, LAST = 3 };
+struct Texts {
+    const int32_t *token_ids, *type_ids, *starts;   // type_ids null: all of type 0
+    int64_t count;
+    int32_t output;
+};
+
 // How a token is to be drawn from each row of logits; top_k 0, top_p 1 and min_p 0 are off.
 struct Draws {
     const float *temperature, *min_p, *top_p;
@@ -97,6 +133,7 @@ struct Kernels {
     void (*best)(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype);
     void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
+    void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
     bool has_bf16_products;
     const char *int8_path;  // the instructions that multiply int8 weights

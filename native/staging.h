@@ -46,7 +46,7 @@ class Arena {
 // Room for the rows of one product.
 template <typename T> class Staging {
     char *inputs = nullptr;     // the rows as they are multiplied; a single tile once for each thread
-    float *scales = nullptr;
+    float *scales = nullptr, *shifts = nullptr;
     T *row = nullptr;           // one for each thread
     uint32_t *words = nullptr;  // a tile for each thread, row after row
     int64_t width = 0;
@@ -57,14 +57,16 @@ template <typename T> class Staging {
   public:
     static int64_t size(int64_t rows, int64_t widest, int64_t threads) {
         const int64_t all = rows + TILE_ROWS * threads, width = rounded(widest);
-        return all * (width * sizeof(T) + sizeof(float)) + threads * width * sizeof(T) * (1 + TILE_ROWS) + 4 * 64;
+        return all * (width * sizeof(T) + 2 * sizeof(float)) + threads * width * sizeof(T) * (1 + TILE_ROWS) + 5 * 64;
     }
 
-    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads) {
+    // With `between`, rows are quantized from their lowest to their highest.
+    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads, bool between = false) {
         const int64_t all = rows + TILE_ROWS * threads;
         width = rounded(widest);
         inputs = arena.take<char>(all * width * sizeof(T));
         scales = arena.take<float>(all);
+        shifts = between ? arena.take<float>(all) : nullptr;
         row = arena.take<T>(threads * width);
         words = arena.take<uint32_t>(threads * width * sizeof(T) * TILE_ROWS / 4);
     }
@@ -76,7 +78,8 @@ template <typename T> class Staging {
         const int64_t steps = weight.steps(), own = alone ? team.thread * TILE_ROWS : 0;
         // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.
         const int64_t row_bytes = width * (weight.int8 ? 1 : sizeof(T));
-        const Rows made{inputs + own * row_bytes, row_bytes, weight.int8 ? scales + own : nullptr};
+        const Rows made{inputs + own * row_bytes, row_bytes, weight.int8 ? scales + own : nullptr,
+                        weight.int8 && shifts ? shifts + own : nullptr};
         const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
@@ -85,8 +88,11 @@ template <typename T> class Staging {
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
                 uint32_t *put = count > 1 ? tile_words + i * steps : to;
-                if (weight.int8)
-                    scales[own + first + i] = quantize_row(from, weight.ins, reinterpret_cast<uint8_t *>(put));
+                auto *bytes = reinterpret_cast<uint8_t *>(put);
+                if (weight.int8 && shifts)
+                    scales[own + first + i] = quantize_between(from, weight.ins, bytes, shifts[own + first + i]);
+                else if (weight.int8)
+                    scales[own + first + i] = quantize_row(from, weight.ins, bytes);
                 else
                     std::memcpy(put, from, sizeof(T) * weight.ins);
             }

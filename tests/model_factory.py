@@ -78,7 +78,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @functools.cache
-def _root() -> Path:
+def temporary_root() -> Path:
+    """A folder that goes when the tests end."""
     root = Path(tempfile.mkdtemp(prefix="chairlift-models-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
@@ -86,7 +87,7 @@ def _root() -> Path:
 
 def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) -> Path:
     """The folder of a model of VARIANTS, written on first use. Skips the test where transformers is not installed."""
-    folder = _root() / f"{variant}-{dtype}-{seed}"
+    folder = temporary_root() / f"{variant}-{dtype}-{seed}"
     if folder.exists():
         return folder
     pytest.importorskip("transformers")
@@ -96,12 +97,12 @@ def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) 
     config = AutoConfig.for_model(model_type, **TINY | fields)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
-    _randomize(model)
+    randomize(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
     return folder
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
     """Give every parameter a scale at which it matters; and logits far enough apart that greedy choices are no ties."""
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -14,6 +14,7 @@ from chairlift.errors import QueueFull, Unavailable
 from chairlift.runners.base import ModelInfo
 from chairlift.server.app import create_app
 from chairlift.server.config import ServerConfig
+from chairlift.server.registry import Models
 from chairlift.server.service import Service
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
@@ -140,8 +141,9 @@ class Front:
     def __init__(self, client: FakeClient | None = None, **settings: Any) -> None:
         self.tokenizer = tokenizer()
         self.client = client or FakeClient(self.tokenizer.encode("hello world! "))
-        self.service = Service(self.client, self.tokenizer, "tiny", ServerConfig(**settings))
-        self.app = create_app(self.service)
+        config = ServerConfig(**settings)
+        self.service = Service(self.client, self.tokenizer, "tiny", config)
+        self.app = create_app(Models([self.service]), config)
         self.gone = asyncio.Event()
 
     async def call(

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,76 +19,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from model_factory import model_folder
-from prometheus_client.parser import text_string_to_metric_families
-from server_harness import TEMPLATE
-from text_tokenizers import build
-
-
-class Server:
-    """A running `chairlift serve`."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chairlift.cli", "serve", "--port", "0", "--num-threads", "1", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tempfile.gettempdir(),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )
-        assert self.process.stdout is not None
-        self.lines = [self.process.stdout.readline()]
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.lines[0])
-        assert found, self.lines[0] + self.process.stdout.read()
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=30)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines += self.process.stdout
-
-    def wait_ready(self, timeout: float = 40) -> None:
-        deadline = time.monotonic() + timeout
-        while self.http.get("/health/ready").status_code != 200:
-            assert time.monotonic() < deadline, self.lines
-            assert self.process.poll() is None, self.lines
-            time.sleep(0.02)
-
-    def metric(self, name: str, **labels: str) -> float:
-        text = self.http.get("/metrics").text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == f"chairlift_{name}" and labels.items() <= sample.labels.items():
-                    return sample.value
-        raise AssertionError(f"no metric {name} {labels}")
-
-    def worker(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
-
-    def complete(self, **body: Any) -> httpx.Response:
-        return self.http.post("/v1/completions", json={"prompt": "hello world"} | body)
-
-    def close(self) -> None:
-        self.http.close()
-        self.openai.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
+from serve_process import Server, language_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(model_folder(), folder)
-    build("bytelevel").save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return folder
+    return language_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +35,7 @@ def server(model: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def serving(model: Path, *flags: str) -> Iterator[Server]:
-    it = Server(str(model), "--dtype", "float32", "--kv-cache-gb", "0.01", *flags)
+    it = Server(str(model), "--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", *flags)
     try:
         it.wait_ready()
         yield it
@@ -351,3 +286,16 @@ def test_front_never_imports_torch() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert made.stdout.strip() == "False"
+
+
+def test_grpc_beside_http(model: Path) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    with serving(model, "--grpc-port", "0") as server:
+        while not (found := re.search(r"gRPC on port (\d+)", "".join(server.lines))):
+            time.sleep(0.01)
+        client = triton.InferenceServerClient(f"127.0.0.1:{found[1]}")
+        assert client.is_server_ready()
+        assert client.is_model_ready("tiny")
+        client.close()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0

@@ -22,7 +22,7 @@ def scrape(front: Front) -> dict[tuple[str, ...], float]:
     for family in text_string_to_metric_families(asyncio.run(go())):
         for sample in family.samples:
             assert sample.name.startswith("chairlift_")
-            assert sample.labels.pop("model") == "tiny"
+            assert sample.labels.pop("model", "tiny") == "tiny"
             found[(sample.name, *sample.labels.values())] = sample.value
     return found
 

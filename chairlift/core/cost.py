@@ -53,10 +53,14 @@ class CostModel:
     coefficient that a step says little of hardly moves. Surprises are clipped (Huber 1964), single large ones left
     out. A coefficient that would turn negative is held at zero, and the others adjusted as if it were known (Simon and
     Chia 2002).
+
+    `shape` is the first guess's proportions, and `doubt` the variance of each of its terms, relative to its square.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[float, float, float, float] = _SHAPE, doubt: float = _OWN) -> None:
         self.num_observed = 0
+        self._shape = shape
+        self._doubt = doubt
         self._noise = 0.1
         self._surprises = 0
         self._guess(_FIRST_SECONDS_PER_TOKEN)
@@ -64,7 +68,7 @@ class CostModel:
     @property
     def coefficients(self) -> Coefficients:
         """The present fit, in seconds."""
-        return Coefficients(*(value * unit for value, unit in zip(self._theta, _SHAPE, strict=True)))
+        return Coefficients(*(value * unit for value, unit in zip(self._theta, self._shape, strict=True)))
 
     def predict(self, tokens: float, kv_tokens: float, pairs: float | None = None) -> float:
         """Return the seconds that a step of this size will take; `pairs` is that of decodes if not given."""
@@ -100,7 +104,7 @@ class CostModel:
         along = [_dot(row, x) for row in self._variance]
         spread = sqrt(max(_dot(along, x), 0.0) + (self._noise * predicted) ** 2)
         surprise = (seconds - predicted) / spread
-        self._note(surprise)
+        self._note(surprise, seconds / predicted - 1 if predicted > 0 else 0.0)
         if abs(surprise) <= _OUTLIER:
             clipped = min(max(surprise, -_CLIP), _CLIP)
             self._correct([p / spread for p in along], clipped)
@@ -108,13 +112,13 @@ class CostModel:
             self._noise += _NOISE_RATE * (max(error, _LEAST_NOISE) - self._noise)
 
     def _features(self, tokens: float, kv_tokens: float, pairs: float | None) -> tuple[float, float, float, float]:
-        a, b, c, d = _SHAPE
+        a, b, c, d = self._shape
         return a, b * tokens, c * kv_tokens, d * (kv_tokens if pairs is None else pairs)
 
     def _guess(self, level: float) -> None:
         """Start from the first guess's proportions; `level` in seconds a token."""
         self._theta = [level] * 4
-        self._variance = [[level * level * (_COMMON + _OWN * (i == j)) for j in range(4)] for i in range(4)]
+        self._variance = [[level * level * (_COMMON + self._doubt * (i == j)) for j in range(4)] for i in range(4)]
 
     def _drift(self, level: float) -> None:
         """Allow for change since the last step. `level`, in seconds a token, moves a coefficient that is at zero."""
@@ -126,8 +130,12 @@ class CostModel:
             own = max(theta[i], 0.1 * level) ** 2
             row[i] += max(min(_OWN_DRIFT * own, _MOST_DOUBT * own - row[i]), 0.0)
 
-    def _note(self, surprise: float) -> None:
-        """Count surprises in a row on the same side; enough of them put the speed as a whole in doubt."""
+    def _note(self, surprise: float, deviation: float) -> None:
+        """Count surprises in a row on the same side; enough of them put the speed as a whole in doubt.
+
+        In as much doubt as the last one, relative to the prediction, deviates: else a machine that turned a hundred
+        times slower would look like a series of outliers for long.
+        """
         if abs(surprise) <= _CLIP:
             self._surprises = 0
             return
@@ -135,10 +143,10 @@ class CostModel:
         self._surprises = self._surprises + side if self._surprises * side > 0 else side
         if abs(self._surprises) >= _COMPANY:
             self._surprises = 0
-            theta = self._theta
+            theta, change = self._theta, max(_CHANGE, deviation * deviation)
             for i, row in enumerate(self._variance):
                 for j in range(4):
-                    row[j] += _CHANGE * theta[i] * theta[j]
+                    row[j] += change * theta[i] * theta[j]
 
     def _correct(self, gain: list[float], surprise: float) -> None:
         """Move the fit; `gain` and `surprise` are in standard deviations of the prediction."""

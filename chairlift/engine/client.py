@@ -1,23 +1,19 @@
-"""The front's side of a model: starts its worker, keeps it alive, and carries requests to it and tokens back."""
+"""The front's side of a model: admits requests, carries them to its worker, and tokens back."""
 
 import asyncio
 import contextlib
-import logging
-import os
-import sys
-import tempfile
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from chairlift.config import EngineConfig
 from chairlift.core.admission import Admission
 from chairlift.core.request import FinishReason, Request
+from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.messages import (
     Abort,
     Add,
@@ -30,14 +26,14 @@ from chairlift.engine.messages import (
     StepOutput,
     ToFront,
     ToWorker,
+    TurnAsked,
+    TurnGiven,
+    TurnOver,
+    TurnWanted,
 )
+from chairlift.engine.supervisor import State, Supervisor
 from chairlift.errors import QueueFull, RequestFailed, Unavailable
 from chairlift.runners.base import ModelInfo
-
-log = logging.getLogger(__name__)
-
-State = Literal["loading", "ready", "restarting", "draining", "failed"]
-MAX_BACKOFF_S = 10.0
 
 
 class Stream:
@@ -94,25 +90,46 @@ class Stream:
 class EngineClient:
     """One model served by one worker process. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, config: EngineConfig, max_waiting: int = 1024) -> None:
+    def __init__(
+        self, config: EngineConfig, max_waiting: int = 1024, machine: Machine | None = None, weight: float = 1.0
+    ) -> None:
+        """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
         self.config = config
         self.info: ModelInfo | None = None
-        self.state: State = "loading"
-        self.failure: str | None = None
         self.stats = EngineStats()
-        self.restarts = 0
         self.on_step: Callable[[EngineStats], None] | None = None
         self._admission = Admission(max_waiting)
+        self._machine, self._weight = machine, weight
+        self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
         self._num_waiting = 0
-        self._socket: zmq.asyncio.Socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._changed = asyncio.Condition()
         self._idle = asyncio.Event()
         self._idle.set()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToFront)
+        self._worker = Supervisor(
+            "chairlift.engine.worker",
+            msgspec.json.encode(config).decode(),
+            *(("turns",) if machine else ()),
+            environment=soon_asleep() if machine else None,
+            take=self._take,
+            lost=self._lost,
+        )
+
+    @property
+    def state(self) -> State:
+        """What the worker is at."""
+        return self._worker.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can't be loaded, if it can't."""
+        return self._worker.failure
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+        return self._worker.restarts
 
     @property
     def ready(self) -> bool:
@@ -127,24 +144,19 @@ class EngineClient:
     @property
     def worker_pid(self) -> int | None:
         """The worker's process id, or None while there is none."""
-        return self._process.pid if self._process else None
+        return self._worker.pid
 
     async def start(self) -> None:
         """Start the worker and return at once; `wait_ready` waits until it has loaded."""
-        self._context = zmq.asyncio.Context()
-        self._folder = tempfile.TemporaryDirectory(prefix="chairlift-")
-        self._supervisor = asyncio.create_task(self._supervise(), name="worker supervisor")
+        await self._worker.start()
 
     async def wait_ready(self) -> None:
         """Return once requests are taken in. Raises Unavailable if the model can't be loaded."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.state in ("ready", "failed", "draining"))
-        if self.state != "ready":
-            raise Unavailable(self.failure or "the server is shutting down")
+        await self._worker.wait_ready()
 
     def submit(self, *requests: Request) -> list[Stream]:
         """Queue requests, all or none. Raises QueueFull, or Unavailable while the worker can't take them."""
-        if self.state != "ready" or self._socket is None:
+        if self.state != "ready" or not self._worker.connected:
             raise Unavailable(f"the model is {self.state}" + (f": {self.failure}" if self.failure else ""))
         retry_after = self._admission.retry_after(self._num_waiting, len(requests), time.monotonic())
         if retry_after is not None:
@@ -164,7 +176,7 @@ class EngineClient:
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
-        await self._become("draining")
+        self._worker.drain()
         if self._streams:
             self._send(CloseLine())
         with contextlib.suppress(TimeoutError):
@@ -172,90 +184,40 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the worker; whatever still runs gets Unavailable."""
-        if self.state != "failed":
-            await self._become("draining")
-        self._fail_all("the server is shutting down")
-        if self._supervisor is not None:
-            self._send(Shutdown())
-            process = self._process
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 5)
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._context.destroy(linger=0)
-            self._folder.cleanup()
+        await self._worker.stop(self._encoder.encode(Shutdown()))
 
     # The worker
 
-    async def _supervise(self) -> None:
-        """Run workers one after the other until told to stop; a model that can't load is not tried again."""
-        backoff = 0.0
-        while True:
-            started = time.monotonic()
-            status = await self._run_worker()
-            if self.state in ("failed", "draining"):
-                self._fail_all(self.failure or "the server is shutting down")
-                return
-            reached_ready = self.state == "ready"
-            await self._become("restarting")
-            self._fail_all(f"the model's worker died ({_describe(status)}) and is being restarted; send it again")
-            self.restarts += 1
-            backoff = (
-                0.0 if reached_ready and time.monotonic() - started > 30 else min(backoff * 2 or 0.25, MAX_BACKOFF_S)
-            )
-            log.error("the worker died (%s); starting another in %.2f s", _describe(status), backoff)
-            await asyncio.sleep(backoff)
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        message = self._decoder.decode(frames[0].buffer)
+        match message:
+            case StepOutput():
+                self._take_step(message)
+            case Ready(info=info):
+                self.info = info
+                self._take_part()
+                self._worker.loaded()
+            case LoadFailed(message=reason):
+                self._worker.refused(reason)
+            case TurnWanted() if self._member is not None:
+                self._member.ask()
+            case TurnOver(again=again) if self._member is not None:
+                self._member.release(again)
 
-    async def _run_worker(self) -> int:
-        """Start one worker, take in its messages until it ends, and return its exit status."""
-        address = f"ipc://{self._folder.name}/{self.restarts}"
-        socket = self._context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # -P: a folder named chairlift in the working directory must not stand in for the installed package.
-            *("-P", "-m", "chairlift.engine.worker", address, msgspec.json.encode(self.config).decode()),
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        self._socket, self._process = socket, process
-        receiving = asyncio.create_task(self._receive(socket), name="worker messages")
-        ending = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done() and not ending.done():
-                log.error("taking in the worker's messages failed", exc_info=receiving.exception())
-                process.kill()
-            status = await ending
-            if not receiving.done():
-                # What it said before it ended may still be on its way.
-                await asyncio.wait({receiving}, timeout=0.05)
-            return status
-        finally:
-            receiving.cancel()
-            self._socket = self._process = None
-            socket.close(linger=0)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+    def _take_part(self) -> None:
+        """Take turns with other models from now on."""
+        if self._machine is not None:
+            given, asked = (functools.partial(self._send, message) for message in (TurnGiven(), TurnAsked()))
+            self._member = self._machine.join(self.config.model, self._weight, given, asked)
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            message = self._decoder.decode(await socket.recv())
-            match message:
-                case StepOutput():
-                    self._take(message)
-                case Ready(info=info):
-                    self.info = info
-                    if self.state != "draining":
-                        await self._become("ready")
-                case LoadFailed(message=reason):
-                    self.failure = reason
-                    await self._become("failed")
+    def _lost(self, reason: str) -> None:
+        """The worker is gone, or on its way; what it still says about turns counts no more."""
+        if self._member is not None:
+            self._member.leave()
+            self._member = None
+        self._fail_all(reason)
 
-    def _take(self, output: StepOutput) -> None:
+    def _take_step(self, output: StepOutput) -> None:
         self.stats = output.stats
         for update in output.updates:
             stream = self._streams.get(update.id)
@@ -270,9 +232,7 @@ class EngineClient:
             self.on_step(output.stats)
 
     def _send(self, message: ToWorker) -> None:
-        if self._socket is not None:
-            # With no high-water mark queueing never waits, so the future is done already.
-            self._socket.send(self._encoder.encode(message))
+        self._worker.send([self._encoder.encode(message)])
 
     # Streams
 
@@ -296,12 +256,3 @@ class EngineClient:
         for stream in streams.values():
             stream.close(Unavailable(reason))
         self._idle.set()
-
-    async def _become(self, state: State) -> None:
-        async with self._changed:
-            self.state = state
-            self._changed.notify_all()
-
-
-def _describe(status: int) -> str:
-    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"

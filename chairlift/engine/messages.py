@@ -80,7 +80,15 @@ class Shutdown(msgspec.Struct, tag=True):
     """Front to worker: exit now."""
 
 
-ToWorker = Add | Abort | CloseLine | Shutdown
+class TurnGiven(msgspec.Struct, tag=True):
+    """Front to worker: the machine is this model's until `TurnOver`."""
+
+
+class TurnAsked(msgspec.Struct, tag=True):
+    """Front to worker: others wait for the machine; give it back after this step."""
+
+
+ToWorker = Add | Abort | CloseLine | Shutdown | TurnGiven | TurnAsked
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -102,4 +110,14 @@ class StepOutput(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-ToFront = Ready | LoadFailed | StepOutput
+class TurnWanted(msgspec.Struct, tag=True):
+    """Worker to front: there is a step to run."""
+
+
+class TurnOver(msgspec.Struct, tag=True):
+    """Worker to front: the machine is free; `again` wants the next turn as well."""
+
+    again: bool
+
+
+ToFront = Ready | LoadFailed | StepOutput | TurnWanted | TurnOver

@@ -1,7 +1,8 @@
-"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON`.
+"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON [turns]`.
 
 It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
-the front: when that closes, the front is gone and so is the worker.
+the front: when that closes, the front is gone and so is the worker. With `turns` it runs no step before the front says
+that the machine is its own.
 """
 
 import gc
@@ -27,7 +28,10 @@ from chairlift.engine.messages import (
     StepOutput,
     ToFront,
     ToWorker,
+    TurnAsked,
+    TurnGiven,
 )
+from chairlift.engine.turn import Turn
 from chairlift.errors import ChairliftError
 
 log = logging.getLogger(__name__)
@@ -36,9 +40,10 @@ log = logging.getLogger(__name__)
 class Worker:
     """Carries messages between a socket and an engine."""
 
-    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", shares_machine: bool = False) -> None:
         self.engine = engine
         self.socket = socket
+        self._turn = Turn(self.send, shares_machine)
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
         self._encoder = msgspec.msgpack.Encoder()
         self._poller = zmq.Poller()
@@ -52,12 +57,18 @@ class Worker:
     def run(self) -> None:
         """Serve until told to shut down, or until the front is gone."""
         timeout: float | None = None
+        turn = self._turn
         while self._listen(timeout):
+            if self.engine.num_unfinished and not turn.want():
+                timeout = None
+                continue
             output = self.engine.step()
             if output is not None:
                 self.send(output)
+                turn.after_step()
                 timeout = 0.0
                 continue
+            turn.nothing_to_do()
             # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
             self.send(StepOutput([], self.engine.stats()))
             moment = self.engine.ask_again
@@ -89,12 +100,16 @@ class Worker:
                 self.engine.abort(ids)
             case CloseLine():
                 self.engine.close_line()
+            case TurnGiven():
+                self._turn.given()
+            case TurnAsked():
+                self._turn.others_wait()
             case Shutdown():
                 return False
         return True
 
 
-def main(address: str, config_json: str) -> int:
+def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
     logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
@@ -116,7 +131,7 @@ def main(address: str, config_json: str) -> int:
     # A full collection walks every object that torch's import made: some 80 ms between two tokens.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, socket)
+    worker = Worker(engine, socket, shares_machine=turns == "turns")
     worker.send(Ready(engine.info))
     worker.run()
     engine.close()

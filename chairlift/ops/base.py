@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from chairlift.ops.encoder import EncoderForward, EncoderWeights
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
@@ -144,6 +147,10 @@ class Ops(Protocol):
 
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
         """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing."""
+        ...
+
+    def encoder(self, weights: "EncoderWeights") -> "EncoderForward":
+        """Return an encoder's forward pass; what it needs of the weights is copied or kept."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -26,7 +26,9 @@ from chairlift.ops.base import (
     Linear,
     Quantization,
 )
+from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
 from chairlift.ops.fused import FusedDecoder, can_fuse
+from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.native import DTYPES, load_library, zeros
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceLinear
@@ -122,6 +124,13 @@ class CpuOps:
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
         return FusedDecoder(self._library, weights, caches, cos_sin) if can_fuse(weights) else None
+
+    def encoder(self, weights: EncoderWeights) -> EncoderForward:
+        """Return an encoder's pass: one native call where the native products take its weights."""
+        packs = all(self._packs(part.weight) for part in (weights.layers[0].up, weights.layers[0].down))
+        if packs and can_fuse_encoder(weights):
+            return FusedEncoder(self._library, weights, int8=self.quantization == "int8")
+        return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""

@@ -96,6 +96,46 @@ class Pass(ctypes.Structure):
     ]
 
 
+class LayerNorm(ctypes.Structure):
+    """Weight and bias of a layer norm."""
+
+    _fields_ = [("weight", POINTER), ("bias", POINTER)]
+
+
+class EncoderLayer(ctypes.Structure):
+    """One layer's norms and weights."""
+
+    _fields_ = [
+        *[(name, LayerNorm) for name in ("attention_norm", "mlp_norm")],
+        *[(name, Weight) for name in ("qkv", "out", "up", "down")],
+        ("cos_sin", POINTER),
+        ("window", INT32),
+    ]
+
+
+class Encoder(ctypes.Structure):
+    """A whole encoder."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(EncoderLayer)),
+        ("num_layers", INT64),
+        ("hidden_size", INT64),
+        *[(name, POINTER) for name in ("words", "positions", "types")],
+        ("first_position", INT64),
+        *[(name, LayerNorm) for name in ("embedding_norm", "final_norm")],
+        ("bias", POINTER),
+        ("bias_span", INT64),
+        *[(name, INT32) for name in ("num_heads", "activation", "pre_norm", "dtype")],
+        ("eps", FLOAT),
+    ]
+
+
+class Texts(ctypes.Structure):
+    """The texts of a batch, and what is wanted of them."""
+
+    _fields_ = [*[(name, POINTER) for name in ("token_ids", "type_ids", "starts")], ("count", INT64), ("output", INT32)]
+
+
 class Draws(ctypes.Structure):
     """How tokens are to be drawn."""
 
@@ -112,6 +152,7 @@ _SIGNATURES = {
     "chairlift_best": [POINTER, INT64, POINTER, POINTER, POINTER, INT32],
     "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_decode": [POINTER, POINTER, POINTER],
+    "chairlift_encode": [POINTER, POINTER, POINTER],
     "chairlift_draw": [POINTER, INT64, INT64, POINTER, POINTER],
 }
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.drawing import draw_tokens
+from chairlift.ops.encoder import EncoderWeights, PlainEncoder
+from chairlift.ops.rotation import rotate
 
 
 class ReferenceLinear:
@@ -91,6 +93,10 @@ class ReferenceOps:
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> None:
         """There is nothing faster than one operation after the other."""
 
+    def encoder(self, weights: EncoderWeights) -> PlainEncoder:
+        """Return an encoder's forward pass."""
+        return PlainEncoder(weights, self.linear)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
         wide = x.float()
@@ -135,13 +141,13 @@ class ReferenceOps:
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
-        written = [_rotate(k, cos, sin), v]
+        written = [rotate(k, cos, sin), v]
         if cache[0].dtype == torch.int8:
             (k, k_scales), (v, v_scales) = map(_quantize, written)
             written = [k, v, k_scales, v_scales]
         for pages, new in zip(cache, written, strict=True):
             pages.flatten(0, 1)[batch.slot_mapping] = new
-        return _rotate(q, cos, sin).reshape(qkv.shape[0], -1)
+        return rotate(q, cos, sin).reshape(qkv.shape[0], -1)
 
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
@@ -154,12 +160,6 @@ class ReferenceOps:
                 k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
             out[first:last] = _attend(q[first:last], k, v, heads)
         return out
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Halves-style rotation of x [T, H, D] by cos and sin [T, 1, D / 2], rounded once to x's dtype."""
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
 def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:

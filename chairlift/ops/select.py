@@ -8,6 +8,7 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.ops.base import Ops, Quantization
 from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
+from chairlift.ops.native import load_library
 from chairlift.ops.reference import ReferenceOps
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ def select_ops(
             ) from error
         _warn_once(str(error))
         return ReferenceOps(quantization)
+
+
+def has_bf16_products() -> bool:
+    """Whether the native operations multiply bfloat16 on this processor, so that it is the fastest type here."""
+    try:
+        return bool(load_library()[0].chairlift_has_bf16_products())
+    except (OSError, ConfigError):
+        return False
 
 
 @cache

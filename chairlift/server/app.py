@@ -2,39 +2,81 @@
 
 import hmac
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.datastructures import State
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.server.chat import chat_completions
 from chairlift.server.completions import completions
-from chairlift.server.errors import HANDLED, ApiError, answer_error, as_api_error
+from chairlift.server.config import ServerConfig
+from chairlift.server.embeddings import embeddings
+from chairlift.server.endpoint import Endpoint
+from chairlift.server.errors import HANDLED, ApiError, answer_error, as_api_error, rerank_shape, shape_of, tei_shape
+from chairlift.server.exposition import Exposition, metrics_route
 from chairlift.server.health import live, ready
-from chairlift.server.metrics import Metrics, metrics_route
 from chairlift.server.models import list_models, show_model
-from chairlift.server.service import Service
+from chairlift.server.oip.http import INFER
+from chairlift.server.oip.http import ROUTES as OIP_ROUTES
+from chairlift.server.predict import PREDICT
+from chairlift.server.registry import Models
+from chairlift.server.rerank import rerank
+from chairlift.server.tei import embed, info, predict
 
-ROUTES = [
+_RERANK = Endpoint(rerank, rerank_shape)
+ROUTES: list[Route] = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/embeddings", Endpoint(embeddings), methods=["POST"]),
+    *(Route(path, _RERANK, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    Route("/embed", Endpoint(embed, tei_shape), methods=["POST"]),
+    Route("/predict", Endpoint(predict, tei_shape), methods=["POST"]),
+    Route("/info", Endpoint(info, tei_shape), methods=["GET"]),
+    *OIP_ROUTES,
     Route("/v1/models", list_models, methods=["GET"]),
+    PREDICT,
     Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+    Route("/health", ready, methods=["GET"]),
     Route("/health/live", live, methods=["GET"]),
     Route("/health/ready", ready, methods=["GET"]),
     Route("/metrics", metrics_route, methods=["GET"]),
 ]
 
 
-def create_app(service: Service) -> Starlette:
-    """The application that serves one model."""
-    middleware = [Middleware(_CountAnswers, metrics=service.metrics)]
-    if service.config.api_key is not None:
-        middleware.append(Middleware(_AskForKey, key=service.config.api_key))
-    handlers = dict.fromkeys(HANDLED, answer_error)
-    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
-    app.state.service = service
-    return app
+def create_app(models: Models, config: ServerConfig) -> ASGIApp:
+    """The application that serves these models."""
+    metrics = Exposition(models)
+    app: ASGIApp = _Routes(State({"models": models, "config": config, "metrics": metrics}))
+    if config.api_key is not None:
+        app = _AskForKey(app, config.api_key)
+    return _CountAnswers(app, metrics)
+
+
+class _Routes:
+    """Starlette's routing, and a short way to the routes that see thousands of small requests a second.
+
+    It is what handlers find as `request.app`. A Starlette application would answer unexpected errors itself.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._router = ExceptionMiddleware(Router(ROUTES), dict.fromkeys(HANDLED, answer_error))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look at how the path ends; all else goes through the router."""
+        scope["app"] = self
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(_HOT_ENDS):
+            for route in _HOT_ROUTES:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found, route=route)
+                    await route.app(scope, receive, send)
+                    return
+        await self._router(scope, receive, send)
+
+
+_HOT_ROUTES = (*INFER, PREDICT)
+_HOT_ENDS = ("/infer", ":predict")
 
 
 class _CountAnswers:
@@ -43,7 +85,7 @@ class _CountAnswers:
     Unknown paths share one label, so that nobody can make up new ones.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Exposition) -> None:
         self._app = app
         self._count = metrics.http
 
@@ -65,14 +107,14 @@ class _CountAnswers:
         except Exception as error:
             if started:
                 raise
-            await as_api_error(error).response()(scope, receive, counting)
+            await as_api_error(error).response(shape_of(scope["path"]))(scope, receive, counting)
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class _AskForKey:
-    """Lets nobody into /v1/ without the key. Health and metrics stay open, as probes and scrapers expect."""
+    """Lets nobody in without the key. Health and metrics stay open, as probes and scrapers expect."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -80,11 +122,14 @@ class _AskForKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compare the Authorization header."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+        if scope["type"] == "http" and not scope["path"].startswith(_OPEN):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 message = "send the server's key as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-                await refusal.response()(scope, receive, send)
+                await refusal.response(shape_of(scope["path"]))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+_OPEN = ("/health", "/metrics", "/v2/health/")

@@ -11,12 +11,15 @@ from starlette.responses import Response
 from chairlift.core.request import TokenLogprob
 from chairlift.core.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
+from chairlift.server.config import ServerConfig
 from chairlift.server.limits import decode, read_body
 from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.openai import ChatBody, check_supported, sampling_params
+from chairlift.server.registry import Models
 from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
 from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
+from chairlift.server.threads import off_loop
 
 # Parameters of the renderer itself.
 _TAKEN = frozenset({"self", "messages", "add_generation_prompt"})
@@ -25,15 +28,16 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    config = service.config
+    config: ServerConfig = request.app.state.config
     raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
     body = decode(raw, _decoder)
+    models: Models = request.app.state.models
+    service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
     params = _params(body)
     _check_messages(body.messages)
-    prompt = await service.off_loop(len(raw), lambda: _prompt(service, body))
+    prompt = await off_loop(len(raw), lambda: _prompt(service, body))
     request_id = new_id("chatcmpl")
     samples = service.submit(request_id, [prompt], params, body, continues=False)
     answer = _Answer(service, body, params, samples, request_id)
@@ -81,8 +85,8 @@ class _Answer:
         self, service: Service, body: ChatBody, params: SamplingParams, samples: Sequence[Sample], request_id: str
     ) -> None:
         created = int(time.time())
-        self.events = Events(request_id, "chat.completion.chunk", created, service.model, params.n, body.stream_options)
-        self._about = {"id": request_id, "object": "chat.completion", "created": created, "model": service.model}
+        self.events = Events(request_id, "chat.completion.chunk", created, service.name, params.n, body.stream_options)
+        self._about = {"id": request_id, "object": "chat.completion", "created": created, "model": service.name}
         self._tokenizer = service.tokenizer
         self._samples = samples
         self._texts: list[list[str]] = [[] for _ in samples]

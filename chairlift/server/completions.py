@@ -10,12 +10,15 @@ from starlette.responses import Response
 
 from chairlift.core.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
+from chairlift.server.config import ServerConfig
 from chairlift.server.limits import decode, read_body
 from chairlift.server.logprobs import LegacyLogprobs, token_name
 from chairlift.server.openai import CompletionBody, check_supported, sampling_params
+from chairlift.server.registry import Models
 from chairlift.server.samples import Piece, Sample, usage
 from chairlift.server.service import Service, new_id
 from chairlift.server.streaming import Events, EventStream, collect, encode, encode_line, render
+from chairlift.server.threads import off_loop
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -25,9 +28,10 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
-    service: Service = request.app.state.service
-    config = service.config
+    config: ServerConfig = request.app.state.config
     body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
+    models: Models = request.app.state.models
+    service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
     params = _params(body)
@@ -69,7 +73,7 @@ async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]
         wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise InvalidRequest(f"prompt must be {wanted}, not {'empty' if not kinds else 'a mixture'}", "prompt")
     texts = cast(list[str], prompt)
-    return await service.off_loop(sum(map(len, texts)), lambda: service.tokenizer.encode_batch(texts))
+    return await off_loop(sum(map(len, texts)), lambda: service.tokenizer.encode_batch(texts))
 
 
 class _Echo:
@@ -99,11 +103,11 @@ class _Answer:
             request_id,
             "text_completion",
             created,
-            service.model,
+            service.name,
             params.n,
             body.stream_options if body.stream else None,
         )
-        self._about = {"id": request_id, "object": "text_completion", "created": created, "model": service.model}
+        self._about = {"id": request_id, "object": "text_completion", "created": created, "model": service.name}
         self._tokenizer = service.tokenizer
         self._samples = samples
         self._n = params.n

@@ -16,6 +16,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     api_key: str | None = None
     max_waiting: int = 1024
     max_body_bytes: int = 4 * 2**20
@@ -31,8 +32,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "keep_alive_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
+        for name in ("port", "grpc_port"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 65535:
+                raise ConfigError(f"{name} must be between 0 (any free one) and 65535, got {value}")
         if not self.body_timeout_s > 0:
             raise ConfigError(f"body_timeout_s must be positive, got {self.body_timeout_s}")
         if not self.drain_timeout_s >= 0:

@@ -1,15 +1,29 @@
-"""Every error as the OpenAI API shapes it: {"error": {"message", "type", "param", "code"}}."""
+"""Every error as an HTTP answer, in the shape of the protocol that the client speaks.
+
+OpenAI: {"error": {"message", "type", "param", "code"}}. OIP and KServe v1: {"error": message}.
+TEI: {"error", "error_type"}. Cohere: {"message"}. Jina: {"detail"}.
+"""
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.errors import ChairliftError, InvalidRequest, QueueFull, RequestFailed, Unavailable
+from chairlift.errors import (
+    ChairliftError,
+    ConfigError,
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidRequest,
+    QueueFull,
+    RequestFailed,
+    Unavailable,
+    UnsupportedModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +64,61 @@ class ApiError(Exception):
         """The error as JSON."""
         return msgspec.json.encode(ErrorResponse(self.body))
 
-    def response(self) -> Response:
-        """The error as an HTTP answer."""
-        return Response(self.encode(), self.status, self.headers, "application/json")
+    def response(self, shape: "Shape | None" = None) -> Response:
+        """The error as an HTTP answer, in OpenAI's shape if no other is given."""
+        status, raw = (self.status, self.encode()) if shape is None else shape(self)
+        return Response(raw, status, self.headers, "application/json")
+
+
+Shape = Callable[[ApiError], tuple[int, bytes]]
+
+
+def openai_shape(error: ApiError) -> tuple[int, bytes]:
+    """As the OpenAI API has it."""
+    return error.status, error.encode()
+
+
+def oip_shape(error: ApiError) -> tuple[int, bytes]:
+    """As the Open Inference Protocol and KServe v1 have it."""
+    return error.status, msgspec.json.encode({"error": error.body.message})
+
+
+def rerank_shape(error: ApiError) -> tuple[int, bytes]:
+    """As Cohere (`message`) and Jina (`detail`) have it."""
+    return error.status, msgspec.json.encode({"message": error.body.message, "detail": error.body.message})
+
+
+def tei_shape(error: ApiError) -> tuple[int, bytes]:
+    """As text-embeddings-inference has it: kinds of its own, and a status for each of them."""
+    status, kind = _TEI_CODES.get(error.body.code or "") or (
+        _TEI_STATUS.get(error.status, error.status),
+        _TEI_KINDS.get(error.status, "Validation"),
+    )
+    return status, msgspec.json.encode({"error": error.body.message, "error_type": kind})
+
+
+_TEI_CODES = {
+    "context_length_exceeded": (413, "Validation"),
+    "too_many_inputs": (413, "Validation"),
+    "empty_input": (400, "Empty"),
+    "wrong_task": (424, "Backend"),
+}
+_TEI_KINDS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+# Whatever else is wrong with a request is 422 there, and a failed inference 424.
+_TEI_STATUS = {400: 422, 500: 424}
+_TEI_PATHS = frozenset({"/embed", "/predict", "/info"})
+_RERANK_PATHS = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
+
+
+def shape_of(path: str) -> Shape:
+    """The shape that clients of a path expect."""
+    if path in _RERANK_PATHS:
+        return rerank_shape
+    if path in _TEI_PATHS:
+        return tei_shape
+    if path == "/v2" or path.startswith("/v2/") or (path.startswith("/v1/models/") and path.endswith(":predict")):
+        return oip_shape
+    return openai_shape
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -60,6 +126,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case InputTooLong():
+            return ApiError(400, str(error), error.param, "context_length_exceeded")
         case InvalidRequest():
             return ApiError(400, str(error), error.param)
         case QueueFull():
@@ -68,6 +136,10 @@ def as_api_error(error: Exception) -> ApiError:
         case Unavailable():
             retry = _retry_after(error.retry_after)
             return ApiError(503, str(error), code="unavailable", kind="service_unavailable", headers=retry)
+        case DeadlineExceeded():
+            return ApiError(504, str(error), code="deadline_exceeded", kind="timeout")
+        case ConfigError() | UnsupportedModel():
+            return ApiError(400, str(error))
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed", kind="server_error")
         case HTTPException():
@@ -84,7 +156,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"
         error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    return as_api_error(error).response()
+    return as_api_error(error).response(shape_of(request.url.path))
 
 
 HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)

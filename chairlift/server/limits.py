@@ -13,13 +13,17 @@ T = TypeVar("T")
 
 # A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
 _DRAIN_FACTOR = 4
+_OCTETS = "application/octet-stream"
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
 
 
-async def read_body(request: Request, max_bytes: int, timeout: float) -> bytes:
-    """The whole body. Raises ApiError: 415 for a wrong type, 413 beyond `max_bytes`, 408 after `timeout` seconds."""
-    _check_type(request)
+async def read_body(request: Request, max_bytes: int, timeout: float, binary: bool = False) -> bytes:
+    """The whole body: JSON, or with `binary` also octets.
+
+    Raises ApiError: 415 for a wrong type, 413 beyond `max_bytes`, 408 after `timeout` seconds.
+    """
+    _check_type(request, binary)
     try:
         async with asyncio.timeout(timeout):
             return await _read(request, max_bytes)
@@ -28,10 +32,10 @@ async def read_body(request: Request, max_bytes: int, timeout: float) -> bytes:
         raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
 
 
-def _check_type(request: Request) -> None:
+def _check_type(request: Request, binary: bool) -> None:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     # Any other type could be posted by any web page that the user of a local server happens to visit.
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == _OCTETS):
         raise ApiError(415, f"send JSON with 'Content-Type: application/json', not {kind}", code="unsupported_type")
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":

@@ -1,4 +1,4 @@
-"""What Prometheus sees.
+"""What Prometheus sees of a language model.
 
 Observations are plain Python on the event loop's thread (a bisect and two additions), with no locks; the text is
 put together only when somebody asks for it.
@@ -9,23 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.request import FinishReason, Why
 from chairlift.engine.messages import CostStats, EngineStats
 
 WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_")]
-_SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
-_LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-_ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
-_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Histogram:
@@ -59,36 +54,36 @@ class Engine(Protocol):
     """The part of EngineClient that metrics read."""
 
     stats: EngineStats
-    restarts: int
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
 
     @property
     def ready(self) -> bool:
         """Whether a request would be taken in now."""
 
 
-class Metrics(Collector):
-    """All that is counted for one model. Call the methods from the event loop's thread only."""
+class Metrics:
+    """All that is counted for one language model. Call the methods from the event loop's thread only."""
 
     def __init__(self, model: str, engine: Engine) -> None:
         self.model = model
-        self.time_to_first_token = Histogram(_LONG)
-        self.inter_token = Histogram(_SHORT)
-        self.end_to_end = Histogram(_LONG)
-        self.queue_time = Histogram(_LONG)
+        self.time_to_first_token = Histogram(LONG)
+        self.inter_token = Histogram(SHORT)
+        self.end_to_end = Histogram(LONG)
+        self.queue_time = Histogram(LONG)
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
-        self.http: Counter[tuple[str, str, int]] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._engine = engine
-        self._step_requests = Histogram(_SIZES)
-        self._step_tokens = Histogram(_TOKENS)
-        self._step_seconds = Histogram(_SHORT)
-        self._prediction_error = Histogram(_ERRORS)
+        self._step_requests = Histogram(SIZES)
+        self._step_tokens = Histogram(TOKENS)
+        self._step_seconds = Histogram(SHORT)
+        self._prediction_error = Histogram(ERRORS)
         self._predicted_seconds = self._timed_seconds = 0.0
         self._previous = EngineStats()
         self._preemptions = self._queried = self._hit = 0
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
 
     def on_step(self, stats: EngineStats) -> None:
         """Take in the engine's counters after a step."""
@@ -120,7 +115,7 @@ class Metrics(Collector):
             ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
             ("inter_token_latency_seconds", "Between consecutive tokens of a sequence.", self.inter_token),
             ("request_duration_seconds", "From arrival to the last token.", self.end_to_end),
-            ("queue_time_seconds", "From arrival to the first step.", self.queue_time),
+            ("queue_time_seconds", "From arrival until it ran.", self.queue_time),
             ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
             ("step_tokens", "Tokens computed in a step.", self._step_tokens),
             ("step_duration_seconds", "Time of a step.", self._step_seconds),
@@ -183,18 +178,8 @@ class Metrics(Collector):
             counter.add_metric([self.model], value)
             yield counter
         finished = CounterMetricFamily(
-            "chairlift_requests_finished", "Sequences that ended, by how.", labels=["model", "reason"]
+            "chairlift_requests_finished", "Requests that ended, by how.", labels=["model", "reason"]
         )
         for reason, count in self.finished.items():
             finished.add_metric([self.model, reason], count)
         yield finished
-        http = CounterMetricFamily("chairlift_http_requests", "Answers.", labels=["model", "method", "route", "code"])
-        for (method, route, code), count in self.http.items():
-            http.add_metric([self.model, method, route, str(code)], count)
-        yield http
-
-
-async def metrics_route(request: Request) -> Response:
-    """GET /metrics."""
-    metrics: Metrics = request.app.state.service.metrics
-    return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

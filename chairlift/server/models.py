@@ -6,29 +6,30 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.server.service import Service
+from chairlift.server.registry import Models, Served
 
 
 async def list_models(request: Request) -> Response:
-    """All models: one."""
-    return _json({"object": "list", "data": [_describe(request.app.state.service)]})
+    """All models, each by its newest version."""
+    models: Models = request.app.state.models
+    names = dict.fromkeys(model.name for model in models.all())
+    return _json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
 
 
 async def show_model(request: Request) -> Response:
     """One model, or 404."""
-    service: Service = request.app.state.service
-    service.check_model(request.path_params["model"])
-    return _json(_describe(service))
+    models: Models = request.app.state.models
+    return _json(_describe(models.get(request.path_params["model"])))
 
 
-def _describe(service: Service) -> dict[str, Any]:
-    info = service.client.info
+def _describe(model: Served) -> dict[str, Any]:
     return {
-        "id": service.model,
+        "id": model.name,
         "object": "model",
-        "created": service.created,
+        "created": model.created,
         "owned_by": "chairlift",
-        "max_model_len": info.max_model_len if info else None,
+        "max_model_len": model.max_model_len,
+        "task": model.task,
     }
 
 

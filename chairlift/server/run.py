@@ -1,4 +1,4 @@
-"""The server's process: start the worker, listen, serve, and on a signal drain and leave."""
+"""The server's process: start the workers, listen, serve, and on a signal drain and leave."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from chairlift.engine.client import EngineClient
-from chairlift.errors import ChairliftError, ConfigError, InvalidRequest, Unavailable
+from chairlift.engine.machine import Machine
+from chairlift.errors import ChairliftError, ConfigError, Unavailable
 from chairlift.server.config import ServerConfig
-from chairlift.server.settings import Settings, model_name
+from chairlift.server.hosting import Host, host
+from chairlift.server.loader import HostLoader
+from chairlift.server.settings import Settings
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from chairlift.text.tokenizer import Tokenizer
 
 _BACKLOG = 2048
 
@@ -54,14 +54,15 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class _Front:
-    """One run of the server, from the worker's start to the exit status."""
+    """One run of the server, from the workers' start to the exit status."""
 
     def __init__(self, settings: Settings, listener: socket.socket, started: float) -> None:
-        self._engine, self._config = settings
+        self._config = settings.server
         self._listener = listener
         self._started = started
-        self._name = model_name(settings.engine)
-        self._client = EngineClient(settings.engine, settings.server.max_waiting)
+        machine = Machine() if len(settings.models) > 1 else None
+        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
+        self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
@@ -71,71 +72,80 @@ class _Front:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
-        await self._client.start()
+        for each in self._first:
+            await each.start()
         try:
-            # In a thread, so that the loop can start the worker while this process still imports.
-            self._server = await asyncio.to_thread(self._prepare)
-            announcing = asyncio.create_task(self._announce())
-            if self._leaving is None:
-                await self._server.serve(sockets=[self._listener])
-            announcing.cancel()
+            # In a thread, so that the loop can start the workers while this process still imports.
+            server, grpc = await asyncio.to_thread(self._prepare)
+            self._server = server
+            async with grpc as grpc_port:
+                announcing = asyncio.create_task(self._announce(grpc_port))
+                if self._leaving is None:
+                    await server.serve(sockets=[self._listener])
+                announcing.cancel()
         except ChairliftError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             self._status = 1
         finally:
-            await (self._leaving or self._client.stop())
+            await (self._leaving or self._stop())
             self._listener.close()
         return self._status
 
-    def _prepare(self) -> "uvicorn.Server":
+    def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
+        """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app
         from chairlift.server.http import make_server
-        from chairlift.server.service import Service
-        from chairlift.text.tokenizer import Tokenizer
+        from chairlift.server.oip.beside import grpc_beside
+        from chairlift.server.registry import Models
 
-        tokenizer = Tokenizer.from_folder(self._engine.model)
-        _warm_up(tokenizer)
-        app = create_app(Service(self._client, tokenizer, self._name, self._config))
-        return make_server(app, self._config)
+        models = Models([self._loader.prepare(each) for each in self._first], self._loader)
+        return make_server(create_app(models, self._config), self._config), grpc_beside(models, self._config)
 
-    async def _announce(self) -> None:
-        host, port = self._listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"Chairlift serves {self._name} at {url}/v1 (loading)", flush=True)
+    async def _announce(self, grpc_port: int | None) -> None:
+        address, port = self._listener.getsockname()[:2]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        names = ", ".join(each.served.name for each in self._first)
+        print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
+        if grpc_port is not None:
+            print(f"gRPC on port {grpc_port}", flush=True)
+        loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
+        about = await asyncio.gather(*loaded)
+        if None not in about:
+            details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
+            print(f"ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
+
+    async def _announce_model(self, host: Host) -> str | None:
+        """Wait for a model and return what there is to say of it, or None if it is not going to be served."""
         try:
-            await self._client.wait_ready()
+            await host.wait_ready()
         except Unavailable as error:
-            if self._client.state == "failed":
-                print(f"chairlift: {error}", file=sys.stderr)
+            # While the server leaves this says nothing new.
+            if self._leaving is None:
+                print(f"chairlift: {host.served.name}: {error}", file=sys.stderr)
                 self._status = 1
                 self._stop_server()
-            return
-        info = self._client.info
-        about = f" ({info.dtype} on {info.device}, {info.ops} operations)" if info else ""
-        if self._engine.strategy == "static":
-            size = self._engine.batch_size
-            print(f"static: nobody is served until {size} requests wait; dynamic suits live traffic", flush=True)
-        print(f"ready in {time.monotonic() - self._started:.1f} s{about}", flush=True)
+            return None
+        if len(self._first) > 1:
+            details = f" ({host.about})" if host.about else ""
+            print(f"{host.served.name} is ready{details}", flush=True)
+        return host.about
 
     def _on_signal(self, signum: int) -> None:
         if self._leaving is not None:
-            # Whoever asks twice does not want to wait; the worker ends when it sees this process gone.
+            # Whoever asks twice does not want to wait; the workers end when they see this process gone.
             os._exit(128 + signum)
         self._leaving = asyncio.create_task(self._leave(signal.Signals(signum).name))
 
     async def _leave(self, name: str) -> None:
         print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
         # Still listening, so that probes see the change and newcomers get a clear 503.
-        await self._client.drain(self._config.drain_timeout_s)
-        await self._client.stop()
+        await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
+        await self._stop()
         self._stop_server()
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(each.stop() for each in self._loader.hosts))
 
     def _stop_server(self) -> None:
         if self._server is not None:
             self._server.should_exit = True
-
-
-def _warm_up(tokenizer: "Tokenizer") -> None:
-    """Pay now for what the first chat would otherwise wait for: importing and compiling its template."""
-    with contextlib.suppress(InvalidRequest):
-        tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))

@@ -1,10 +1,9 @@
 """What every route needs: the model's client, tokenizer, limits and metrics; and the way in for requests."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol
 
 from chairlift.core.request import Request
 from chairlift.core.sampling import SamplingParams
@@ -21,20 +20,21 @@ from chairlift.server.samples import Sample
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-# Below this many characters tokenizing takes less time than a thread's round trip is worth.
-_INLINE_CHARS = 16_384
-
 
 class Client(Protocol):
     """The part of EngineClient that the routes use."""
 
     info: ModelInfo | None
     stats: EngineStats
-    restarts: int
-    failure: str | None
     on_step: Callable[[EngineStats], None] | None
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can't be loaded, if it can't."""
 
     @property
     def state(self) -> str:
@@ -49,33 +49,46 @@ class Client(Protocol):
 
 
 class Service:
-    """One model and its front."""
+    """One language model and its front."""
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, model: str, config: ServerConfig) -> None:
+    task: Literal["generate"] = "generate"
+
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer, model: str, config: ServerConfig, version: str = "1"
+    ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.model = model
+        self.name = model
+        self.version = version
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(model, client)
         client.on_step = self.metrics.on_step
 
     def check(self, body: CommonBody) -> None:
-        """Refuse a model that is not here, and samples beyond the limit."""
-        if body.model is not None:
-            self.check_model(body.model)
+        """Refuse samples beyond the limit."""
         if body.n is not None and body.n > self.config.max_n:
             raise InvalidRequest(f"n is {body.n}, above this server's limit of {self.config.max_n} (max_n)", "n")
 
-    def check_model(self, name: str) -> None:
-        """Raise a 404 that says what is served."""
-        if name != self.model:
-            message = f"The model `{name}` does not exist. This server has `{self.model}`."
-            raise ApiError(404, message, "model", "model_not_found")
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken in now."""
+        return self.client.ready
 
-    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
-        """Do the work here and now, or in a thread if its `size` in characters is large."""
-        return work() if size <= _INLINE_CHARS else await asyncio.to_thread(work)
+    @property
+    def state(self) -> str:
+        """One of loading, ready, restarting, draining, failed."""
+        return self.client.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model is not ready, if something went wrong."""
+        return self.client.failure
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and answer together; None before the model is loaded."""
+        return self.client.info.max_model_len if self.client.info is not None else None
 
     def submit(
         self,

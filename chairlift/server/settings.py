@@ -1,134 +1,185 @@
 """Settings from four places: flag, then environment, then chairlift.toml, then the default."""
 
-import argparse
 import difflib
+import json
+import math
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.oneshot_config import OneShotConfig, detect_kind
+from chairlift.runners.encoder.folder import is_encoder
 from chairlift.server.config import ServerConfig
+from chairlift.server.flags import choices, dashed, holds_json
 
 ENV_PREFIX = "CHAIRLIFT_"
 DEFAULT_FILE = "chairlift.toml"
 
-HELP = {
-    "model": "a Hugging Face folder (default: the demo model)",
-    "served_model_name": "the name that clients ask for (default: the folder's name)",
-    "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
-    "device": "where the model runs",
-    "ops": "native kernels, or the plain reference",
-    "strategy": "when a waiting request may board",
-    "batch_size": "static and dynamic: requests in a full batch",
-    "max_wait_ms": "dynamic: how long the oldest waits for a full batch",
-    "max_num_seqs": "continuous: sequences that may run at once",
-    "max_num_batched_tokens": "tokens in one step",
-    "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
-    "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
-    "block_size": "tokens in one KV block",
-    "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
-    "quantization": "int8 halves bfloat16 weights and is some 1.6 times as fast, rounding them and what they multiply",
-    "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
-    "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
-    "seed": "of requests that bring none",
-    "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
-    "host": "the address to listen on; 0.0.0.0 opens the server to the network",
-    "port": "the port to listen on; 0 takes any free one",
-    "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
-    "max_waiting": "sequences that may wait; beyond it a request gets 429",
-    "max_body_bytes": "bytes of a request body",
-    "max_n": "samples of one request",
-    "max_prompts_per_request": "prompts of one completion request",
-    "body_timeout_s": "seconds that a request body may take to arrive",
-    "keep_alive_s": "seconds that an idle connection is kept",
-    "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
-    "log_level": "how much the server and its worker say",
-}
+ModelConfig = EngineConfig | OneShotConfig
+
+
+class Share(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What only a model beside others has: its version, and its weight in sharing the machine (0: it needs no turn)."""
+
+    version: str = "1"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none."""
+        if not 0 <= self.weight < math.inf:
+            raise ConfigError(f"weight must not be negative, got {self.weight}")
+
+
+class Served(NamedTuple):
+    """One model, under the name that clients ask for."""
+
+    name: str
+    config: ModelConfig
+    share: Share = Share()
 
 
 class Settings(NamedTuple):
     """All that `chairlift serve` needs to know."""
 
-    engine: EngineConfig
+    models: tuple[Served, ...]
     server: ServerConfig
 
 
-_TYPES: dict[str, Any] = {
-    field.name: field.type for config in (EngineConfig, ServerConfig) for field in msgspec.structs.fields(config)
-}
-_DEFAULTS: dict[str, Any] = {
-    field.name: field.default for config in (EngineConfig, ServerConfig) for field in msgspec.structs.fields(config)
-}
+class _Given(NamedTuple):
+    """A setting as it was found, and where. Only a file has types: everything else is text."""
+
+    value: Any
+    source: str
+    typed: bool
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give a parser a flag for every setting; a flag that is not given leaves nothing behind."""
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"{HELP['model']}, or a .toml file")
-    parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it is there)")
-    for config, title in ((EngineConfig, "engine"), (ServerConfig, "server")):
-        group = parser.add_argument_group(title)
-        for field in msgspec.structs.fields(config):
-            if field.name != "model":
-                _add_flag(group, field.name)
+_Found = dict[str, _Given]
+_FIELDS: dict[type, dict[str, Any]] = {
+    config: {field.name: field.type for field in msgspec.structs.fields(config)}
+    for config in (EngineConfig, OneShotConfig, ServerConfig, Share)
+}
+_OF_MODELS = _FIELDS[EngineConfig] | _FIELDS[OneShotConfig]
+_KNOWN = _OF_MODELS | _FIELDS[ServerConfig]
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, default_model: str) -> Settings:
     """Merge all sources; raises ConfigError naming the setting and where it came from."""
-    flags = {name: value for name, value in flags.items() if name in _TYPES or name == "config"}
+    flags = {name: value for name, value in flags.items() if name in _KNOWN or name == "config"}
     file = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
     if str(flags.get("model", "")).endswith(".toml"):
         if file:
             raise ConfigError("name one settings file, not two")
         file = flags.pop("model")
-    merged: dict[str, Any] = {}
-    merged |= _from_file(folder / file) if file else _from_default_file(folder / DEFAULT_FILE)
-    merged |= _from_environment(environ)
-    merged |= {name: _convert(name, value, f"--{_dashed(name)}", strict=False) for name, value in flags.items()}
-    if merged.get("model") is None:
-        merged["model"] = default_model
-        merged.setdefault("served_model_name", "demo")
-    if not (folder / merged["model"]).is_dir():
-        raise ConfigError(f"model {merged['model']!r} is not a folder here; it must hold a Hugging Face model's files")
-    engine, server = (
-        {name: value for name, value in merged.items() if name in config.__struct_fields__}
-        for config in (EngineConfig, ServerConfig)
-    )
-    return Settings(EngineConfig(**engine), ServerConfig(**server))
+    path = folder / (file or DEFAULT_FILE)
+    values = _read(path) if file or path.is_file() else {}
+    above = _from_environment(environ)
+    above |= {name: _Given(value, f"--{dashed(name)}", typed=False) for name, value in flags.items()}
+    if "models" in values:
+        return _several(values, path, above)
+    found = _from_file(values, path, _KNOWN, "") | above
+    if "model" not in found:
+        found["model"] = _Given(default_model, "the default", typed=True)
+        found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
+    return Settings((_model(found, folder, None),), _server(found))
 
 
-def model_name(config: EngineConfig) -> str:
-    """The name that clients ask for."""
-    return config.served_model_name or Path(config.model).resolve().name
+def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
+    """Settings of a file with [models.NAME] tables; paths in it are relative to it."""
+    tables = values.pop("models")
+    if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(f"{path}: models must hold tables, [models.NAME], one for each model")
+    found = _from_file(values, path, _KNOWN, "") | above
+    for name, given in found.items():
+        if name not in _FIELDS[ServerConfig]:
+            raise ConfigError(
+                f"{given.source} is a model's setting, but {path} has several models: put it under [models.NAME]"
+            )
+    models = []
+    for name, table in tables.items():
+        known = _OF_MODELS | _FIELDS[Share]
+        of_model = _from_file(table, path, known, f"models.{name}.")
+        if "model" not in of_model:
+            raise ConfigError(f"{path}: models.{name} must say where the model is: model = ...")
+        models.append(_model(of_model, path.parent, name))
+    names = [(served.name, served.share.version) for served in models]
+    if twice := next((pair for pair in names if names.count(pair) > 1), None):
+        raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
+    return Settings(tuple(models), _server(found))
 
 
-def _from_default_file(path: Path) -> dict[str, Any]:
-    return _from_file(path) if path.is_file() else {}
+def _model(found: _Found, folder: Path, name: str | None) -> Served:
+    """One model's settings. Raises ConfigError for those that its kind does not have."""
+    given = str(_convert("model", found["model"], str))
+    path = folder / given
+    if path.is_dir() or path.is_file():
+        # The worker may have another working directory one day, and a file's paths are relative to the file.
+        found = found | {"model": found["model"]._replace(value=given if folder == Path.cwd() else str(path))}
+    elif not is_class(given):
+        raise ConfigError(
+            f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder, a .onnx file, or "
+            "a class as module:Class"
+        )
+    config: type[ModelConfig] = OneShotConfig
+    if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
+        config = EngineConfig
+    wrong = [key for key in found if key in _OF_MODELS and key not in _FIELDS[config] | _FIELDS[ServerConfig]]
+    for key in wrong:
+        if key != "kind":
+            what = "is a language model" if config is EngineConfig else "is not a language model"
+            raise ConfigError(f"{found[key].source} has no effect on {given!r}, which {what}; leave it out")
+    made = config(**_of(config, found))
+    return Served(made.served_model_name or name or name_of(given), made, Share(**_of(Share, found)))
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def name_of(model: str) -> str:
+    """The name of a model that was given none: that of its folder, file or class."""
+    if is_class(model):
+        return model.rpartition(":")[2]
+    path = Path(model)
+    return path.stem if path.suffix == ".onnx" else path.resolve().name
+
+
+def is_class(model: str) -> bool:
+    """Whether this is module:Class or file.py:Class."""
+    return detect_kind(model) == "python"
+
+
+def _server(found: _Found) -> ServerConfig:
+    return ServerConfig(**_of(ServerConfig, found))
+
+
+def _of(config: type, found: _Found) -> dict[str, Any]:
+    """The settings of one class, as its types want them."""
+    return {name: _convert(name, found[name], kind) for name, kind in _FIELDS[config].items() if name in found}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], prefix: str) -> _Found:
+    """The settings of a table. Raises ConfigError for one that is not known."""
     for name in values:
-        if name not in _TYPES:
-            close = difflib.get_close_matches(name.replace("-", "_"), _TYPES, 1)
+        if name not in known:
+            close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{path} has an unknown key {name!r}{hint}")
-    return {name: _convert(name, value, f"{path}: {name}", strict=True) for name, value in values.items()}
+            raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint}")
+    return {name: _Given(value, f"{path}: {prefix}{name}", typed=True) for name, value in values.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environ: Mapping[str, str]) -> _Found:
     found = {}
-    for name in _TYPES:
+    for name in _KNOWN:
         variable = ENV_PREFIX + name.upper()
         value = environ.get(variable)
         if not value:
@@ -138,40 +189,21 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 f"{variable} is {value!r}: Kubernetes sets that for a service called 'chairlift'. "
                 "Set enableServiceLinks: false on the pod, or name the service otherwise."
             )
-        found[name] = _convert(name, value, variable, strict=False)
+        found[name] = _Given(value, variable, typed=False)
     return found
 
 
-def _convert(name: str, value: Any, source: str, strict: bool) -> Any:
+def _convert(name: str, given: _Given, kind: Any) -> Any:
+    value = given.value
+    if not given.typed and holds_json(kind):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ConfigError(f"{given.source}: must be JSON, got {value!r}") from None
     try:
-        return msgspec.convert(value, _TYPES[name], strict=strict)
+        return msgspec.convert(value, kind, strict=given.typed)
     except msgspec.ValidationError as error:
         problem = str(error).replace("`", "").lower()
-        if choices := _choices(_TYPES[name]):
-            problem = "must be one of " + ", ".join(choices)
-        raise ConfigError(f"{source}: {problem}, got {value!r}") from None
-
-
-def _add_flag(group: "argparse._ArgumentGroup", name: str) -> None:
-    kind, default = _TYPES[name], _DEFAULTS[name]
-    described = HELP[name] if default is None else f"{HELP[name]} (default: {default})"
-    flag, missing = f"--{_dashed(name)}", argparse.SUPPRESS
-    if kind is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=missing, help=described)
-    elif choices := _choices(kind):
-        group.add_argument(flag, choices=choices, default=missing, help=described)
-    else:
-        group.add_argument(flag, metavar=_metavar(kind), default=missing, help=described)
-
-
-def _choices(kind: Any) -> list[str]:
-    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
-
-
-def _metavar(kind: Any) -> str:
-    inner = [part for part in typing.get_args(kind) if part is not types.NoneType] or [kind]
-    return {int: "N", float: "X", str: "TEXT"}[inner[0]]
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+        if words := choices(kind):
+            problem = "must be one of " + ", ".join(words)
+        raise ConfigError(f"{given.source}: {problem}, got {given.value!r}") from None

@@ -55,7 +55,11 @@ class EventStream(Response):
 
 def encode_line(value: Any) -> bytes:
     """JSON that stays one line, whatever the client thinks ends a line."""
-    raw = encode(value)
+    return one_line(encode(value))
+
+
+def one_line(raw: bytes) -> bytes:
+    """The same JSON without the characters that some clients take for a line's end."""
     if not raw.isascii():
         for character, escape in _LINE_ENDS:
             raw = raw.replace(character, escape)

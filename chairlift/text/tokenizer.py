@@ -65,6 +65,11 @@ class Tokenizer:
             chat_template=ChatTemplate.from_folder(folder, config, special),
         )
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own tokenizer, shared: not to be changed."""
+        return self._backend
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Pass `add_special_tokens=False` for a rendered chat, which brings its own."""
         return list(self._encode_batch([text], add_special_tokens)[0].ids)

@@ -1,6 +1,5 @@
 """A model folder's config.json, checked and made uniform over families and ages of the format."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import Any
 
 import torch
 
-from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import HeadShape
 from chairlift.runners.decoder.families import FAMILIES, Family, Windows
 from chairlift.runners.decoder.rope import RopeConfig
+from chairlift.runners.folder import positive_size, read_model_json
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _ACTIVATIONS = ("silu", "swish")
@@ -75,44 +75,32 @@ def read_config(folder: Path) -> ModelConfig:
     Raises ConfigError if it is no readable model folder, and UnsupportedModel naming the field if the model would
     compute something that Chairlift does not.
     """
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model: {str(folder)!r} is not a folder. Weights are read from a local Hugging Face folder "
-            "(config.json and *.safetensors); names on a hub are not downloaded"
-        )
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"model: {str(folder)!r} has no config.json, so it is not a Hugging Face model folder")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: {path} cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"model: {path} must hold a JSON object, not a {type(raw).__name__}")
-    return parse_config(raw)
+    return parse_config(read_model_json(folder))
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Make a ModelConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)
     _refuse_unknown(raw)
-    hidden, layers, heads = (_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    kv_heads = heads if raw.get("num_key_value_heads") is None else _size(raw, "num_key_value_heads")
+    hidden, layers, heads = (
+        positive_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    kv_heads = heads if raw.get("num_key_value_heads") is None else positive_size(raw, "num_key_value_heads")
     if heads % kv_heads:
         raise UnsupportedModel(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = (family.head_dim or hidden // heads) if raw.get("head_dim") is None else _size(raw, "head_dim")
+    head_dim = (family.head_dim or hidden // heads) if raw.get("head_dim") is None else positive_size(raw, "head_dim")
     if head_dim % 2:
         raise UnsupportedModel(f"head_dim must be even for rotary embedding, got {head_dim}")
-    max_positions = _size(raw, "max_position_embeddings")
+    max_positions = positive_size(raw, "max_position_embeddings")
 
     def flag(value: bool | str) -> bool:
         return bool(raw.get(value, False)) if isinstance(value, str) else value
 
     return ModelConfig(
         model_type=raw["model_type"],
-        vocab_size=_size(raw, "vocab_size"),
+        vocab_size=positive_size(raw, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(raw, "intermediate_size"),
+        intermediate_size=positive_size(raw, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -169,13 +157,6 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
                 f"sliding_window={raw.get('sliding_window')!r} has no such layer there"
             )
     return windows
-
-
-def _size(raw: Mapping[str, Any], name: str) -> int:
-    value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnsupportedModel(f"config.json must give {name} as a positive whole number, got {value!r}")
-    return value
 
 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:

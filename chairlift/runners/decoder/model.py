@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Inputs, KVCache, Linear, Ops
 from chairlift.runners.decoder.config import ModelConfig
-from chairlift.runners.decoder.weights import Weights
+from chairlift.runners.weights import Weights
 
 
 class Decoder:

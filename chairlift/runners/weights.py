@@ -12,7 +12,7 @@ from torch import Tensor
 from chairlift.errors import UnsupportedModel
 
 # Buffers that old checkpoints carry and that are derived from the config.
-_DERIVED = (".rotary_emb.inv_freq",)
+_DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
 
 
 class Weights:
@@ -56,11 +56,12 @@ class Weights:
             start += shape[0]
         return out
 
-    def refuse_unused(self) -> None:
-        """Raise UnsupportedModel if the files hold tensors that no part of the model asked for."""
-        if self._unused:
-            name = min(self._unused)
-            more = f" and {len(self._unused) - 1} more" if len(self._unused) > 1 else ""
+    def refuse_unused(self, under: Sequence[str] = ("",)) -> None:
+        """Raise UnsupportedModel if the files hold tensors, of names that begin so, that no part of the model took."""
+        unused = {name for name in self._unused if name.startswith(tuple(under))}
+        if unused:
+            name = min(unused)
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise UnsupportedModel(f"unexpected tensor {name!r}{more}: the model in config.json has no such part")
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,86 @@
+"""Payloads and results between processes: JSON-like values, bytes and NumPy arrays, as msgpack and raw frames.
+
+Large arrays travel as frames of their own, which neither side copies. No pickle, so no message can run code.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+# Below this many bytes a copy is cheaper than a frame.
+_INLINE_BYTES = 4096
+_INLINE, _FRAMED, _OBJECTS = 1, 2, 3
+_PLAIN_KINDS = "biufcSUmM"
+
+
+def encode(value: Any) -> list[bytes | memoryview]:
+    """Return the frames of a value of dicts, lists, strings, numbers, bytes, arrays, and whatever NumPy can read.
+
+    NumPy scalars become plain numbers. Arrays that are framed are not copied: they must not change until the frames are
+    sent. Raises TypeError for other objects, for structured arrays and bfloat16; OverflowError for integers beyond 64
+    bits; ValueError for a value that contains itself.
+    """
+    frames: list[bytes | memoryview] = [b""]
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, np.generic) and part.dtype.kind in "biufSU":
+            return part.item()
+        if not hasattr(part, "__array__"):
+            raise TypeError(
+                f"{type(part).__module__}.{type(part).__qualname__} can't be sent between processes; give dicts, "
+                "lists, strings, numbers, bytes or arrays"
+            )
+        try:
+            array = np.asarray(part)
+        except Exception as error:
+            # A tensor that is on a GPU, wants gradients or is bfloat16, each of which raises its own kind.
+            raise TypeError(f"{type(part).__qualname__} can't be made a NumPy array: {error}") from error
+        return _extension(array)
+
+    def _extension(array: np.ndarray) -> msgspec.msgpack.Ext:
+        kind = array.dtype.kind
+        if kind == "O":
+            return _ext(_OBJECTS, array.shape, array.ravel().tolist())
+        if kind not in _PLAIN_KINDS:
+            raise TypeError(f"arrays of {array.dtype.name} can't be sent between processes; convert to float32, say")
+        if array.nbytes < _INLINE_BYTES:
+            return _ext(_INLINE, array.shape, array.dtype.str, array.tobytes())
+        frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return _ext(_FRAMED, array.shape, array.dtype.str, len(frames) - 1)
+
+    def _ext(code: int, *parts: Any) -> msgspec.msgpack.Ext:
+        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(parts, enc_hook=convert))
+
+    try:
+        frames[0] = msgspec.msgpack.encode(value, enc_hook=convert)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply, or contains itself") from None
+    return frames
+
+
+def decode(frames: Sequence[memoryview], kind: Any = Any) -> Any:
+    """Return what `encode` was given, or, with a `kind`, what msgspec makes of it. Tuples come back as lists.
+
+    Arrays that were framed lie in the frames' own memory, and arrays may be written to if the frames may. Raises
+    msgspec.DecodeError or ValueError for frames that `encode` did not make.
+    """
+
+    def convert(code: int, data: memoryview) -> Any:
+        shape, *rest = msgspec.msgpack.decode(data, ext_hook=convert)
+        if code == _OBJECTS:
+            return _objects(shape, rest[0])
+        dtype, content = rest
+        buffer = bytearray(content) if code == _INLINE else frames[content]
+        array: np.ndarray = np.ndarray(shape, dtype, buffer)
+        return array if array.flags.aligned else array.copy()
+
+    return msgspec.msgpack.decode(frames[0], type=kind, ext_hook=convert)
+
+
+def _objects(shape: list[int], values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # at once, NumPy would look into lists and arrays
+        array[index] = value
+    return array.reshape(shape)

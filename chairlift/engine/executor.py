@@ -1,0 +1,232 @@
+"""Executors run a one-shot model's batches: in a worker process of their own, or in a thread of this one."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import zmq
+
+from chairlift.core.item import Failure
+from chairlift.engine.arrays import decode, encode
+from chairlift.engine.call import CallFailed, CallResult, OnParts, compute, describe
+from chairlift.engine.messages import LoadFailed, Shutdown
+from chairlift.engine.oneshot_messages import Done, Failed, Loaded, Parts, Run, ToFront
+from chairlift.engine.supervisor import State, Supervisor
+from chairlift.errors import RequestFailed, Unavailable
+from chairlift.oneshot_config import OneShotConfig
+from chairlift.runners.oneshot import OneShotInfo, OneShotRunner
+
+
+class _Call:
+    """A batch that is being computed, and whom to tell."""
+
+    def __init__(self, number: int, size: int, on_parts: OnParts | None) -> None:
+        self.number = number
+        self.size = size
+        self.on_parts = on_parts
+        self.streamed: list[Any] = [[] for _ in range(size)]
+        self.expired = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+
+    def take(self, parts: dict[int, Any]) -> None:
+        """Hand over parts of a stream, unless nobody waits any more."""
+        for index, part in parts.items():
+            self.streamed[index].append(part)
+        if self.on_parts is not None and not self.future.done():
+            self.on_parts(parts)
+
+    def succeed(self, result: CallResult) -> None:
+        """Hand over the results, unless nobody waits any more."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        """Say that the call failed as a whole; or, where parts are out that can't be called back, each of its items."""
+        if any(self.streamed):
+            text = f"{detail}, after a part of the answer"
+            self.succeed(CallResult([RequestFailed(text) for _ in range(self.size)], 0.0))
+        elif not self.future.done():
+            self.future.set_exception(CallFailed(failure, detail))
+
+
+class ProcessExecutor:
+    """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
+
+    A worker that dies is replaced, and costs the call that it was at. One that takes longer than `call_timeout_s` over
+    a call, or over the next part of a stream, is killed. `on_ready` hears of every change of `ready`. The worker has
+    the variables of this process, and those of `environment`.
+    """
+
+    def __init__(
+        self,
+        config: OneShotConfig,
+        on_ready: Callable[[bool], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config = config
+        self.info: OneShotInfo | None = None
+        self.on_ready = on_ready
+        self._was_ready = False
+        self._call: _Call | None = None
+        self._free = asyncio.Event()
+        self._free.set()
+        self._numbers = itertools.count()
+        self._decoder = msgspec.msgpack.Decoder(ToFront)
+        threads = config.num_threads
+        self._worker = Supervisor(
+            "chairlift.engine.oneshot_worker",
+            msgspec.json.encode(config).decode(),
+            take=self._take,
+            lost=self._lost,
+            # What a class computes with is its own business; nearly all of it listens to this.
+            environment={**(environment or {}), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})},
+            on_state=self._changed,
+        )
+
+    @property
+    def state(self) -> State:
+        """What the worker is at."""
+        return self._worker.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can't be loaded, if it can't."""
+        return self._worker.failure
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+        return self._worker.restarts
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call would be begun now, or after the one that runs."""
+        return self.state == "ready"
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id, or None while there is none."""
+        return self._worker.pid
+
+    async def start(self) -> None:
+        """Start the worker and return at once; `wait_ready` waits until it has loaded."""
+        await self._worker.start()
+
+    async def wait_ready(self) -> OneShotInfo:
+        """Return what is known of the model once it is loaded. Raises Unavailable if it can't be."""
+        await self._worker.wait_ready()
+        assert self.info is not None
+        return self.info
+
+    async def stop(self) -> None:
+        """End the worker; a call that still runs fails."""
+        await self._worker.stop(msgspec.msgpack.encode(Shutdown()))
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch, once the worker is ready and done with any call that was given up.
+
+        With `on_parts`, a streaming model hands over its parts as they come, by item; each result has all of them too.
+        Raises CallFailed. Once a part is out it does not, as nobody may get it twice: every item has an error then.
+        """
+        try:
+            while self._call is not None or not self.ready:
+                await self._free.wait()
+                await self.wait_ready()
+        except Unavailable as error:
+            raise CallFailed(Failure.DIED, str(error)) from None
+        try:
+            frames = encode(list(payloads))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CallFailed(Failure.RAISED, f"the payload can't be sent: {describe(error)}") from error
+        streams = self.info is not None and self.info.streams
+        call = self._call = _Call(next(self._numbers), len(payloads), on_parts if streams else None)
+        self._free.clear()
+        self._worker.send([msgspec.msgpack.encode(Run(call.number, call.on_parts is not None)), *frames])
+        self._set_timer(call)
+        return await call.future
+
+    def _set_timer(self, call: _Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if self.config.call_timeout_s is not None:
+            call.timer = asyncio.get_running_loop().call_later(self.config.call_timeout_s, self._expire, call)
+
+    def _expire(self, call: _Call) -> None:
+        call.expired = True
+        self._worker.kill()
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        message = self._decoder.decode(frames[0].buffer)
+        buffers = [frame.buffer for frame in frames[1:]]
+        match message:
+            case Loaded(info=info):
+                self.info = info
+                self._worker.loaded()
+                return
+            case LoadFailed(message=reason):
+                self._worker.refused(reason)
+                return
+        call = self._call
+        if call is None or call.number != message.id:
+            return  # it was failed when `stop` was called, and then done after all
+        match message:
+            case Parts(indices=indices):
+                self._set_timer(call)
+                call.take(dict(zip(indices, decode(buffers), strict=True)))
+            case Done(seconds=seconds, errors=errors):
+                results = decode(buffers) if buffers else call.streamed
+                for index, text in errors.items():
+                    results[index] = RequestFailed(text)
+                self._end(call).succeed(CallResult(results, seconds))
+            case Failed(failure=failure, detail=detail):
+                self._end(call).fail(failure, detail)
+
+    def _end(self, call: _Call) -> _Call:
+        self._call = None
+        if call.timer is not None:
+            call.timer.cancel()
+        self._free.set()
+        return call
+
+    def _lost(self, reason: str) -> None:
+        if self._call is None:
+            return
+        call, limit = self._end(self._call), self.config.call_timeout_s
+        if call.expired:
+            call.fail(Failure.TIMED_OUT, f"the call took more than {limit:g} s (call_timeout_s); its worker was ended")
+        else:
+            call.fail(Failure.DIED, reason)
+
+    def _changed(self, state: State) -> None:
+        if self.ready != self._was_ready:
+            self._was_ready = self.ready
+            if self.on_ready is not None:
+                self.on_ready(self.ready)
+
+
+class ThreadExecutor:
+    """A loaded runner in a thread of this process. A call that hangs can't be ended, so there is no timeout."""
+
+    def __init__(self, runner: OneShotRunner, info: OneShotInfo) -> None:
+        self.info = info
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="one-shot model")
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch, as `ProcessExecutor.run` does; `on_parts` is called in the calling loop."""
+        loop = asyncio.get_running_loop()
+
+        def emit(parts: dict[int, Any]) -> None:
+            loop.call_soon_threadsafe(lambda: on_parts(parts) if on_parts else None)
+
+        streams = on_parts is not None and self.info.streams
+        return await loop.run_in_executor(self._thread, compute, self._runner, payloads, emit if streams else None)
+
+    async def stop(self) -> None:
+        """Wait for the call that runs, and release the model."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.close)
+        self._thread.shutdown()

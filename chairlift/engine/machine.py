@@ -1,0 +1,155 @@
+"""The models that share this machine, taking turns on the front's event loop."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+
+from chairlift.core.shares import Shares
+
+_SOON_ASLEEP = {"GOMP_SPINCOUNT": "10000", "OPENBLAS_THREAD_TIMEOUT": "4"}
+
+
+def soon_asleep() -> dict[str, str]:
+    """Variables for workers that share the machine, where the user has set no others.
+
+    After each piece of work OpenMP's threads spin for a millisecond, and those of OpenBLAS for thirty, in case more
+    comes: with three models that took a quarter of the cores from whoever had the turn.
+    """
+    return {name: value for name, value in _SOON_ASLEEP.items() if name not in os.environ}
+
+
+class Machine:
+    """Carries out what `Shares` decides, among the models that have joined.
+
+    One step of a model uses all cores, so two at a time would only stand in each other's way. All methods belong to
+    one event loop.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.shares = Shares()
+        self.clock = clock
+        self._members: dict[str, Member] = {}
+        self._serial = count()
+        self._granting = False
+
+    def join(self, name: str, weight: float, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> "Member":
+        """Let a model, or one instance of it, take part.
+
+        `on_turn` says that the machine is its own until `release`; `on_asked` that somebody waits for it, so that it
+        should be released after the present step. Raises ValueError for a weight that is not positive.
+        """
+        member = Member(self, f"{name}-{next(self._serial)}", on_turn, on_asked)
+        self.shares.join(member.name, weight)
+        self._members[member.name] = member
+        return member
+
+    def forget(self, member: "Member") -> None:
+        """Let a member go."""
+        if self._members.pop(member.name, None) is not None:
+            self.shares.leave(member.name, self.clock())
+            self.grant_soon()
+
+    def call_holder(self) -> None:
+        """Tell whoever has the turn that somebody waits."""
+        if self.shares.holder is not None:
+            self._members[self.shares.holder].on_asked()
+
+    def grant_soon(self) -> None:
+        """Give the next turn once all that is being said now has been heard."""
+        if not self._granting:
+            self._granting = True
+            asyncio.get_running_loop().call_soon(self._grant)
+
+    def _grant(self) -> None:
+        self._granting = False
+        name = self.shares.grant(self.clock())
+        if name is None:
+            return
+        self._members[name].on_turn()
+        if self.shares.contended:
+            self.call_holder()
+
+
+class Member:
+    """One of those who share the machine; made by `Machine.join`, and of no use after `leave`."""
+
+    def __init__(self, machine: Machine, name: str, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> None:
+        self.name = name
+        self.on_turn = on_turn
+        self.on_asked = on_asked
+        self._machine = machine
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the turn."""
+        return self._machine.shares.holder == self.name
+
+    def ask(self) -> None:
+        """Want the next turn."""
+        machine = self._machine
+        machine.shares.ask(self.name, machine.clock())
+        if machine.shares.holder is None:
+            machine.grant_soon()
+        elif not self.holds:
+            machine.call_holder()
+
+    def withdraw(self) -> None:
+        """Want no turn any more."""
+        self._machine.shares.withdraw(self.name)
+
+    def release(self, again: bool) -> None:
+        """End the turn; `again` asks for another in the same breath. Raises ValueError without a turn."""
+        machine = self._machine
+        now = machine.clock()
+        machine.shares.release(self.name, now)
+        if again:
+            machine.shares.ask(self.name, now)
+        machine.grant_soon()
+
+    def leave(self) -> None:
+        """Take no further part, with the turn or without: the worker is gone. Leaving again does nothing."""
+        self._machine.forget(self)
+
+
+class Turns:
+    """When a model whose batches leave from here may send one off; `Dispatcher` asks. Its instances share its turn."""
+
+    def __init__(self, machine: Machine, name: str, weight: float) -> None:
+        self._others_wait = False
+        self._on_turn: Callable[[], None] | None = None
+        self._member = machine.join(name, weight, self._given, self._asked)
+
+    def call(self, on_turn: Callable[[], None]) -> None:
+        """Say whom to call when a batch may leave."""
+        self._on_turn = on_turn
+
+    def allow(self, num_running: int, num_waiting: int) -> bool:
+        """Return whether a batch may leave now, with so many running and items waiting; if not, ask for a turn."""
+        member = self._member
+        if member.holds:
+            if not self._others_wait:
+                return True
+            if not num_running:
+                member.release(again=num_waiting > 0)
+        elif num_waiting:
+            member.ask()
+        return False
+
+    def rest(self, num_running: int) -> None:
+        """No batch leaves now: if none runs either, give the turn back."""
+        if not num_running and self._member.holds:
+            self._member.release(again=False)
+
+    def leave(self) -> None:
+        """Take part no more."""
+        self._member.leave()
+
+    def _given(self) -> None:
+        self._others_wait = False
+        if self._on_turn is not None:
+            self._on_turn()
+
+    def _asked(self) -> None:
+        self._others_wait = True

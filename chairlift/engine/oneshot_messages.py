@@ -1,0 +1,56 @@
+"""What the front and a one-shot model's worker say to each other.
+
+A message is a header, one of these in msgpack, and where it says so, frames as `arrays.encode` makes them.
+"""
+
+import msgspec
+
+from chairlift.core.item import Failure
+from chairlift.engine.messages import LoadFailed, Shutdown
+from chairlift.runners.oneshot import OneShotInfo
+
+
+class Run(msgspec.Struct, tag=True):
+    """Front to worker: compute a batch. Frames: the list of payloads. `stream` asks for parts as they come."""
+
+    id: int
+    stream: bool = False
+
+
+ToWorker = Run | Shutdown
+
+
+class Loaded(msgspec.Struct, tag=True):
+    """Worker to front: loaded and warmed up."""
+
+    info: OneShotInfo
+
+
+class Parts(msgspec.Struct, tag=True):
+    """Worker to front: what one step of a stream gave. Frames: the parts, of the items with these indices."""
+
+    id: int
+    indices: list[int]
+
+
+class Done(msgspec.Struct, tag=True):
+    """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
+
+    `errors` has the text for each item that failed alone, by its index; its result is None. Only the call itself counts
+    as `seconds`.
+    """
+
+    id: int
+    seconds: float
+    errors: dict[int, str] = {}
+
+
+class Failed(msgspec.Struct, tag=True):
+    """Worker to front: the call failed as a whole."""
+
+    id: int
+    failure: Failure
+    detail: str
+
+
+ToFront = Loaded | LoadFailed | Parts | Done | Failed

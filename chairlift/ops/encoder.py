@@ -1,0 +1,249 @@
+"""What an encoder is made of, and its forward pass in plain torch: the meaning of the native one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chairlift.ops.base import Linear
+from chairlift.ops.rotation import rotate
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# What is wanted of each text: all tokens' hidden states, their mean, or the first or last token's.
+Output = Literal["tokens", "mean", "first", "last"]
+Ints = NDArray[np.int32]
+
+
+@dataclass(slots=True, frozen=True)
+class Norm:
+    """Layer normalization over the last dimension: weight [H] and bias [H] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(slots=True, frozen=True)
+class Projection:
+    """A weight [out, in] and a bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderLayer:
+    """One layer's weights. `qkv` is one fused projection, `up` of a gated encoder [2 * I, H], what is activated first.
+
+    Norms come before their part of the layer (pre-norm, where `attention_norm` may be missing) or after its residual.
+    `window`: how far a token sees to either side (None: all of its text). `cos_sin` [positions, head_dim] float32
+    rotates queries and keys by halves.
+    """
+
+    attention_norm: Norm | None
+    qkv: Projection
+    out: Projection
+    mlp_norm: Norm
+    up: Projection
+    down: Projection
+    window: int | None
+    cos_sin: Tensor | None
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderWeights:
+    """An encoder of hidden size H.
+
+    `words` [V, H]; `positions` [P, H], of which a text's first token has number `first_position`; `types` [N, H].
+    `bias` [heads, 2 * L - 1] float32 is added to the scaled score of key k for query q at column k - q + L - 1.
+    """
+
+    words: Tensor
+    positions: Tensor | None
+    types: Tensor | None
+    first_position: int
+    embedding_norm: Norm
+    layers: Sequence[EncoderLayer]
+    final_norm: Norm | None
+    bias: Tensor | None
+    activation: Activation
+    gated: bool
+    pre_norm: bool
+    eps: float
+    num_heads: int
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return self.words.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head."""
+        return self.words.shape[1] // self.num_heads
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest text for which there are positions, rotations and biases; None where nothing limits it."""
+        limits = [layer.cos_sin.shape[0] for layer in self.layers if layer.cos_sin is not None]
+        if self.positions is not None:
+            limits.append(self.positions.shape[0] - self.first_position)
+        if self.bias is not None:
+            limits.append((self.bias.shape[1] + 1) // 2)
+        return min(limits, default=None)
+
+
+@dataclass(slots=True)
+class Texts:
+    """S texts, their T tokens end to end: `token_ids` [T], `type_ids` [T] or None (all 0), `starts` [S + 1]."""
+
+    token_ids: Ints
+    type_ids: Ints | None
+    starts: Ints
+
+
+class EncoderForward(Protocol):
+    """A forward pass; `nbytes` is what its weights take."""
+
+    nbytes: int
+
+    def __call__(self, texts: Texts, output: Output) -> Tensor:
+        """Return hidden states after the last norm, float32: [T, H] for "tokens", else [S, H]."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Group:
+    """Texts of one length: the rows of their tokens [G, n], and for each window a mask or biases (None: all seen)."""
+
+    rows: Tensor
+    masks: dict[int | None, Tensor | None]
+
+
+class PlainEncoder:
+    """`EncoderForward` in torch operations, on any device; `linear` says how projections are multiplied."""
+
+    def __init__(self, weights: EncoderWeights, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        self._weights = weights
+        self._linears = [
+            tuple(linear(part.weight, part.bias) for part in (layer.qkv, layer.out, layer.up, layer.down))
+            for layer in weights.layers
+        ]
+        tables = (weights.words, weights.positions, weights.types)
+        self.nbytes = sum(table.nbytes for table in tables if table is not None)
+        self.nbytes += sum(linear.nbytes for linears in self._linears for linear in linears)
+
+    def __call__(self, texts: Texts, output: Output) -> Tensor:
+        """Return hidden states, float32: [T, H] for "tokens", else [S, H]."""
+        weights = self._weights
+        device = weights.words.device
+        starts = torch.from_numpy(texts.starts).to(device).long()
+        lengths = starts.diff()
+        places = torch.arange(len(texts.token_ids), device=device) - starts[:-1].repeat_interleave(lengths)
+        hidden = self._embed(texts, places)
+        groups = _groups(weights, texts.starts, device)
+        for layer, linears in zip(weights.layers, self._linears, strict=True):
+            hidden = self._layer(hidden, layer, linears, groups, places)
+        if weights.final_norm is not None:
+            hidden = self._norm(hidden, weights.final_norm)
+        hidden = hidden.float()
+        if output == "tokens":
+            return hidden
+        if output == "mean":
+            owner = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+            sums = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden)
+            return sums / lengths.unsqueeze(1)
+        return hidden[starts[:-1] if output == "first" else starts[1:] - 1]
+
+    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self._weights.eps)
+
+    def _embed(self, texts: Texts, places: Tensor) -> Tensor:
+        weights, device = self._weights, places.device
+        hidden = F.embedding(torch.from_numpy(texts.token_ids).to(device), weights.words)
+        if weights.types is not None:
+            types = texts.type_ids
+            hidden = hidden + (
+                weights.types[0] if types is None else F.embedding(torch.from_numpy(types).to(device), weights.types)
+            )
+        if weights.positions is not None:
+            hidden = hidden + F.embedding(places + weights.first_position, weights.positions)
+        return self._norm(hidden, weights.embedding_norm)
+
+    def _layer(
+        self, x: Tensor, layer: EncoderLayer, linears: tuple[Linear, ...], groups: list[_Group], places: Tensor
+    ) -> Tensor:
+        weights = self._weights
+        qkv, out, up, down = linears
+        pre = weights.pre_norm
+        normed = self._norm(x, layer.attention_norm) if pre and layer.attention_norm is not None else x
+        x = x + out(self._attend(qkv(normed), layer, groups, places))
+        if not pre and layer.attention_norm is not None:
+            x = self._norm(x, layer.attention_norm)
+        x = x + down(self._activate(up(self._norm(x, layer.mlp_norm) if pre else x)))
+        return x if pre else self._norm(x, layer.mlp_norm)
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if not self._weights.gated:
+            return activate(x, self._weights.activation)
+        active, gate = x.chunk(2, dim=-1)
+        return activate(active, self._weights.activation) * gate
+
+    def _attend(self, qkv: Tensor, layer: EncoderLayer, groups: list[_Group], places: Tensor) -> Tensor:
+        """Attention of each text over itself: qkv [T, 3 * H] -> [T, H]; texts of one length go together."""
+        q, k, v = qkv.view(len(qkv), 3, self._weights.num_heads, -1).unbind(1)
+        if layer.cos_sin is not None:
+            cos, sin = layer.cos_sin[places].unsqueeze(1).chunk(2, dim=-1)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        for group in groups:
+            queries, keys, values = (part[group.rows].transpose(1, 2) for part in (q, k, v))
+            mask = group.masks[layer.window]
+            mixed = F.scaled_dot_product_attention(queries, keys, values, None if mask is None else mask.to(q.dtype))
+            out[group.rows] = mixed.transpose(1, 2)
+        return out.flatten(1)
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Apply an activation by its name: one of `Activation`, or "tanh"."""
+    if activation == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+    return plain[activation](x)
+
+
+def _groups(weights: EncoderWeights, starts: Ints, device: torch.device) -> list[_Group]:
+    windows = {layer.window for layer in weights.layers}
+    lengths = np.diff(starts)
+    found = []
+    for length in np.unique(lengths).tolist():
+        first = torch.from_numpy(starts[:-1][lengths == length]).to(device).long()
+        rows = first.unsqueeze(1) + torch.arange(length, device=device)
+        found.append(_Group(rows, {window: _mask(weights, length, window, device) for window in windows}))
+    return found
+
+
+def _mask(weights: EncoderWeights, length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """What is added to the scores of texts of this length: [heads or 1, length, length], or None."""
+    if weights.bias is None and (window is None or length <= window + 1):
+        return None
+    place = torch.arange(length, device=device)
+    distance = place - place.unsqueeze(1)
+    mask = torch.zeros(1, length, length, device=device)
+    if weights.bias is not None:
+        mask = weights.bias[:, distance + (weights.bias.shape[1] - 1) // 2]
+    return mask if window is None else mask.masked_fill(distance.abs() > window, -torch.inf)

@@ -1,0 +1,1 @@
+"""Encoders of the BERT family: embeddings, classification and reranking, with no padding."""

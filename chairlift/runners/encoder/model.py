@@ -1,0 +1,179 @@
+"""The one parametric encoder: its weights out of a folder, and the small layers behind it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chairlift.errors import UnsupportedModel
+from chairlift.ops.encoder import (
+    ACTIVATIONS,
+    EncoderLayer,
+    EncoderWeights,
+    Norm,
+    Projection,
+    activate,
+)
+from chairlift.runners.encoder.config import BUCKET_DISTANCE, BUCKETS, EncoderConfig
+from chairlift.runners.encoder.folder import Dense
+from chairlift.runners.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """One small layer behind the encoder, in float32: projection, activation, norm."""
+
+    projection: Projection
+    activation: str | None
+    norm: Norm | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [S, in] -> [S, out]."""
+        x = F.linear(x, self.projection.weight, self.projection.bias)
+        if self.activation is not None:
+            x = activate(x, self.activation)
+        return x if self.norm is None else F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
+
+
+class EncoderReader:
+    """Takes an encoder's tensors out of a folder. Raises UnsupportedModel naming a missing or misshapen one."""
+
+    def __init__(self, config: EncoderConfig, weights: Weights) -> None:
+        self._config, self._weights = config, weights
+        family = config.family
+        self._prefix = family.prefix if f"{family.prefix}{family.words}.weight" in weights else ""
+
+    def read(self, max_tokens: int) -> EncoderWeights:
+        """Return the encoder for texts of up to `max_tokens`. Raises UnsupportedModel if it has unknown parts."""
+        config, family = self._config, self._config.family
+        read = EncoderWeights(
+            words=self._table(family.words, config.vocab_size),
+            positions=self._table(family.positions, config.max_positions) if family.positions else None,
+            types=self._table(family.types, config.type_vocab_size) if family.types else None,
+            first_position=config.first_position,
+            embedding_norm=self._norm(f"{self._prefix}{family.embedding_norm}"),
+            layers=self._layers(max_tokens),
+            final_norm=self._norm(f"{self._prefix}{family.final_norm}") if family.final_norm else None,
+            bias=self._relative_bias(max_tokens),
+            activation=config.activation,
+            gated=family.gated,
+            pre_norm=family.pre_norm,
+            eps=config.eps,
+            num_heads=config.num_heads,
+        )
+        # What has another beginning belongs to a head for some other task.
+        parts = {name.split(".", 1)[0] for name in (family.words, family.layer, family.final_norm or family.words)}
+        self._weights.refuse_unused([f"{self._prefix}{part}." for part in parts])
+        return read
+
+    def read_head(self, num_labels: int) -> list[Projected]:
+        """Return the classification head."""
+        config, hidden = self._config, self._config.hidden_size
+        stages = []
+        for index, stage in enumerate(config.family.head):
+            last = index == len(config.family.head) - 1
+            # BERT's pooler is part of the encoder, by name.
+            name = stage.dense if f"{stage.dense}.weight" in self._weights else self._prefix + stage.dense
+            bias = last or config.head_bias
+            activation = stage.activation
+            if activation == "classifier_activation":
+                activation = ACTIVATIONS.get(str(config.raw.get(activation, "gelu")))
+                if activation is None:
+                    raise UnsupportedModel(
+                        f"classifier_activation {config.raw['classifier_activation']!r} is not supported; "
+                        f"these are: {', '.join(ACTIVATIONS)}"
+                    )
+            projection = self._projection((name,), num_labels if last else hidden, hidden, bias)
+            norm = self._norm(stage.norm) if stage.norm else None
+            stages.append(_projected(projection, activation, norm, config.eps))
+        return stages
+
+    def _table(self, name: str, rows: int) -> Tensor:
+        return self._weights.take([f"{self._prefix}{name}.weight"], [(rows, self._config.hidden_size)])
+
+    def _norm(self, name: str) -> Norm:
+        # Files of the first BERTs keep TensorFlow's names.
+        old = f"{name}.gamma" in self._weights
+        shape = (self._config.hidden_size,)
+        weight = self._weights.take([f"{name}.{'gamma' if old else 'weight'}"], [shape])
+        if not self._config.norm_bias:
+            return Norm(weight, None)
+        return Norm(weight, self._weights.take([f"{name}.{'beta' if old else 'bias'}"], [shape]))
+
+    def _projection(self, names: Sequence[str], outs: int, ins: int, bias: bool) -> Projection:
+        share = outs // len(names)
+        weight = self._weights.take([f"{name}.weight" for name in names], [(share, ins)] * len(names))
+        if not bias:
+            return Projection(weight, None)
+        return Projection(weight, self._weights.take([f"{name}.bias" for name in names], [(share,)] * len(names)))
+
+    def _layers(self, max_tokens: int) -> list[EncoderLayer]:
+        # Layers of one window rotate alike.
+        tables: dict[int | None, Tensor] = {}
+        layers = []
+        for index, (window, rope) in enumerate(zip(self._config.windows, self._config.ropes, strict=True)):
+            cos_sin = None
+            if rope is not None:
+                if window not in tables:
+                    tables[window] = rope.table(self._config.head_dim, max_tokens).to(self._weights.device)
+                cos_sin = tables[window]
+            layers.append(self._layer(index, window, cos_sin))
+        return layers
+
+    def _layer(self, index: int, window: int | None, cos_sin: Tensor | None) -> EncoderLayer:
+        config, family = self._config, self._config.family
+        prefix = self._prefix + family.layer.format(index)
+        hidden, middle = config.hidden_size, config.intermediate_size
+        # ModernBERT's first layer follows the embeddings' norm at once.
+        first = family.pre_norm and f"{prefix}{family.attention_norm}.weight" not in self._weights
+        return EncoderLayer(
+            attention_norm=None if first and index == 0 else self._norm(prefix + family.attention_norm),
+            qkv=self._projection([prefix + name for name in family.qkv], 3 * hidden, hidden, config.attention_bias),
+            out=self._projection([prefix + family.out], hidden, hidden, config.attention_bias),
+            mlp_norm=self._norm(prefix + family.mlp_norm),
+            up=self._projection([prefix + family.up], (1 + family.gated) * middle, hidden, config.mlp_bias),
+            down=self._projection([prefix + family.down], hidden, middle, config.mlp_bias),
+            window=window,
+            cos_sin=cos_sin,
+        )
+
+    def _relative_bias(self, max_tokens: int) -> Tensor | None:
+        """The bias of each head for each distance, [heads, 2 * max_tokens - 1] float32."""
+        name = self._config.family.relative_bias
+        if name is None:
+            return None
+        table = self._weights.take([self._prefix + name], [(BUCKETS, self._config.num_heads)])
+        distance = torch.arange(1 - max_tokens, max_tokens)
+        return table.float()[_bucket(distance).to(table.device)].T.contiguous()
+
+
+def read_dense(dense: Dense, device: torch.device) -> Projected:
+    """Read a Dense module of sentence-transformers. Raises UnsupportedModel."""
+    with Weights(dense.folder, torch.float32, device) as weights:
+        weight = weights.take(["linear.weight"], [(dense.outs, dense.ins)])
+        bias = weights.take(["linear.bias"], [(dense.outs,)]) if dense.bias else None
+        weights.refuse_unused()
+    return Projected(Projection(weight, bias), dense.activation, None, 0.0)
+
+
+def _projected(projection: Projection, activation: str | None, norm: Norm | None, eps: float) -> Projected:
+    """The same in float32."""
+
+    def wide(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.float()
+
+    projection = Projection(projection.weight.float(), wide(projection.bias))
+    return Projected(projection, activation, norm and Norm(norm.weight.float(), wide(norm.bias)), eps)
+
+
+def _bucket(distance: Tensor) -> Tensor:
+    """MPNet's bucket of each distance key - query: half of them for each direction, and half of those exact (T5)."""
+    half = BUCKETS // 2
+    exact = half // 2
+    size = distance.abs()
+    far = exact + (size.float().clamp(min=1) / exact).log() / math.log(BUCKET_DISTANCE / exact) * (half - exact)
+    return torch.where(size < exact, size, far.long().clamp(max=half - 1)) + half * (distance > 0)

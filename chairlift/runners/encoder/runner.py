@@ -1,0 +1,177 @@
+"""EncoderRunner: texts as token ids in, vectors or logits out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.ops.base import Quantization
+from chairlift.ops.encoder import EncoderForward, Texts
+from chairlift.ops.select import has_bf16_products, select_ops
+from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
+from chairlift.runners.encoder.folder import SentenceFiles, labels_of, task_of
+from chairlift.runners.encoder.model import EncoderReader, Projected, read_dense
+from chairlift.runners.encoder.pooling import pool
+from chairlift.runners.oneshot import Encoding, OneShotInfo
+from chairlift.runners.weights import Weights
+
+Vector = NDArray[np.float32]
+
+
+class EncoderRunner:
+    """Runs an encoder on texts packed end to end, with no padding; implements `runners.oneshot.OneShotRunner`.
+
+    A text's result does not depend on what shares its batch: with the native operations not in a single bit of its
+    hidden states; Dense modules and classification heads, in float32, may round otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        ops: str = "auto",
+        quantization: Quantization = "none",
+        max_tokens: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        """Prepare to load the folder `model`.
+
+        `dtype` "auto" is bfloat16 on CUDA and where the processor multiplies it (AVX-512 BF16), float32 elsewhere.
+        `max_tokens`, special tokens counted, is what the folder says unless given.
+        """
+        self._model = Path(model)
+        self._device, self._dtype, self._ops, self._quantization = device, dtype, ops, quantization
+        self._max_tokens = max_tokens
+        self._num_threads = num_threads
+        self._stages: list[Projected] = []
+
+    @torch.inference_mode()
+    def load(self) -> OneShotInfo:
+        """Read the weights. Raises UnsupportedModel or ConfigError."""
+        config, files = read_encoder_config(self._model), SentenceFiles.read(self._model)
+        self._task = task_of(self._model, config.raw)
+        labels = () if self._task == "embed" else labels_of(config.raw)
+        device = _device(self._device)
+        dtype = _dtype(self._dtype, device)
+        max_tokens = self._longest(config, files)
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        ops = select_ops(self._ops, device, dtype, config.head_dim, self._quantization)
+        with Weights(self._model, dtype, device) as weights:
+            reader = EncoderReader(config, weights)
+            if labels:
+                self._stages = reader.read_head(len(labels))
+            self.forward: EncoderForward = ops.encoder(reader.read(max_tokens))
+        if labels:
+            self._poolings: tuple[str, ...] = (config.raw.get("classifier_pooling", "cls"),)
+            width = len(labels)
+        else:
+            self._poolings = files.poolings
+            self._stages = [read_dense(dense, device) for dense in files.dense]
+            width = files.dense[-1].outs if files.dense else config.hidden_size * len(files.poolings)
+        self._normalized = not labels and files.normalized
+        self._limits = config.vocab_size, config.type_vocab_size, max_tokens
+        self.info = OneShotInfo(
+            task=self._task,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            ops=ops.name,
+            weight_bytes=self.forward.nbytes,
+            max_tokens=max_tokens,
+            dimensions=None if labels else width,
+            labels=labels,
+            pooling="+".join(self._poolings),
+            normalized=self._normalized,
+            vocab_size=config.vocab_size,
+        )
+        return self.info
+
+    def _longest(self, config: EncoderConfig, files: SentenceFiles) -> int:
+        if self._max_tokens is None:
+            return min(config.max_tokens, files.max_tokens or config.max_tokens)
+        if not 1 <= self._max_tokens <= config.max_tokens:
+            raise ConfigError(f"max_tokens ({self._max_tokens}) must be from 1 to the model's {config.max_tokens}")
+        return self._max_tokens
+
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        """Run batches of so many texts, each of at most 64 tokens; only the largest makes room that is kept."""
+        tokens = [0] * min(64, self._limits[2])
+        for size in sizes:
+            self.run([Encoding(tokens)] * size)
+
+    @torch.inference_mode()
+    def run(self, payloads: Sequence[Encoding]) -> list[Vector | Exception]:
+        """Compute a vector (or logits) for each text, float32; InvalidRequest for one that the model cannot take."""
+        results: list[Vector | Exception | None] = [self._fault(payload) for payload in payloads]
+        good = [index for index, fault in enumerate(results) if fault is None]
+        if good:
+            vectors = self._compute(texts_of([payloads[index] for index in good]))
+            for index, vector in zip(good, vectors, strict=True):
+                results[index] = vector
+        return [result for result in results if result is not None]
+
+    def _fault(self, payload: Encoding) -> InvalidRequest | None:
+        ids, types = payload.token_ids, payload.type_ids
+        vocab, kinds, longest = self._limits
+        if not 1 <= len(ids) <= longest:
+            return InvalidRequest(f"the input has {len(ids)} tokens; the model takes 1 to {longest}", "input")
+        if min(ids) < 0 or max(ids) >= vocab:
+            return InvalidRequest(f"token ids must be from 0 to {vocab - 1}", "input")
+        if types is not None:
+            if len(types) != len(ids):
+                return InvalidRequest(f"{len(ids)} token ids, but {len(types)} type ids", "input")
+            if kinds and (min(types) < 0 or max(types) >= kinds):
+                return InvalidRequest(f"type ids must be from 0 to {kinds - 1}", "input")
+        return None
+
+    def _compute(self, texts: Texts) -> NDArray[np.float32]:
+        vectors = pool(self.forward, texts, self._poolings)
+        for stage in self._stages:
+            vectors = stage(vectors)
+        if self._normalized:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        found: NDArray[np.float32] = vectors.cpu().numpy()
+        return found
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._stages = []
+        if hasattr(self, "forward"):
+            del self.forward
+
+
+def texts_of(payloads: Sequence[Encoding]) -> Texts:
+    """Pack valid payloads end to end."""
+    starts = np.zeros(len(payloads) + 1, np.int32)
+    np.cumsum([len(payload.token_ids) for payload in payloads], out=starts[1:])
+    token_ids = np.fromiter((i for payload in payloads for i in payload.token_ids), np.int32, starts[-1])
+    type_ids = None
+    if any(payload.type_ids is not None for payload in payloads):
+        type_ids = np.zeros(starts[-1], np.int32)
+        for payload, start in zip(payloads, starts.tolist(), strict=False):
+            if payload.type_ids is not None:
+                type_ids[start : start + len(payload.type_ids)] = payload.type_ids
+    return Texts(token_ids, type_ids, starts)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        fast = device.type == "cuda" or has_bf16_products()
+        return torch.bfloat16 if fast else torch.float32
+    found = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(name)
+    if found is None:
+        raise ConfigError(f"dtype {name!r} must be 'auto', 'float32' or 'bfloat16'")
+    return found

@@ -1,0 +1,26 @@
+"""The gRPC server beside the HTTP server, if one is asked for."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from chairlift.errors import ConfigError
+from chairlift.server.config import ServerConfig
+from chairlift.server.registry import Models
+
+
+@contextlib.asynccontextmanager
+async def grpc_beside(models: Models, config: ServerConfig) -> AsyncIterator[int | None]:
+    """Serve gRPC on `grpc_port` for as long as the block runs; gives the port. Raises ConfigError."""
+    if config.grpc_port is None:
+        yield None
+        return
+    try:
+        from chairlift.server.oip.grpc import make_grpc_server
+    except ImportError:
+        raise ConfigError("grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'") from None
+    server, port = make_grpc_server(models, config, config.grpc_port)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)

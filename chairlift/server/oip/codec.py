@@ -1,0 +1,116 @@
+"""Tensors on the wire: as JSON values or raw bytes, to arrays and back."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chairlift.errors import InvalidRequest
+from chairlift.runners.tensors import datatype_of, dtype_of
+from chairlift.server.errors import ApiError
+
+Array = npt.NDArray[Any]
+
+_LENGTH = struct.Struct("<I")
+# What kinds of JSON values an array of some kind may be made of.
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> Array:
+    """An array from little-endian bytes, row by row; a BYTES element is its length in 4 bytes and itself."""
+    dtype, size = _dtype(name, datatype), _size(name, shape)
+    if datatype == "BYTES":
+        return _objects(_elements(name, raw), name, shape)
+    if len(raw) != size * dtype.itemsize:
+        expected = f"{size * dtype.itemsize} bytes for {datatype} {list(shape)}"
+        raise InvalidRequest(f"input {name!r} needs {expected}, got {len(raw)}", name)
+    return np.frombuffer(raw, dtype=dtype.newbyteorder("<")).reshape(shape)
+
+
+def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> Array:
+    """An array from JSON values, nested or flat. A number that the type can't hold is an error, never rounded."""
+    dtype, size = _dtype(name, datatype), _size(name, shape)
+    if datatype == "BYTES":
+        return _objects(_flatten(values), name, shape)
+    try:
+        given = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"input {name!r} has rows of different lengths", name) from None
+    if given.size != size:
+        raise InvalidRequest(f"input {name!r} needs {size} values for shape {list(shape)}, got {given.size}", name)
+    if given.size and given.dtype.kind not in _KINDS[dtype.kind]:
+        raise InvalidRequest(f"input {name!r} has values that are not {datatype}", name)
+    if dtype.kind in "iu" and given.size:
+        bounds = np.iinfo(dtype)
+        if int(given.min()) < bounds.min or int(given.max()) > bounds.max:
+            raise InvalidRequest(f"input {name!r} has values outside the range of {datatype}", name)
+    return given.astype(dtype).reshape(shape)
+
+
+def to_raw(array: Array) -> bytes:
+    """The array's bytes, as `from_raw` reads them."""
+    if datatype_of(array.dtype) != "BYTES":
+        return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    parts: list[bytes] = []
+    for element in array.ravel().tolist():
+        raw = element.encode() if isinstance(element, str) else bytes(element)
+        parts += (_LENGTH.pack(len(raw)), raw)
+    return b"".join(parts)
+
+
+def to_values(name: str, array: Array) -> list[Any]:
+    """The array's values in one flat list."""
+    flat: list[Any] = array.ravel().tolist()
+    if datatype_of(array.dtype) != "BYTES":
+        return flat
+    try:
+        return [element if isinstance(element, str) else bytes(element).decode() for element in flat]
+    except UnicodeDecodeError:
+        message = f"output {name!r} is not text; ask for it as binary data"
+        raise ApiError(400, message, name, "binary_output") from None
+
+
+def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    try:
+        return dtype_of(datatype)
+    except ValueError as error:
+        raise InvalidRequest(f"input {name!r}: {error}", name) from None
+
+
+def _size(name: str, shape: Sequence[int]) -> int:
+    if any(length < 0 for length in shape):
+        raise InvalidRequest(f"input {name!r}: a shape has no negative numbers, got {list(shape)}", name)
+    return math.prod(shape)
+
+
+def _elements(name: str, raw: bytes | memoryview) -> list[bytes]:
+    found: list[bytes] = []
+    start, end = 0, len(raw)
+    while start < end:
+        if start + _LENGTH.size > end:
+            break
+        (length,) = _LENGTH.unpack_from(raw, start)
+        start += _LENGTH.size + length
+        found.append(bytes(raw[start - length : start]))
+    if start != end:
+        raise InvalidRequest(f"input {name!r}: the lengths of its elements don't add up to its {end} bytes", name)
+    return found
+
+
+def _flatten(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        return [values]
+    return [element for value in values for element in _flatten(value)]
+
+
+def _objects(elements: list[Any], name: str, shape: Sequence[int]) -> Array:
+    if len(elements) != math.prod(shape):
+        raise InvalidRequest(f"input {name!r} needs {math.prod(shape)} elements, got {len(elements)}", name)
+    if not all(isinstance(element, str | bytes) for element in elements):
+        raise InvalidRequest(f"input {name!r} has values that are not BYTES", name)
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = [element.encode() if isinstance(element, str) else element for element in elements]
+    return array.reshape(shape)

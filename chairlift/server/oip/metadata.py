@@ -1,0 +1,60 @@
+"""What OIP tells about the server and its models, whichever way it is asked."""
+
+from typing import Any
+
+from chairlift import __version__
+from chairlift.runners.oneshot import TensorSpec
+from chairlift.server.oip.items import shape_of, signature
+from chairlift.server.oneshot import OneShotService
+from chairlift.server.registry import Models, wrong_task
+
+# As Triton names them.
+EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
+
+
+def one_shot(models: Models, name: str, version: str | None) -> OneShotService:
+    """A model that takes tensors. Raises ApiError: 404 where there is none, 400 where it is a language model."""
+    model = models.get(name, version)
+    if not isinstance(model, OneShotService):
+        raise wrong_task(model, ("tensors",), "the Open Inference Protocol")
+    return model
+
+
+def server_metadata() -> dict[str, Any]:
+    """Name, version and extensions."""
+    return {"name": "chairlift", "version": __version__, "extensions": EXTENSIONS}
+
+
+def model_metadata(models: Models, service: OneShotService) -> dict[str, Any]:
+    """A model's versions and tensors."""
+    info = service.loaded()
+    inputs, outputs = signature(info)
+
+    def describe(spec: TensorSpec) -> dict[str, Any]:
+        return {"name": spec.name, "datatype": spec.datatype, "shape": shape_of(spec, info.batch_axis)}
+
+    return {
+        "name": service.name,
+        "versions": models.versions(service.name),
+        "platform": f"chairlift_{info.task}",
+        "inputs": [describe(spec) for spec in inputs],
+        "outputs": [describe(spec) for spec in outputs],
+    }
+
+
+def index(models: Models, only_ready: bool) -> list[dict[str, str]]:
+    """All models, with Triton's names for states."""
+    entries = []
+    for name, model in models.index():
+        if model is None:
+            entry = {"name": name, "version": "", "state": "UNAVAILABLE", "reason": "not loaded"}
+        else:
+            state = _STATES.get(model.state, "UNAVAILABLE")
+            reason = "" if model.ready else model.failure or model.state
+            entry = {"name": name, "version": model.version, "state": state, "reason": reason}
+        if not only_ready or entry["state"] == "READY":
+            entries.append(entry)
+    return entries
+
+
+_STATES = {"ready": "READY", "loading": "LOADING", "restarting": "LOADING", "draining": "UNLOADING"}

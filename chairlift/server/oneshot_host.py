@@ -1,0 +1,136 @@
+"""A one-shot model as a running thing: its line, its workers, and the service in front of them."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chairlift.core.batch_limits import BatchLimits
+from chairlift.engine.dispatcher import Dispatcher
+from chairlift.engine.executor import ProcessExecutor
+from chairlift.engine.machine import Machine, Turns, soon_asleep
+from chairlift.oneshot_config import DEFAULT_MAX_BATCH_SIZE, OneShotConfig
+from chairlift.runners.encoder.folder import SentenceFiles
+from chairlift.runners.oneshot import OneShotInfo
+from chairlift.server.settings import Served
+
+if TYPE_CHECKING:
+    from chairlift.server.oneshot import OneShotService
+    from chairlift.text.encoding import TextEncoder
+
+
+class OneShotHost:
+    """An encoder, ONNX file or Python class behind a dispatcher, with one worker process for each instance.
+
+    The model is ready as long as one instance is.
+    """
+
+    def __init__(self, served: Served, config: OneShotConfig, machine: Machine | None) -> None:
+        self.served = served
+        self._config = config
+        self._machine = machine
+        environment = None if machine is None else soon_asleep()
+        self._executors = [
+            ProcessExecutor(config, partial(self._instance_changed, number), environment)
+            for number in range(config.instances)
+        ]
+        turns = None if machine is None else Turns(machine, served.name, served.share.weight)
+        self._dispatcher = Dispatcher(limits_of(config, None), self._executors, turns=turns)
+        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
+        self._service: OneShotService | None = None
+        self._encoder: TextEncoder | None = None
+        self._info: OneShotInfo | None = None
+        self._leaving = False
+
+    async def start(self) -> None:
+        """Start the workers."""
+        for executor in self._executors:
+            await executor.start()
+
+    def prepare(self) -> "OneShotService":
+        """Make the service."""
+        from chairlift.server.oneshot import OneShotService
+
+        version, prompts = self.served.share.version, self._files.prompts or {}
+        self._service = OneShotService(self.served.name, self._dispatcher, version=version, prompts=prompts)
+        return self._service
+
+    async def wait_ready(self) -> None:
+        """Wait for all workers. Raises Unavailable if one can't load."""
+        infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
+        if self._config.kind == "encoder":
+            self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
+        self._info = infos[0]
+        self._dispatcher.configure(limits_of(self._config, self._info))
+        for number, executor in enumerate(self._executors):
+            self._instance_changed(number, executor.ready)
+
+    @property
+    def about(self) -> str:
+        """Type, device and kernels."""
+        info = self._info
+        if info is None:
+            return ""
+        parts = (info.dtype, f"on {info.device}" if info.device else "", f"{info.ops} operations" if info.ops else "")
+        return ", ".join(part for part in (" ".join(filter(None, parts[:2])), parts[2]) if part)
+
+    async def drain(self, timeout: float) -> None:
+        """Let what waits and runs end."""
+        self._leaving = True
+        self._show_state()
+        await self._dispatcher.drain(timeout)
+
+    async def stop(self) -> None:
+        """End the workers."""
+        self._leaving = True
+        self._show_state()
+        await self._dispatcher.close()
+        await asyncio.gather(*(executor.stop() for executor in self._executors))
+
+    def _read_tokenizer(self, max_tokens: int | None) -> "TextEncoder":
+        from chairlift.text.encoding import TextEncoder
+
+        assert max_tokens is not None, "an encoder takes only so many positions"
+        return TextEncoder(self._config.model, max_tokens, lowercase=self._files.lowercase)
+
+    def _instance_changed(self, number: int, ready: bool) -> None:
+        if ready:
+            self._dispatcher.instance_back(number)
+        else:
+            self._dispatcher.instance_lost(number)
+        self._show_state()
+
+    def _show_state(self) -> None:
+        service, executors = self._service, self._executors
+        if service is None:
+            return
+        service.failure = next((executor.failure for executor in executors if executor.failure), None)
+        if self._leaving:
+            service.state = "draining"
+        elif self._info is not None and any(executor.ready for executor in executors):
+            service.open(self._info, self._encoder)
+        else:
+            service.state = executors[0].state if executors[0].state != "ready" else "loading"
+
+
+def limits_of(config: OneShotConfig, info: OneShotInfo | None) -> BatchLimits:
+    """What a model's batches and line are held to; the settings go before what the model, once known, says itself."""
+    size = config.max_batch_size or (info and info.max_batch_size) or DEFAULT_MAX_BATCH_SIZE
+    wait = info.max_wait_ms if info and config.max_wait_ms is None else config.max_wait_ms
+    if config.target_latency_ms is not None:
+        wait = None
+    return BatchLimits(
+        max_batch_size=size,
+        max_wait=(wait or 0.0) / 1000,
+        max_batch_tokens=config.max_batch_tokens,
+        max_waiting=config.max_waiting,
+        max_queue_seconds=_seconds(config.max_queue_ms),
+        target_latency=_seconds(config.target_latency_ms),
+        default_timeout=_seconds(config.timeout_ms),
+        retries=config.retries,
+        bisect=config.bisect,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

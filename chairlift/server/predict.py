@@ -1,0 +1,143 @@
+"""POST /v1/models/{name}:predict, as KServe v1 has it: instances in, predictions out, all of it JSON.
+
+A model that streams gives parts as they come to clients that accept text/event-stream or application/x-ndjson; others
+get all parts of an instance in a list.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chairlift.errors import InvalidRequest
+from chairlift.runners.oneshot import OneShotInfo, TensorSpec
+from chairlift.server.config import ServerConfig
+from chairlift.server.endpoint import Endpoint, Terms, terms_of, timing_headers, until_gone
+from chairlift.server.errors import oip_shape
+from chairlift.server.limits import decode, read_body
+from chairlift.server.oip.codec import Array, from_values
+from chairlift.server.oip.items import encode_json, join, signature, sizes_of, split, takes_json
+from chairlift.server.oip.metadata import one_shot
+from chairlift.server.oneshot import OneShotService
+from chairlift.server.parts import PartStream
+from chairlift.server.registry import Models
+
+
+class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One item for each instance: any JSON for a model that declares no tensors, else its tensors by name.
+
+    Where there is one input, an instance may be its bare value.
+    """
+
+    instances: list[Any]
+
+
+_decoder = msgspec.json.Decoder(PredictBody)
+
+
+async def predict(request: Request) -> Response:
+    """A prediction for each instance."""
+    config: ServerConfig = request.app.state.config
+    models: Models = request.app.state.models
+    service = one_shot(models, request.path_params["name"], None)
+    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
+    if not body.instances:
+        raise InvalidRequest("instances must not be empty", "instances")
+    info, terms = service.loaded(), terms_of(request.headers.raw)
+    kind = _stream_kind(request)
+    if kind is not None:
+        if not info.streams:
+            raise InvalidRequest(f"`{service.name}` does not stream; accept application/json")
+        payloads = await _payloads(service, info, body.instances)
+        return PartStream(kind, _parts(service, info, payloads, terms))
+    async with until_gone(request.receive):
+        payloads = await _payloads(service, info, body.instances)
+        answers = await service.infer(
+            payloads, sizes=sizes_of(payloads), priority=terms.priority, timeout=terms.timeout
+        )
+    predictions = [_prediction(info, answer.value) for answer in answers]
+    raw = encode_json({"predictions": predictions})
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+async def _parts(
+    service: OneShotService, info: OneShotInfo, payloads: list[Any], terms: Terms
+) -> AsyncGenerator[bytes, None]:
+    stream = service.stream(payloads, priority=terms.priority, timeout=terms.timeout)
+    async with contextlib.aclosing(stream) as parts:
+        async for index, part in parts:
+            yield encode_json({"instance": index, "part": _plain(info, part)})
+
+
+def _stream_kind(request: Request) -> str | None:
+    accepted = request.headers.get("accept", "")
+    return next((kind for kind in PartStream.KINDS if kind in accepted), None)
+
+
+async def _payloads(service: OneShotService, info: OneShotInfo, instances: list[Any]) -> list[Any]:
+    if takes_json(info):
+        return instances
+    return [
+        payload
+        for index, instance in enumerate(instances)
+        for payload in await split(service, _tensors(info, instance, index))
+    ]
+
+
+def _tensors(info: OneShotInfo, instance: Any, index: int) -> dict[str, Array]:
+    """One instance as a request's tensors."""
+    specs = signature(info).inputs
+    if len(specs) == 1 and not (isinstance(instance, dict) and instance.keys() == {specs[0].name}):
+        instance = {specs[0].name: instance}
+    if not isinstance(instance, dict):
+        names = ", ".join(spec.name for spec in specs)
+        raise InvalidRequest(f"instances[{index}] must be an object with {names}", f"instances[{index}]")
+    known = {spec.name: spec for spec in specs}
+    return {name: _array(info, known.get(name), name, value) for name, value in instance.items()}
+
+
+def _array(info: OneShotInfo, spec: TensorSpec | None, name: str, value: Any) -> Array:
+    if spec is None:
+        raise InvalidRequest(f"there is no input {name!r}", name)
+    shape = _shape(value)
+    return from_values(name, spec.datatype, [1, *shape] if info.batch_axis else shape, value)
+
+
+def _shape(value: Any) -> list[int]:
+    """The lengths of nested lists, by the first of each; uneven ones are found when they become an array."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return shape
+
+
+def _prediction(info: OneShotInfo, value: Any) -> Any:
+    """An item's result, or of a streaming model the list of its parts."""
+    return [_plain(info, part) for part in value] if info.streams else _plain(info, value)
+
+
+def _plain(info: OneShotInfo, value: Any) -> Any:
+    """A result as plain values: any JSON, tensors by name, or the value alone where there is one."""
+    if takes_json(info):
+        return value
+    outputs: dict[str, Array] = join(info, [value])
+    plain = {name: _values(array[0, ...] if info.batch_axis else array) for name, array in outputs.items()}
+    return next(iter(plain.values())) if len(plain) == 1 else plain
+
+
+def _values(array: Array) -> Any:
+    return _texts(array.tolist()) if array.dtype == object else array.tolist()
+
+
+def _texts(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_texts(value) for value in values]
+    return values.decode("utf-8", "replace") if isinstance(values, bytes) else values
+
+
+PREDICT = Route("/v1/models/{name:path}:predict", Endpoint(predict, oip_shape), methods=["POST"])

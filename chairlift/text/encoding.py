@@ -1,0 +1,86 @@
+"""Texts and pairs of texts as token ids with special tokens, for encoders. Without torch."""
+
+import os
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import tokenizers
+
+from chairlift.errors import InputTooLong, InvalidRequest
+from chairlift.runners.oneshot import Encoding
+from chairlift.text.tokenizer import Tokenizer
+
+Side = Literal["left", "right"]
+
+
+class Cut(NamedTuple):
+    """How to cut what is too long: to `length` tokens if the model takes more than that, taking from `side`.
+
+    The second of a pair may have at most `second` tokens by itself, special ones not counted.
+    """
+
+    length: int | None = None
+    side: Side = "right"
+    second: int | None = None
+
+
+class TextEncoder:
+    """Encodes for one model. Safe to share between threads: nothing changes after loading.
+
+    Special tokens and type ids are what the post-processor in tokenizer.json says. A text (or pair) of more than
+    `max_tokens`, special ones counted, is cut, or refused, as the caller asks.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_tokens: int, *, lowercase: bool = False) -> None:
+        """Read the folder's tokenizer. `lowercase` changes texts before it sees them. Raises UnsupportedModel."""
+        self.max_tokens = max_tokens
+        self._lowercase = lowercase
+        self._backend = Tokenizer.from_folder(folder).backend
+
+    def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
+        """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
+        given = [text.lower() for text in texts] if self._lowercase else list(texts)
+        return self._encode(given, truncate)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | Cut = False) -> list[Encoding]:
+        """Encode pairs such as query and document, cutting the longer part first. Raises as `encode_texts`."""
+        given = [(one.lower(), other.lower()) for one, other in pairs] if self._lowercase else list(pairs)
+        return self._encode(given, truncate)
+
+    def _encode(self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut) -> list[Encoding]:
+        cut = truncate if isinstance(truncate, Cut) else Cut()
+        limit = self.max_tokens if cut.length is None else min(cut.length, self.max_tokens)
+        # Above this many tokens it takes a closer look: a second part may be too long in an input that is not.
+        harmless = limit if cut.second is None else min(limit, cut.second)
+        try:
+            # The fast batch call skips character offsets, which nobody here reads.
+            encoded = self._backend.encode_batch_fast(list(given))
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
+        found = []
+        for index, (text, encoding) in enumerate(zip(given, encoded, strict=True)):
+            if len(encoding) > harmless:
+                if truncate is False:
+                    message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
+                    raise InputTooLong(message, "input", index)
+                encoding = self._cut(text, limit, cut)
+            types = encoding.type_ids
+            found.append(Encoding(encoding.ids, types if any(types) else None))
+        return found
+
+    def _cut(self, text: str | tuple[str, str], limit: int, cut: Cut) -> tokenizers.Encoding:
+        """Encode a text or pair that is too long: cut before the special tokens are put around it."""
+        texts = [text] if isinstance(text, str) else list(text)
+        parts = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        room = max(limit - self._backend.num_special_tokens_to_add(len(parts) == 2), 0)
+        if len(parts) == 1:
+            parts[0].truncate(room, direction=cut.side)
+            return self._backend.post_process(parts[0])
+        if cut.second is not None:
+            parts[1].truncate(cut.second, direction=cut.side)
+        # As transformers' longest_first: the shorter part stays whole as long as it is under half.
+        short = min(len(parts[0]), len(parts[1]), room // 2)
+        first = len(parts[0]) <= len(parts[1])
+        parts[0].truncate(short if first else room - short, direction=cut.side)
+        parts[1].truncate(room - short if first else short, direction=cut.side)
+        return self._backend.post_process(parts[0], parts[1])

@@ -1,0 +1,111 @@
+"""Models that a worker process runs: well-behaved, and every way in which they are not."""
+
+import asyncio
+import os
+import re
+import time
+from typing import Any
+
+import numpy as np
+
+
+class Doubles:
+    """Twice each number, or array; strings say what to do instead."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.most = most
+        self.calls = 0
+
+    def preprocess(self, item: Any) -> Any:
+        if item == "own error":
+            raise ValueError("mine alone")
+        return item
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        self.calls += 1
+        if len(batch) > self.most:
+            raise MemoryError(f"{len(batch)} is more than {self.most}")
+        return [self._one(item) for item in batch]
+
+    def _one(self, item: Any) -> Any:
+        match item:
+            case "poison":
+                raise RuntimeError("poisoned")
+            case "hang":
+                time.sleep(1000)
+            case "hang alone":
+                re.match("(a+)+$", "a" * 60 + "b")
+            case "exit":
+                os._exit(3)
+            case "pid":
+                return os.getpid()
+            case "calls":
+                return self.calls
+            case "stdin":
+                return input()
+            case "odd":
+                return {1j}
+            case "threads":
+                return os.environ.get("OMP_NUM_THREADS")
+            case dict():
+                return {name: value * 2 for name, value in item.items()}
+        return item * 2
+
+
+class Slow:
+    """A few milliseconds a call, so that there is a call to be killed in."""
+
+    def predict(self, batch: list[int]) -> list[int]:
+        time.sleep(0.005)
+        return [item + 1 for item in batch]
+
+
+class Counts:
+    """Streams the numbers below each item; a negative one breaks or dies after so many."""
+
+    async def predict(self, batch: list[int]) -> Any:
+        buffer = np.zeros(3000, np.int64)
+        for number in range(max(map(abs, batch))):
+            await asyncio.sleep(0)
+            if -number in batch and number:
+                if number == 3:
+                    os._exit(3)
+                raise RuntimeError("broke")
+            buffer[:] = number
+            yield [buffer if number < abs(item) else None for item in batch]
+
+
+class CannotLoad:
+    def load(self) -> None:
+        raise OSError("no weights here")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Exits(CannotLoad):
+    def load(self) -> None:
+        raise SystemExit("the model's own idea")
+
+
+class DiesLoading(CannotLoad):
+    def load(self) -> None:
+        os._exit(5)
+
+
+class Warm:
+    """Runs out of memory above 4, which warming up finds; says which sizes it saw."""
+
+    max_batch_size = 16
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def example(self) -> int:
+        return 1
+
+    def predict(self, batch: list[int]) -> list[Any]:
+        self.sizes.append(len(batch))
+        if len(batch) > 4:
+            raise MemoryError
+        return [list(self.sizes) for _ in batch]
