@@ -440,6 +440,49 @@ def test_readiness_tells_the_state() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_the_request(stream: bool) -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        body, headers = {"prompt": "hello", "stream": stream, "n": 2}, {"X-Request-Timeout-Ms": "20"}
+        answer = await front.post("/v1/completions", body, headers=headers)
+        assert answer.status == 504
+        assert "20 ms" in answer.error["message"]
+        assert len(front.client.cancelled) == 2
+
+    run(go)
+
+
+def test_a_deadline_amid_a_stream_is_its_last_event() -> None:
+    async def go() -> None:
+        front, answer = Front(FakeClient(manual=True)), Answer()
+        body, headers = {"prompt": "hello", "stream": True}, {"X-Request-Timeout-Ms": "200"}
+        task = asyncio.create_task(front.post("/v1/completions", body, headers=headers, answer=answer))
+        await _until(lambda: front.client.streams)
+        stream = front.client.streams[0]
+        stream.push(SequenceUpdate(stream.request.id, [70]))
+        await task
+        assert answer.status == 200
+        assert "200 ms" in answer.body.decode().strip().split("\n\n")[-1]
+        assert front.client.cancelled == [stream.request.id]
+
+    run(go)
+
+
+def test_priority_may_come_in_a_header() -> None:
+    async def go() -> None:
+        front = Front()
+        headers = {"X-Request-Priority": "3"}
+        await front.post("/v1/completions", {"prompt": "hello"}, headers=headers)
+        await front.post("/v1/completions", {"prompt": "hello", "priority": -1}, headers=headers)
+        assert [request.priority for request in front.client.requests] == [3, -1]
+        assert (
+            await front.post("/v1/completions", {"prompt": "x"}, headers={"X-Request-Timeout-Ms": "-1"})
+        ).status == 400
+
+    run(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("error", "status"), [(Unavailable("it died"), 503), (RequestFailed("boom"), 500)])
 def test_failure_before_the_first_token_is_a_status(stream: bool, error: Exception, status: int) -> None:
     async def go() -> None:

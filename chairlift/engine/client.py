@@ -70,6 +70,12 @@ class Stream:
         if not self._done:
             self._cancel(self)
 
+    def give_up(self, error: Exception) -> None:
+        """Cancel the request, if it has not ended; whoever reads it gets the error."""
+        if not self._done:
+            self._cancel(self)
+            self.close(error)
+
     def push(self, update: SequenceUpdate) -> None:
         """Hand over an update from the worker."""
         self.started = True

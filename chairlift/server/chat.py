@@ -12,6 +12,7 @@ from chairlift.core.request import TokenLogprob
 from chairlift.core.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.config import ServerConfig
+from chairlift.server.endpoint import terms_of
 from chairlift.server.limits import decode, read_body
 from chairlift.server.logprobs import chat_logprobs
 from chairlift.server.openai import ChatBody, check_supported, sampling_params
@@ -35,11 +36,12 @@ async def chat_completions(request: Request) -> Response:
     service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
+    terms = terms_of(request.scope["headers"])
     params = _params(body)
     _check_messages(body.messages)
     prompt = await off_loop(len(raw), lambda: _prompt(service, body))
     request_id = new_id("chatcmpl")
-    samples = service.submit(request_id, [prompt], params, body, continues=False)
+    samples = service.submit(request_id, [prompt], params, body, terms, continues=False)
     answer = _Answer(service, body, params, samples, request_id)
     if body.stream:
         return EventStream(request_id, samples, render(samples, answer.events, answer.event))

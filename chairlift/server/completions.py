@@ -11,6 +11,7 @@ from starlette.responses import Response
 from chairlift.core.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.config import ServerConfig
+from chairlift.server.endpoint import terms_of
 from chairlift.server.limits import decode, read_body
 from chairlift.server.logprobs import LegacyLogprobs, token_name
 from chairlift.server.openai import CompletionBody, check_supported, sampling_params
@@ -34,11 +35,12 @@ async def completions(request: Request) -> Response:
     service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
+    terms = terms_of(request.scope["headers"])
     params = _params(body)
     prompts = await _prompts(service, body.prompt)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    samples = service.submit(request_id, prompts, params, body, continues=True, discard=nothing_wanted)
+    samples = service.submit(request_id, prompts, params, body, terms, continues=True, discard=nothing_wanted)
     answer = _Answer(service, body, params, prompts, samples, request_id)
     if body.stream:
         return EventStream(request_id, samples, render(samples, answer.events, answer.event))

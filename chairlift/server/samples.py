@@ -10,7 +10,7 @@ import msgspec
 from chairlift.core.request import FinishReason, TokenLogprob
 from chairlift.engine.client import Stream
 from chairlift.engine.messages import SequenceUpdate
-from chairlift.errors import ChairliftError
+from chairlift.errors import ChairliftError, DeadlineExceeded
 from chairlift.server.metrics import Metrics
 from chairlift.server.openai import PromptTokensDetails, Usage
 from chairlift.text.output import TextStream
@@ -42,6 +42,7 @@ class Sample:
         self._discard = discard
         self._last = 0.0
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +58,11 @@ class Sample:
     def prompt_ids(self) -> list[int]:
         """The prompt's tokens."""
         return self.stream.request.prompt_ids
+
+    def expire_after(self, seconds: float) -> None:
+        """End with DeadlineExceeded if it has not ended by then."""
+        error = DeadlineExceeded(f"it was not done within {seconds * 1000:g} ms")
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.stream.give_up, error)
 
     def take(self, update: SequenceUpdate) -> Piece | None:
         """Take in a step's tokens; None if the sample had ended before them."""
@@ -83,6 +89,8 @@ class Sample:
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):

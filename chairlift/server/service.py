@@ -13,6 +13,7 @@ from chairlift.engine.messages import EngineStats
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.base import ModelInfo
 from chairlift.server.config import ServerConfig
+from chairlift.server.endpoint import Terms
 from chairlift.server.errors import ApiError
 from chairlift.server.metrics import Metrics
 from chairlift.server.openai import CommonBody
@@ -96,11 +97,12 @@ class Service:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         body: CommonBody,
+        terms: Terms,
         *,
         continues: bool,
         discard: bool = False,
     ) -> list[Sample]:
-        """Admit `params.n` sequences for each prompt, all or none.
+        """Admit `params.n` sequences for each prompt, all or none; those not done by the deadline raise it.
 
         `continues` says that an answer continues its prompt's text; `discard` drops what is generated. Raises
         InvalidRequest, QueueFull or Unavailable.
@@ -116,18 +118,22 @@ class Service:
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            requests += self._fan_out(name, prompt, params, body, info)
+            requests += self._fan_out(name, prompt, params, body, terms.priority, info)
         streams = self.client.submit(*requests)
-        return [
+        samples = [
             Sample(index, stream, self._text(stream.request, continues), self.metrics, discard)
             for index, stream in enumerate(streams)
         ]
+        if terms.timeout is not None:
+            for sample in samples:
+                sample.expire_after(terms.timeout)
+        return samples
 
     def _text(self, request: Request, continues: bool) -> TextStream:
         return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
 
     def _fan_out(
-        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, info: ModelInfo
+        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, priority: int, info: ModelInfo
     ) -> list[Request]:
         try:
             return fan_out(
@@ -137,7 +143,7 @@ class Service:
                 info=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
-                priority=body.priority or 0,
+                priority=priority if body.priority is None else body.priority,
                 cache_salt=body.cache_salt or "",
                 use_prefix_cache=body.cache_prompt is not False,
             )
