@@ -52,7 +52,7 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_batch_size: int | None = None
     max_wait_ms: float | None = None
     max_batch_tokens: int | None = None
-    max_waiting: int = 1024
+    max_waiting: int = 4096
     max_queue_ms: float | None = None
     target_latency_ms: float | None = None
     timeout_ms: float | None = None

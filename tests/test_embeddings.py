@@ -282,3 +282,14 @@ def test_rubbish_is_400(case: Case, raw: bytes) -> None:
     answer = case.http.post("/v1/embeddings", content=raw)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_a_default_prompt_comes_unasked() -> None:
+    service, _ = embedder("prompted", default_prompt="query")
+    with listening(service) as server, httpx.Client(base_url=server.url) as http:
+        made = http.post("/v1/embeddings", json={"input": "world"}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(made, expected("hello world"), rtol=1e-6)
+        np.testing.assert_allclose(http.post("/embed", json={"inputs": "world"}).json()[0], made, rtol=1e-6)
+        ids = http.post("/v1/embeddings", json={"input": ids_of("world")}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(ids, expected("world"), rtol=1e-6)
+        assert http.post("/embed", json={"inputs": [ids_of("world")]}).status_code == 200

@@ -74,7 +74,7 @@ async def _encode(service: OneShotService, body: EmbeddingBody) -> list[Encoding
     if kinds == {str}:
         texts = cast(list[str], given)
         check_not_empty(texts, _FIELD)
-        return await from_texts(service, texts, cut, _FIELD)
+        return await from_texts(service, [service.default_prompt + text for text in texts], cut, _FIELD)
     if kinds == {list}:
         prompts = cast(list[list[int]], given)
         if not all(prompts):

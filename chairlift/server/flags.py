@@ -48,7 +48,7 @@ HELP = {
     "port": "the port to listen on; 0 takes any free one",
     "grpc_port": "also serve the Open Inference Protocol over gRPC there (default: no gRPC)",
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
-    "max_waiting": "sequences or items that may wait; beyond it a request gets 429",
+    "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
     "max_body_bytes": "bytes of a request body",
     "max_n": "samples of one request",
     "max_prompts_per_request": "prompts of one completion request",
@@ -59,7 +59,7 @@ HELP = {
 }
 
 # Their default depends on what the model is.
-_BY_KIND = ("max_wait_ms",)
+_BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((EngineConfig, "language models"), (OneShotConfig, "all other models"), (ServerConfig, "server"))
 
 

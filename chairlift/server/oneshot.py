@@ -23,7 +23,7 @@ class OneShotService:
 
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
-    `prompts` are texts that clients may ask to put before theirs, by name.
+    `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
     """
 
     def __init__(
@@ -35,12 +35,14 @@ class OneShotService:
         info: OneShotInfo | None = None,
         encoder: TextEncoder | None = None,
         prompts: Mapping[str, str] = MappingProxyType({}),
+        default_prompt: str | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self.info = info
         self.encoder = encoder
         self.prompts = prompts
+        self.default_prompt = prompts[default_prompt] if default_prompt is not None else ""
         self.dispatcher = dispatcher
         self.metrics = OneShotMetrics(name if version == "1" else f"{name}:{version}", dispatcher)
         dispatcher.on_batch = self.metrics.on_batch

@@ -51,8 +51,13 @@ class OneShotHost:
         """Make the service."""
         from chairlift.server.oneshot import OneShotService
 
-        version, prompts = self.served.share.version, self._files.prompts or {}
-        self._service = OneShotService(self.served.name, self._dispatcher, version=version, prompts=prompts)
+        self._service = OneShotService(
+            self.served.name,
+            self._dispatcher,
+            version=self.served.share.version,
+            prompts=self._files.prompts or {},
+            default_prompt=self._files.default_prompt,
+        )
         return self._service
 
     async def wait_ready(self) -> None:

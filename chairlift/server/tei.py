@@ -172,7 +172,7 @@ async def _encode(service: OneShotService, body: EmbedBody, given: Sequence[str 
         return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
     if any(isinstance(each, str) for each in given):
         raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
-    if prompt:
+    if body.prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
     return from_ids(service, ids, cut, "inputs")
@@ -180,7 +180,7 @@ async def _encode(service: OneShotService, body: EmbedBody, given: Sequence[str 
 
 def _prompt(service: OneShotService, name: str | None) -> str:
     if name is None:
-        return ""
+        return service.default_prompt
     if name not in service.prompts:
         known = ", ".join(service.prompts) or "none"
         raise InvalidRequest(f"prompt_name {name!r} is not one of this model's prompts: {known}", "prompt_name")
