@@ -81,6 +81,22 @@ def test_one_turn_at_a_time():
         shares.release("b", 1)
 
 
+def test_only_what_was_used_is_charged():
+    shares = Shares({"a": 1, "b": 1})
+    had = {"a": 0.0, "b": 0.0}
+    now = 0.0
+    shares.ask("a", now)
+    shares.ask("b", now)
+    while now < 100:
+        name = shares.grant(now)
+        used = 0.01
+        now += used + (0.005 if name == "a" else 0)
+        had[name] += used
+        shares.release(name, now, used)
+        shares.ask(name, now)
+    assert had["a"] == pytest.approx(had["b"], abs=0.02)
+
+
 def test_who_leaves_gives_its_turn_back():
     shares = Shares({"a": 1, "b": 1})
     shares.ask("a", 0)

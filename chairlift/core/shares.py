@@ -76,11 +76,17 @@ class Shares:
         claim.wants, claim.since = None, now
         return self.holder
 
-    def release(self, name: str, now: float) -> None:
-        """Give the turn back; its time is charged. Raises ValueError if the model does not have it."""
+    def release(self, name: str, now: float, seconds: float | None = None) -> None:
+        """Give the turn back. What is charged is its length, or the `seconds` that were really used.
+
+        Raises ValueError if the model does not have it.
+        """
         if self.holder != name:
             raise ValueError(f"{name} does not have the turn")
-        self._claims[name].used = self._floor = self._charged(name, now)
+        claim = self._claims[name]
+        charged = self._charged(name, now)
+        claim.used = charged if seconds is None else min(charged, claim.used + seconds / claim.weight)
+        self._floor = claim.used
         self.holder = None
 
     def _virtual_time(self, now: float) -> float:

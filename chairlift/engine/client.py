@@ -207,8 +207,8 @@ class EngineClient:
                 self._worker.refused(reason)
             case TurnWanted() if self._member is not None:
                 self._member.ask()
-            case TurnOver(again=again) if self._member is not None:
-                self._member.release(again)
+            case TurnOver(again=again, seconds=seconds) if self._member is not None:
+                self._member.release(again, seconds)
 
     def _take_part(self) -> None:
         """Take turns with other models from now on."""

@@ -99,11 +99,14 @@ class Member:
         """Want no turn any more."""
         self._machine.shares.withdraw(self.name)
 
-    def release(self, again: bool) -> None:
-        """End the turn; `again` asks for another in the same breath. Raises ValueError without a turn."""
+    def release(self, again: bool, seconds: float | None = None) -> None:
+        """End the turn; `again` asks for another in the same breath. `seconds` is what was used of it, if known.
+
+        Raises ValueError without a turn.
+        """
         machine = self._machine
         now = machine.clock()
-        machine.shares.release(self.name, now)
+        machine.shares.release(self.name, now, seconds)
         if again:
             machine.shares.ask(self.name, now)
         machine.grant_soon()

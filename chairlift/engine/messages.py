@@ -115,9 +115,13 @@ class TurnWanted(msgspec.Struct, tag=True):
 
 
 class TurnOver(msgspec.Struct, tag=True):
-    """Worker to front: the machine is free; `again` wants the next turn as well."""
+    """Worker to front: the machine is free. `again` wants the next turn as well; `seconds` is what the steps took.
+
+    The rest of the turn was spent on messages, for which nobody pays: the front may have been busy with others'.
+    """
 
     again: bool
+    seconds: float
 
 
 ToFront = Ready | LoadFailed | StepOutput | TurnWanted | TurnOver

@@ -17,6 +17,7 @@ class Turn:
         self._shared = shared
         self._asked = False
         self._others_wait = False
+        self._seconds = 0.0
 
     def want(self) -> bool:
         """Return whether a step may run; if not, ask for a turn."""
@@ -28,13 +29,15 @@ class Turn:
     def given(self) -> None:
         """The front gave the turn."""
         self.holds, self._asked, self._others_wait = True, False, False
+        self._seconds = 0.0
 
     def others_wait(self) -> None:
         """Somebody else asked for it."""
         self._others_wait = True
 
-    def after_step(self) -> None:
-        """Give way if others wait."""
+    def after_step(self, seconds: float) -> None:
+        """Give way if others wait, after a step that took so long."""
+        self._seconds += seconds
         if self._others_wait:
             self._over(again=True)
 
@@ -45,4 +48,4 @@ class Turn:
 
     def _over(self, again: bool) -> None:
         self.holds, self._asked, self._others_wait = False, again, False
-        self._send(TurnOver(again))
+        self._send(TurnOver(again, self._seconds))

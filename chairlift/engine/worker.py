@@ -65,7 +65,7 @@ class Worker:
             output = self.engine.step()
             if output is not None:
                 self.send(output)
-                turn.after_step()
+                turn.after_step(output.stats.step_seconds)
                 timeout = 0.0
                 continue
             turn.nothing_to_do()
