@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -78,6 +79,9 @@ class _Front:
             # In a thread, so that the loop can start the workers while this process still imports.
             server, grpc = await asyncio.to_thread(self._prepare)
             self._server = server
+            # A full collection walks every object that the imports made, in the middle of somebody's request.
+            gc.collect()
+            gc.freeze()
             async with grpc as grpc_port:
                 announcing = asyncio.create_task(self._announce(grpc_port))
                 if self._leaving is None:
