@@ -31,7 +31,7 @@ from chairlift.engine.messages import (
     TurnOver,
     TurnWanted,
 )
-from chairlift.engine.supervisor import State, Supervisor
+from chairlift.engine.supervisor import Supervised, Supervisor
 from chairlift.errors import QueueFull, RequestFailed, Unavailable
 from chairlift.runners.base import ModelInfo
 
@@ -93,7 +93,7 @@ class Stream:
             self._wake.set_result(None)
 
 
-class EngineClient:
+class EngineClient(Supervised):
     """One model served by one worker process. All methods belong to the event loop that called `start`."""
 
     def __init__(
@@ -123,38 +123,9 @@ class EngineClient:
         )
 
     @property
-    def state(self) -> State:
-        """What the worker is at."""
-        return self._worker.state
-
-    @property
-    def failure(self) -> str | None:
-        """Why the model can't be loaded, if it can't."""
-        return self._worker.failure
-
-    @property
-    def restarts(self) -> int:
-        """How many workers have died and been replaced."""
-        return self._worker.restarts
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request would be taken in now."""
-        return self.state == "ready"
-
-    @property
     def num_unfinished(self) -> int:
         """Requests sent and not yet answered in full."""
         return len(self._streams)
-
-    @property
-    def worker_pid(self) -> int | None:
-        """The worker's process id, or None while there is none."""
-        return self._worker.pid
-
-    async def start(self) -> None:
-        """Start the worker and return at once; `wait_ready` waits until it has loaded."""
-        await self._worker.start()
 
     async def wait_ready(self) -> None:
         """Return once requests are taken in. Raises Unavailable if the model can't be loaded."""

@@ -14,7 +14,7 @@ from chairlift.engine.arrays import decode, encode
 from chairlift.engine.call import CallFailed, CallResult, OnParts, compute, describe
 from chairlift.engine.messages import LoadFailed, Shutdown
 from chairlift.engine.oneshot_messages import Done, Failed, Loaded, Parts, Run, ToFront
-from chairlift.engine.supervisor import State, Supervisor
+from chairlift.engine.supervisor import State, Supervised, Supervisor
 from chairlift.errors import RequestFailed, Unavailable
 from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.oneshot import OneShotInfo, OneShotRunner
@@ -53,7 +53,7 @@ class _Call:
             self.future.set_exception(CallFailed(failure, detail))
 
 
-class ProcessExecutor:
+class ProcessExecutor(Supervised):
     """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
 
     A worker that dies is replaced, and costs the call that it was at. One that takes longer than `call_timeout_s` over
@@ -86,35 +86,6 @@ class ProcessExecutor:
             environment={**(environment or {}), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})},
             on_state=self._changed,
         )
-
-    @property
-    def state(self) -> State:
-        """What the worker is at."""
-        return self._worker.state
-
-    @property
-    def failure(self) -> str | None:
-        """Why the model can't be loaded, if it can't."""
-        return self._worker.failure
-
-    @property
-    def restarts(self) -> int:
-        """How many workers have died and been replaced."""
-        return self._worker.restarts
-
-    @property
-    def ready(self) -> bool:
-        """Whether a call would be begun now, or after the one that runs."""
-        return self.state == "ready"
-
-    @property
-    def worker_pid(self) -> int | None:
-        """The worker's process id, or None while there is none."""
-        return self._worker.pid
-
-    async def start(self) -> None:
-        """Start the worker and return at once; `wait_ready` waits until it has loaded."""
-        await self._worker.start()
 
     async def wait_ready(self) -> OneShotInfo:
         """Return what is known of the model once it is loaded. Raises Unavailable if it can't be."""

@@ -181,5 +181,40 @@ class Supervisor:
             self._on_state(state)
 
 
+class Supervised:
+    """What whoever computes in a supervised worker can be asked about it. A subclass sets `_worker`."""
+
+    _worker: Supervisor
+
+    @property
+    def state(self) -> State:
+        """What the worker is at."""
+        return self._worker.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can't be loaded, if it can't."""
+        return self._worker.failure
+
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+        return self._worker.restarts
+
+    @property
+    def ready(self) -> bool:
+        """Whether work would be taken in now."""
+        return self.state == "ready"
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id, or None while there is none."""
+        return self._worker.pid
+
+    async def start(self) -> None:
+        """Start the worker and return at once; `wait_ready` waits until it has loaded."""
+        await self._worker.start()
+
+
 def _describe(status: int) -> str:
     return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
