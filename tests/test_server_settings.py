@@ -62,7 +62,7 @@ def test_what_a_model_is_follows_from_its_name_and_files(model: str, kind: str, 
     assert (config.kind, config.max_batch_size, made.models[0].name) == (kind, 9, name)
 
 
-def test_a_language_model_may_be_used_as_an_encoder(tmp_path: Path) -> None:
+def test_kind_goes_before_what_the_files_say(tmp_path: Path) -> None:
     config = only(settings(tmp_path, "m", "--kind", "encoder"))
     assert isinstance(config, OneShotConfig)
 
