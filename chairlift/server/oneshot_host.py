@@ -28,7 +28,6 @@ class OneShotHost:
     def __init__(self, served: Served, config: OneShotConfig, machine: Machine | None) -> None:
         self.served = served
         self._config = config
-        self._machine = machine
         environment = None if machine is None else soon_asleep()
         self._executors = [
             ProcessExecutor(config, partial(self._instance_changed, number), environment)
@@ -74,10 +73,9 @@ class OneShotHost:
     def about(self) -> str:
         """Type, device and kernels."""
         info = self._info
-        if info is None:
+        if info is None or not info.dtype:
             return ""
-        parts = (info.dtype, f"on {info.device}" if info.device else "", f"{info.ops} operations" if info.ops else "")
-        return ", ".join(part for part in (" ".join(filter(None, parts[:2])), parts[2]) if part)
+        return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
 
     async def drain(self, timeout: float) -> None:
         """Let what waits and runs end."""
