@@ -104,6 +104,18 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "conf" / "all.toml").write_text('[models.a]\nmodel = "../encoder"\n')
     made = settings(tmp_path, "conf/all.toml")
     assert Path(only(made).model).resolve() == tmp_path / "encoder"
+    (tmp_path / "conf" / "one.toml").write_text('model = "../encoder"\n')
+    assert Path(only(settings(tmp_path, "conf/one.toml")).model).resolve() == tmp_path / "encoder"
+    assert only(settings(tmp_path, "encoder", "--config", "conf/one.toml")).model == "encoder"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("score.py:Score", "{folder}/conf/score.py:Score"), ("package.score:Score",) * 2]
+)
+def test_classes_in_a_file_are_found_from_it(model: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "all.toml").write_text(f'[models.a]\nmodel = "{model}"\n')
+    assert only(settings(tmp_path, "conf/all.toml")).model == expected.format(folder=tmp_path)
 
 
 @pytest.mark.parametrize(

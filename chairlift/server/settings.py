@@ -85,7 +85,9 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
     if "model" not in found:
         found["model"] = _Given(default_model, "the default", typed=True)
         found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
-    return Settings((_model(found, folder, None),), _server(found))
+    # Paths in a file are relative to it, all others to the working directory.
+    from_file = "model" in values and "model" not in above
+    return Settings((_model(found, path.parent if from_file else folder, None),), _server(found))
 
 
 def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
@@ -116,14 +118,13 @@ def _model(found: _Found, folder: Path, name: str | None) -> Served:
     """One model's settings. Raises ConfigError for those that its kind does not have."""
     given = str(_convert("model", found["model"], str))
     path = folder / given
-    if path.is_dir() or path.is_file():
-        # The worker may have another working directory one day, and a file's paths are relative to the file.
-        found = found | {"model": found["model"]._replace(value=given if folder == Path.cwd() else str(path))}
-    elif not is_class(given):
+    if not (path.is_dir() or path.is_file() or is_class(given)):
         raise ConfigError(
             f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder, a .onnx file, or "
             "a class as module:Class"
         )
+    if folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
+        found = found | {"model": found["model"]._replace(value=str(path))}
     config: type[ModelConfig] = OneShotConfig
     if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
         config = EngineConfig
