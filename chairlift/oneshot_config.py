@@ -30,10 +30,11 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one one-shot model; a setting that its kind does not read is refused. Raises ConfigError by name.
 
     `model` is a Hugging Face folder, a .onnx file, or a class as "module:Class" or "path/to/file.py:Class"; `kind`
-    follows from it. `max_batch_size` (items in one call) and `max_wait_ms` (for the oldest item, until the batch is
-    full) default to what the model says, or else to 32 and 0. `max_model_len` bounds one item's tokens (default: the
-    model's own), `max_batch_tokens` a batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until
-    the line is done. `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
+    follows from it. Kind "encoder" is any that embeds or classifies texts, a decoder's folder too. `max_batch_size`
+    (items in one call) and `max_wait_ms` (for the oldest item, until the batch is full) default to what the model says,
+    or else to 32 and 0. `max_model_len` bounds one item's tokens (default: the model's own), `max_batch_tokens` a
+    batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until the line is done.
+    `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
     `call_timeout_s` is when a call counts as hung and its process is ended. A failed call is tried again up to
     `retries` times, and with `bisect` in halves, so each item's computation may run more than once.

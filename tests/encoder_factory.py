@@ -44,7 +44,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
         | {"classifier_pooling": "mean", "hidden_activation": "gelu_pytorch_tanh", "num_attention_heads": 2},
     ),
+    "llama": ("llama", {"num_key_value_heads": 1, "attention_bias": True}),
+    "mistral_window": ("mistral", {"num_key_value_heads": 2, "sliding_window": 20}),
+    "qwen2": (
+        "qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 32}),
 }
+# Decoders, of which transformers leaves the head away here: their names have no prefix.
+DECODERS = ("llama", "mistral_window", "qwen2", "qwen3")
 LENGTHS = (100, 1, 2, 300, 15, 16, 17, 40)
 
 

@@ -1,4 +1,4 @@
-"""Encoders against transformers, in every precision, alone and in ragged batches."""
+"""Encoders, and decoders that embed, against transformers, in every precision, alone and in ragged batches."""
 
 import functools
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoder_factory import VARIANTS, encoder_folder, encodings, expected_logits, expected_states
+from encoder_factory import DECODERS, VARIANTS, encoder_folder, encodings, expected_logits, expected_states
 from native_isa import ISAS, kernels_of, needs_native, runs_here
 from numpy.typing import NDArray
 
@@ -84,7 +84,7 @@ def test_logits_equal_transformers(variant: str, labels: int, ops: str) -> None:
 @needs_native
 @pytest.mark.parametrize("labels", [0, 2])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert", "modernbert_biases"])
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert", "modernbert_biases", *DECODERS])
 def test_a_result_is_the_same_alone_and_in_any_batch(variant: str, quantization: str, labels: int) -> None:
     """In company, in another order, and when threads share each text instead of taking some each.
 

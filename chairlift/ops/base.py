@@ -100,12 +100,15 @@ class DecoderLayer:
 
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
-    """A decoder. `embedding` [V, H] is None where the head, which is tied to it, gives its rows."""
+    """A decoder. `embedding` [V, H] is None where the head, which is tied to it, gives its rows.
+
+    `head` is None where only hidden states are wanted; then there is an embedding.
+    """
 
     layers: Sequence[DecoderLayer]
     norm: Tensor
     embedding: Tensor | None
-    head: Head
+    head: Head | None
     eps: float
 
 

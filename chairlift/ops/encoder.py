@@ -164,9 +164,7 @@ class PlainEncoder:
         if output == "tokens":
             return hidden
         if output == "mean":
-            owner = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-            sums = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden)
-            return sums / lengths.unsqueeze(1)
+            return text_means(hidden, starts)
         return hidden[starts[:-1] if output == "first" else starts[1:] - 1]
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -216,6 +214,13 @@ class PlainEncoder:
             mixed = F.scaled_dot_product_attention(queries, keys, values, None if mask is None else mask.to(q.dtype))
             out[group.rows] = mixed.transpose(1, 2)
         return out.flatten(1)
+
+
+def text_means(hidden: Tensor, starts: Tensor) -> Tensor:
+    """Mean of each text's rows: hidden [T, H] -> [S, H], for `starts` [S + 1] int64."""
+    lengths = starts.diff()
+    owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
+    return hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden) / lengths.unsqueeze(1)
 
 
 def activate(x: Tensor, activation: str) -> Tensor:

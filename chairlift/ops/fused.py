@@ -23,7 +23,7 @@ def _struct(linear: Linear) -> native.Weight:
 def can_fuse(weights: DecoderWeights) -> bool:
     """Whether the native products hold every weight."""
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    return all(isinstance(linear, PackedWeight) for linear in (weights.head, *linears))
+    return all(isinstance(part, PackedWeight) for part in linears) and isinstance(weights.head, PackedWeight | None)
 
 
 class FusedDecoder:
@@ -43,7 +43,7 @@ class FusedDecoder:
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
             struct.window = layer.heads.window or 0
         heads, k = weights.layers[0].heads, caches[0][0]
-        assert isinstance(weights.head, PackedWeight)
+        assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.norm.dtype
         self._layers = layers
         self._decoder = native.Decoder(
@@ -52,7 +52,8 @@ class FusedDecoder:
             self._hidden_size,
             weights.norm.data_ptr(),
             _address(weights.embedding),
-            weights.head.struct,
+            # Without a head its structure is all zeros, and nobody looks at it.
+            native.Weight() if weights.head is None else weights.head.struct,
             native.Heads(
                 heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale, native.DTYPES[k.dtype]
             ),

@@ -31,7 +31,7 @@ HELP = {
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
-    "kind": "what the model is; auto is a language model, or what its name and files say",
+    "kind": "what the model is; auto is what its name and files say; encoder has a language model's folder embed",
     "max_batch_size": "items in one call (default: what the model says, or 32)",
     "max_batch_tokens": "tokens in one call",
     "max_queue_ms": "predicted time of the work in line, beyond which a request gets 429 (default: any)",

@@ -142,7 +142,9 @@ def wrong_task(model: Served, tasks: Collection[str], route: str) -> ApiError:
     """What to say when a model can't do what a route is for."""
     wanted = " or ".join(KINDS[task] for task in tasks)
     is_a = KINDS[model.task] if model.task is not None else "not loaded"
-    return ApiError(400, f"`{model.name}` is {is_a}; {route} needs {wanted}", "model", "wrong_task")
+    could = model.task == "generate" and "embed" in tasks
+    way = '; its folder embeds where it is served with kind = "encoder"' if could else ""
+    return ApiError(400, f"`{model.name}` is {is_a}; {route} needs {wanted}{way}", "model", "wrong_task")
 
 
 def _version_order(version: str) -> tuple[int, str]:

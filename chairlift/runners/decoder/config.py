@@ -35,6 +35,9 @@ _NEUTRAL: dict[str, Any] = {
     "logits_scaling": 1.0,
     "logit_scale": 1.0,
     "parallel_attn": False,
+    # Embedders made of decoders sometimes let tokens see what follows.
+    "is_causal": True,
+    "use_bidirectional_attention": False,
 }
 
 

@@ -1,12 +1,10 @@
 """The one parametric decoder: embedding, layers, final norm, head."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Inputs, KVCache, Linear, Ops
+from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Head, Inputs, KVCache, Linear, Ops
 from chairlift.runners.decoder.config import ModelConfig
 from chairlift.runners.weights import Weights
 
@@ -18,22 +16,22 @@ class Decoder:
         self,
         config: ModelConfig,
         ops: Ops,
-        folder: Path,
-        dtype: torch.dtype,
-        device: torch.device,
+        weights: Weights,
+        *,
         cache_dtype: torch.dtype | None = None,
+        head: bool = True,
     ) -> None:
-        """Read and pack the weights; `cache_dtype`, of the KV cache, is `dtype` unless given.
+        """Read and pack the weights; `cache_dtype`, of the KV cache, is theirs unless given.
 
-        Raises UnsupportedModel naming a missing, unexpected or misshapen tensor.
+        Without `head` there are hidden states only, and whatever heads the files hold are left there. Raises
+        UnsupportedModel naming a missing, unexpected or misshapen tensor.
         """
         self.config = config
         self.ops = ops
-        self.dtype = dtype
-        self.cache_dtype = cache_dtype or dtype
-        self.device = device
-        with Weights(folder, dtype, device) as weights:
-            self.weights = _read(config, ops, weights)
+        self.dtype = weights.dtype
+        self.cache_dtype = cache_dtype or weights.dtype
+        self.device = weights.device
+        self.weights = _read(config, ops, weights, head)
         self.weight_bytes = _nbytes(self.weights)
         self.caches: list[KVCache] = []
         self.cos_sin = torch.empty(0)
@@ -45,13 +43,19 @@ class Decoder:
         per_head = self.config.head_dim * self.cache_dtype.itemsize + scale
         return self.config.num_layers * 2 * self.config.num_kv_heads * per_head
 
-    def allocate(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        """Allocate the KV cache and the table of rotations."""
+    def allocate(self, num_blocks: int, block_size: int, max_model_len: int, *, one_layer: bool = False) -> None:
+        """Allocate the KV cache and the table of rotations.
+
+        With `one_layer` all layers take turns in the memory of one, which suits passes that hold whole sequences.
+        """
         self.cos_sin = self.config.rope.table(self.config.head_dim, max_model_len).to(self.device)
+        layers = self.weights.layers
         self.caches = [
             self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.cache_dtype, self.device)
-            for layer in self.weights.layers
+            for layer in (layers[:1] if one_layer else layers)
         ]
+        if one_layer:
+            self.caches *= len(layers)
         self._fused = self.ops.fuse(self.weights, self.caches, self.cos_sin)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -61,10 +65,10 @@ class Decoder:
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""
         ops, weights, eps, rows = self.ops, self.weights, self.config.rms_norm_eps, inputs.logit_rows
-        if weights.embedding is None:
-            residual = weights.head.embed(inputs.token_ids)
-        else:
+        if weights.embedding is not None:
             residual = functional.embedding(inputs.token_ids, weights.embedding)
+        else:
+            residual = self._head.embed(inputs.token_ids)
         hidden = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
         last = len(weights.layers) - 1
         for index, (layer, cache) in enumerate(zip(weights.layers, self.caches, strict=True)):
@@ -85,27 +89,38 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [R, V] logits, in float32 or the model's dtype, of hidden states [R, H]."""
-        return self.weights.head.logits(hidden)
+        return self._head.logits(hidden)
 
     def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
-        return self.weights.head.best(hidden)
+        return self._head.best(hidden)
+
+    @property
+    def _head(self) -> Head:
+        head = self.weights.head
+        assert head is not None, "this model was read without its head"
+        return head
 
 
-def _read(config: ModelConfig, ops: Ops, weights: Weights) -> DecoderWeights:
+def _read(config: ModelConfig, ops: Ops, weights: Weights, head: bool) -> DecoderWeights:
+    # A folder that was saved without any head has no prefix either.
+    prefix = "model." if "model.embed_tokens.weight" in weights else ""
     size = (config.vocab_size, config.hidden_size)
-    embedding = weights.take(["model.embed_tokens.weight"], [size])
-    layers = [_layer(config, ops, weights, index) for index in range(config.num_layers)]
-    norm = weights.take(["model.norm.weight"], [(config.hidden_size,)])
+    embedding = weights.take([f"{prefix}embed_tokens.weight"], [size])
+    layers = [_layer(config, ops, weights, f"{prefix}layers.{index}.", index) for index in range(config.num_layers)]
+    norm = weights.take([f"{prefix}norm.weight"], [(config.hidden_size,)])
+    if not head:
+        weights.refuse_unused([f"{prefix}{part}." for part in ("embed_tokens", "layers", "norm")])
+        return DecoderWeights(layers, norm, embedding, None, config.rms_norm_eps)
     # Like transformers, a head that is in the files wins over tying.
     own_head = "lm_head.weight" in weights or not config.tied
-    head = ops.head(weights.take(["lm_head.weight"], [size]) if own_head else embedding)
+    last = ops.head(weights.take(["lm_head.weight"], [size]) if own_head else embedding)
     weights.refuse_unused()
-    return DecoderWeights(layers, norm, embedding if own_head else None, head, config.rms_norm_eps)
+    return DecoderWeights(layers, norm, embedding if own_head else None, last, config.rms_norm_eps)
 
 
 def _nbytes(weights: DecoderWeights) -> int:
-    total = weights.norm.nbytes + weights.head.nbytes + (0 if weights.embedding is None else weights.embedding.nbytes)
+    total = weights.norm.nbytes + sum(part.nbytes for part in (weights.head, weights.embedding) if part is not None)
     for layer in weights.layers:
         total += sum(linear.nbytes for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
         norms = (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm)
@@ -113,8 +128,7 @@ def _nbytes(weights: DecoderWeights) -> int:
     return total
 
 
-def _layer(config: ModelConfig, ops: Ops, weights: Weights, index: int) -> DecoderLayer:
-    prefix = f"model.layers.{index}."
+def _layer(config: ModelConfig, ops: Ops, weights: Weights, prefix: str, index: int) -> DecoderLayer:
     hidden, middle = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 

@@ -19,6 +19,7 @@ from chairlift.runners.decoder.logprobs import token_logprobs
 from chairlift.runners.decoder.memory import num_kv_blocks
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.sampler import Sampler
+from chairlift.runners.weights import Weights
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
 _PROMPT_ROWS = 64
@@ -59,7 +60,8 @@ class DecoderRunner:
         dtype = _dtype(config, model_config.dtype)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-        self.model = Decoder(model_config, ops, folder, dtype, device, cache_dtype)
+        with Weights(folder, dtype, device) as weights:
+            self.model = Decoder(model_config, ops, weights, cache_dtype=cache_dtype)
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()

@@ -1,1 +1,1 @@
-"""Encoders of the BERT family: embeddings, classification and reranking, with no padding."""
+"""Embeddings, classification and reranking, with no padding: by encoders of the BERT family, and by decoders."""

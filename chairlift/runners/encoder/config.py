@@ -7,6 +7,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.encoder import ACTIVATIONS, Activation
+from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.encoder.families import FAMILIES, Family
 from chairlift.runners.folder import positive_size, read_model_json
@@ -69,7 +70,10 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     raw = read_model_json(folder)
     name = raw.get("model_type")
     if name not in FAMILIES:
-        raise UnsupportedModel(f"model_type {name!r} is no supported encoder; these are: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"model_type {name!r} is no supported encoder; these are: {', '.join(FAMILIES)}, and of decoders, which "
+            f"embed too, {', '.join(DECODERS)}"
+        )
     family = FAMILIES[name]
     _refuse_unknown(raw)
     # A copy in which the fields have BERT's names.

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.encoder.families import FAMILIES
 from chairlift.runners.folder import read_model_json
 from chairlift.runners.oneshot import Task
 
+_CLASSIFIER = "ForSequenceClassification"
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # As older files have them, in the order in which several are concatenated.
 _POOLING_FLAGS = {
@@ -37,14 +39,14 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What sentence-transformers keeps of a model; without any of its files, its own defaults: mean, not normalized.
+    """What sentence-transformers keeps of a model; without any of its files nothing is normalized.
 
-    (TEI asks for the pooling on its command line instead, and vLLM guesses the first token, normalized.) Several
-    `poolings` are concatenated. `max_tokens` counts special tokens; None if the folder does not say. `prompts` go in
-    front of texts, by name, and `default_prompt` names the one that is used unasked.
+    Several `poolings` are concatenated; there are none if the folder does not say. `max_tokens` counts special tokens;
+    None if the folder does not say. `prompts` go in front of texts, by name, and `default_prompt` names the one that
+    is used unasked.
     """
 
-    poolings: tuple[str, ...] = ("mean",)
+    poolings: tuple[str, ...] = ()
     dense: tuple[Dense, ...] = ()
     normalized: bool = False
     max_tokens: int | None = None
@@ -75,14 +77,21 @@ class SentenceFiles:
 
 
 def is_encoder(folder: Path) -> bool:
-    """Whether the folder holds a model that the encoder runner takes. Raises ConfigError if it is no model folder."""
-    return read_model_json(folder).get("model_type") in FAMILIES
+    """Whether the folder holds a model that the encoder runner takes unasked. Raises ConfigError if it holds no model.
+
+    That is an encoder, or a decoder that has modules of sentence-transformers, no head, or one for classification.
+    """
+    raw = read_model_json(folder)
+    if raw.get("model_type") in FAMILIES:
+        return True
+    headless = any(name.endswith(("Model", _CLASSIFIER)) for name in raw.get("architectures") or [])
+    return raw.get("model_type") in DECODERS and (headless or (folder / "modules.json").is_file())
 
 
 def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
     """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label."""
     names = raw.get("architectures") or []
-    classifies = any(name.endswith("ForSequenceClassification") for name in names)
+    classifies = any(name.endswith(_CLASSIFIER) for name in names)
     pools = any(kind == "Pooling" for kind, _ in _modules(folder))
     if not classifies or pools:
         return "embed"
@@ -130,7 +139,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], bool]:
-    poolings: tuple[str, ...] = ("mean",)
+    poolings: tuple[str, ...] = ()
     dense: list[Dense] = []
     normalized = False
     for index, (kind, path) in enumerate(_modules(folder)):

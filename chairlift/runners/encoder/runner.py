@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.ops.base import Quantization
-from chairlift.ops.encoder import EncoderForward, Texts
+from chairlift.ops.encoder import Texts
 from chairlift.ops.select import has_bf16_products, select_ops
-from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
+from chairlift.runners.encoder.backbone import Backbone, read_backbone
 from chairlift.runners.encoder.folder import SentenceFiles, labels_of, task_of
-from chairlift.runners.encoder.model import EncoderReader, Projected, read_dense
+from chairlift.runners.encoder.model import Projected, read_dense
 from chairlift.runners.encoder.pooling import pool
+from chairlift.runners.folder import read_model_json
 from chairlift.runners.oneshot import Encoding, OneShotInfo
 from chairlift.runners.weights import Weights
 
@@ -24,8 +25,9 @@ Vector = NDArray[np.float32]
 class EncoderRunner:
     """Runs an encoder on texts packed end to end, with no padding; implements `runners.oneshot.OneShotRunner`.
 
-    A text's result does not depend on what shares its batch: with the native operations not in a single bit of its
-    hidden states; Dense modules and classification heads, in float32, may round otherwise.
+    A decoder's folder will do as well; its tokens see only what comes before them. A text's result does not depend on
+    what shares its batch: with the native operations not in a single bit of its hidden states; Dense modules and
+    classification heads, in float32, may round otherwise.
     """
 
     def __init__(
@@ -53,29 +55,27 @@ class EncoderRunner:
     @torch.inference_mode()
     def load(self) -> OneShotInfo:
         """Read the weights. Raises UnsupportedModel or ConfigError."""
-        config, files = read_encoder_config(self._model), SentenceFiles.read(self._model)
-        self._task = task_of(self._model, config.raw)
-        labels = () if self._task == "embed" else labels_of(config.raw)
+        backbone, files, raw = read_backbone(self._model), SentenceFiles.read(self._model), read_model_json(self._model)
+        self._task = task_of(self._model, raw)
+        labels = () if self._task == "embed" else labels_of(raw)
         device = _device(self._device)
         dtype = _dtype(self._dtype, device)
-        max_tokens = self._longest(config, files)
+        max_tokens = self._longest(backbone, files)
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        ops = select_ops(self._ops, device, dtype, config.head_dim, self._quantization)
+        ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
         with Weights(self._model, dtype, device) as weights:
-            reader = EncoderReader(config, weights)
-            if labels:
-                self._stages = reader.read_head(len(labels))
-            self.forward: EncoderForward = ops.encoder(reader.read(max_tokens))
+            self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))
         if labels:
-            self._poolings: tuple[str, ...] = (config.raw.get("classifier_pooling", "cls"),)
+            self._poolings: tuple[str, ...] = (backbone.head_pooling,)
             width = len(labels)
         else:
-            self._poolings = files.poolings
+            self._poolings = files.poolings or (backbone.pooling,)
             self._stages = [read_dense(dense, device) for dense in files.dense]
-            width = files.dense[-1].outs if files.dense else config.hidden_size * len(files.poolings)
+            width = files.dense[-1].outs if files.dense else backbone.hidden_size * len(self._poolings)
         self._normalized = not labels and files.normalized
-        self._limits = config.vocab_size, config.type_vocab_size, max_tokens
+        self._padding = backbone.padding if labels else None
+        self._limits = backbone.vocab_size, backbone.type_vocab_size, max_tokens
         self.info = OneShotInfo(
             task=self._task,
             device=str(device),
@@ -87,15 +87,16 @@ class EncoderRunner:
             labels=labels,
             pooling="+".join(self._poolings),
             normalized=self._normalized,
-            vocab_size=config.vocab_size,
+            vocab_size=backbone.vocab_size,
         )
         return self.info
 
-    def _longest(self, config: EncoderConfig, files: SentenceFiles) -> int:
+    def _longest(self, backbone: Backbone, files: SentenceFiles) -> int:
+        most = backbone.max_tokens
         if self._max_tokens is None:
-            return min(config.max_tokens, files.max_tokens or config.max_tokens)
-        if not 1 <= self._max_tokens <= config.max_tokens:
-            raise ConfigError(f"max_tokens ({self._max_tokens}) must be from 1 to the model's {config.max_tokens}")
+            return min(most, files.max_tokens or most)
+        if not 1 <= self._max_tokens <= most:
+            raise ConfigError(f"max_tokens ({self._max_tokens}) must be from 1 to the model's {most}")
         return self._max_tokens
 
     def warm_up(self, sizes: Sequence[int]) -> None:
@@ -110,7 +111,7 @@ class EncoderRunner:
         results: list[Vector | Exception | None] = [self._fault(payload) for payload in payloads]
         good = [index for index, fault in enumerate(results) if fault is None]
         if good:
-            vectors = self._compute(texts_of([payloads[index] for index in good]))
+            vectors = self._compute(texts_of([self._unpadded(payloads[index]) for index in good]))
             for index, vector in zip(good, vectors, strict=True):
                 results[index] = vector
         return [result for result in results if result is not None]
@@ -128,6 +129,15 @@ class EncoderRunner:
             if kinds and (min(types) < 0 or max(types) >= kinds):
                 return InvalidRequest(f"type ids must be from 0 to {kinds - 1}", "input")
         return None
+
+    def _unpadded(self, payload: Encoding) -> Encoding:
+        """The same without padding at its end, but for one token."""
+        if payload.token_ids[-1] != self._padding:
+            return payload
+        ids = list(payload.token_ids)
+        while len(ids) > 1 and ids[-1] == self._padding:
+            ids.pop()
+        return Encoding(ids)
 
     def _compute(self, texts: Texts) -> NDArray[np.float32]:
         vectors = pool(self.forward, texts, self._poolings)

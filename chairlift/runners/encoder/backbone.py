@@ -1,0 +1,93 @@
+"""What gives a text's hidden states: an encoder, or a decoder that only reads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+from chairlift.ops.base import Ops
+from chairlift.ops.encoder import EncoderForward, Projection
+from chairlift.runners.decoder.causal_encoder import CausalEncoder
+from chairlift.runners.decoder.config import ModelConfig, parse_config
+from chairlift.runners.decoder.families import FAMILIES as DECODERS
+from chairlift.runners.decoder.model import Decoder
+from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
+from chairlift.runners.encoder.model import EncoderReader, Projected
+from chairlift.runners.folder import read_model_json
+from chairlift.runners.weights import Weights
+
+# The forward pass, and the layers that make logits of what is pooled (none of a model that embeds).
+Loaded = tuple[EncoderForward, list[Projected]]
+
+
+@dataclass(frozen=True, slots=True)
+class Backbone:
+    """A model before its weights are read: its sizes, how it pools, and how to read it.
+
+    `pooling` is for embeddings where the folder does not say, `head_pooling` what a classification head wants.
+    `type_vocab_size` is 0 where there are no type ids, and `max_tokens` follows from the positions. A head does not see
+    tokens of id `padding` at a text's end. `read(weights, ops, max_tokens, num_labels)` reads no head where there are
+    no labels, and raises UnsupportedModel naming a missing, unexpected or misshapen tensor.
+    """
+
+    vocab_size: int
+    type_vocab_size: int
+    hidden_size: int
+    head_dim: int
+    max_tokens: int
+    pooling: str
+    head_pooling: str
+    padding: int | None
+    read: Callable[[Weights, Ops, int, int], Loaded]
+
+
+def read_backbone(folder: Path) -> Backbone:
+    """Read `folder`/config.json. Raises ConfigError and UnsupportedModel as `read_config` does."""
+    raw = read_model_json(folder)
+    if raw.get("model_type") in DECODERS:
+        return _of_decoder(parse_config(raw), raw)
+    return _of_encoder(read_encoder_config(folder))
+
+
+def _of_encoder(config: EncoderConfig) -> Backbone:
+    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> Loaded:
+        reader = EncoderReader(config, weights)
+        stages = reader.read_head(num_labels) if num_labels else []
+        return ops.encoder(reader.read(max_tokens)), stages
+
+    return Backbone(
+        vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size,
+        hidden_size=config.hidden_size,
+        head_dim=config.head_dim,
+        max_tokens=config.max_tokens,
+        pooling="mean",
+        head_pooling=config.raw.get("classifier_pooling", "cls"),
+        padding=None,
+        read=read,
+    )
+
+
+def _of_decoder(config: ModelConfig, raw: dict[str, Any]) -> Backbone:
+    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> Loaded:
+        stages = []
+        if num_labels:
+            score = weights.take(["score.weight"], [(num_labels, config.hidden_size)]).float()
+            stages.append(Projected(Projection(score, None), None, None, 0.0))
+        return CausalEncoder(Decoder(config, ops, weights, head=False), max_tokens), stages
+
+    padding = raw.get("pad_token_id")
+    if padding is not None and (not isinstance(padding, int) or isinstance(padding, bool)):
+        raise UnsupportedModel(f"pad_token_id must be a whole number, got {padding!r}")
+    return Backbone(
+        vocab_size=config.vocab_size,
+        type_vocab_size=0,
+        hidden_size=config.hidden_size,
+        head_dim=config.head_dim,
+        max_tokens=config.max_positions,
+        pooling="lasttoken",
+        head_pooling="lasttoken",
+        padding=padding,
+        read=read,
+    )
