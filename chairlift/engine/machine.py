@@ -8,7 +8,7 @@ from itertools import count
 
 from chairlift.core.shares import Shares
 
-_SOON_ASLEEP = {"GOMP_SPINCOUNT": "10000", "OPENBLAS_THREAD_TIMEOUT": "4"}
+_SOON_ASLEEP = {"GOMP_SPINCOUNT": "10000", "OPENBLAS_THREAD_TIMEOUT": "17"}
 
 
 def soon_asleep() -> dict[str, str]:
