@@ -23,7 +23,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic, `max_num_seqs` and
     `target_itl_ms` to continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and
-    `max_model_len=None` are derived from the machine and the model. Raises ConfigError naming the setting.
+    `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
+    most `background_step_ms`. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -37,6 +38,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     target_itl_ms: float | None = None
+    background_step_ms: float = 40.0
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_gb: float | None = None
@@ -57,7 +59,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_wait_ms < 0:
             raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
-        for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms"):
+        for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms", "background_step_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")

@@ -36,7 +36,8 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until the line is done.
     `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
-    `call_timeout_s` is when a call counts as hung and its process is ended. A failed call is tried again up to
+    `call_timeout_s` is when a call counts as hung and its process is ended. A call of background items is to take
+    `background_step_ms` at most, or twice what a call costs by itself. A failed call is tried again up to
     `retries` times, and with `bisect` in halves, so each item's computation may run more than once.
     `warm_up_sizes=None` is powers of two up to the batch size; an empty list is no warm-up. `outputs` selects those of
     an ONNX model (default: all), `options` are keywords for a class's constructor.
@@ -55,6 +56,7 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_batch_tokens: int | None = None
     max_waiting: int = 4096
     max_queue_ms: float | None = None
+    background_step_ms: float = 40.0
     target_latency_ms: float | None = None
     timeout_ms: float | None = None
     call_timeout_s: float | None = 60.0
@@ -95,7 +97,7 @@ class OneShotConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
                 raise ConfigError(f"{name} must be at least 0, got {value}")
-        for name in ("max_queue_ms", "target_latency_ms", "timeout_ms", "call_timeout_s"):
+        for name in ("max_queue_ms", "target_latency_ms", "timeout_ms", "call_timeout_s", "background_step_ms"):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive and finite, got {value}")

@@ -16,6 +16,8 @@ from chairlift.core.request import Request
 from chairlift.core.sampling import SamplingParams
 
 LONG = 600
+# Percent of background requests among all.
+SHARES = (0, 20, 50, 80)
 
 
 class Dice(Protocol):
@@ -53,6 +55,7 @@ def draw_setup(dice: Dice) -> Setup:
         max_model_len=max_model_len,
         prefix_caching=dice.integer(0, 3) > 0,
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
+        background=pick(dice, (None, dice.integer(0, 2**16), 0.02)),
     )
 
 
@@ -87,12 +90,13 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
         stop_ids=pick(dice, ((), (), (), (7,), (0,))),
         cache_salt=pick(dice, ("", "", "", "tenant")),
         use_prefix_cache=odd != 2,
+        background=dice.integer(0, 99) < world.background_percent,
     )
 
 
 def take_step(dice: Dice, world: World) -> None:
     """Schedule, compute, and hand in the result; now and then something fails, or someone aborts meanwhile."""
-    step = world.schedule()
+    step = world.schedule(yields=dice.integer(0, 9) == 0)
     if not step.num_tokens:
         return
     world.now += dice.integer(0, 4) / 4
@@ -121,6 +125,7 @@ def run_history(rng: random.Random, num_calls: int) -> World:
     """One random history, checked after every call and driven to its end."""
     dice = RandomDice(rng)
     world = World(draw_setup(dice))
+    world.background_percent = pick(dice, SHARES)
     prompts: list[list[int]] = []
     vocab = dice.integer(1, 3)
     for _ in range(num_calls):

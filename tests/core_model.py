@@ -5,6 +5,7 @@
 
 import copy
 import random
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,7 +26,10 @@ GARBAGE = -1
 
 
 class Setup(NamedTuple):
-    """A scheduler's configuration. `budget` is None, the seed of a random one, or a latency target in seconds."""
+    """A scheduler's configuration.
+
+    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds.
+    """
 
     strategy: str = "continuous"
     seats: int = 4
@@ -36,11 +40,12 @@ class Setup(NamedTuple):
     max_model_len: int = 128
     prefix_caching: bool = True
     budget: int | float | None = None
+    background: int | float | None = None
 
-    def step_budget(self) -> RandomBudget | LatencyBudget | None:
-        if isinstance(self.budget, float):
-            return LatencyBudget(self.budget, self.max_num_batched_tokens)
-        return None if self.budget is None else RandomBudget(self.budget)
+    def step_budget(self, budget: int | float | None) -> RandomBudget | LatencyBudget | None:
+        if isinstance(budget, float):
+            return LatencyBudget(budget, self.max_num_batched_tokens)
+        return None if budget is None else RandomBudget(budget)
 
     def scheduler(self) -> Scheduler:
         return Scheduler(
@@ -50,7 +55,8 @@ class Setup(NamedTuple):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
-            budget=self.step_budget(),
+            budget=self.step_budget(self.budget),
+            background_budget=self.step_budget(self.background),
         )
 
     @property
@@ -123,7 +129,7 @@ class FakeRunner:
             assert blocks
             assert name not in fresh, "a table given whole was also extended"
             self.tables[name] += blocks
-        assert step.num_tokens.keys() == self.tables.keys(), "everyone who runs gets tokens in each step"
+        assert step.num_tokens.keys() <= self.tables.keys(), "whoever has tokens was started"
 
     def compute(self, step: Step, failed: set[str]) -> set[str]:
         """Write all KV, then read all of it as attention does; return who read what a failed request wrote."""
@@ -190,6 +196,8 @@ class World:
         self.added: Counter[str] = Counter()
         self.in_flight: Step | None = None
         self.begun: dict[str, Ride] = {}
+        self.served: dict[str, int] = {}
+        self.background_percent = 0
         self.calls: list[tuple[Any, ...]] = []
         self.answers: list[Any] = []
         self._serial = 0
@@ -233,11 +241,11 @@ class World:
         self.scheduler.close_line()
         self.answers.append(None)
 
-    def schedule(self) -> Step:
-        self._record("schedule", self.now)
+    def schedule(self, yields: bool = False) -> Step:
+        self._record("schedule", self.now, yields)
         assert self.in_flight is None
         before = Before(self)
-        step = self.scheduler.schedule(self.now)
+        step = self.scheduler.schedule(self.now, yields)
         self.answers.append(step)
         if step.num_tokens:
             self.in_flight = step
@@ -248,6 +256,8 @@ class World:
         check_places(self, step, before)
         check_boarding(self, step, before)
         check_waiting(self, step, before)
+        check_background(self, step, before, yields)
+        self.served.update(dict.fromkeys(step.num_tokens, len(self.calls)))
         return step
 
     def update(
@@ -283,7 +293,9 @@ class World:
         """Close the line and run to the end: everyone arrives in bounded time, and nothing is left behind."""
         self.close_line()
         work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.rides.values())
-        for _ in range(2 * work + 1):
+        # Background riders take turns, and may be computed anew more often.
+        rounds = 10 if any(r.request.background for r in self.rides.values()) else 2
+        for _ in range(rounds * work + 1):
             if not self.rides:
                 break
             assert self.schedule().num_tokens, "someone waits, the line is closed, and nobody moves"
@@ -310,7 +322,7 @@ class World:
             return Finished(name, FinishReason.ERROR, result.errors[name])
         if name in tainted:
             assert name not in result.tokens, f"{name} computed on garbage, so its token must not reach its client"
-            assert all(s.id != name for s in self.scheduler.running)
+            assert all(s.id != name for s in [*self.scheduler.running, *self.scheduler.background.riding])
             return None
         request = ride.request
         for token in result.tokens.get(name, []):
@@ -327,21 +339,27 @@ class World:
     def check(self) -> None:
         """Check what holds after every call: the pool, the reference counts, who is where, and who shares what."""
         scheduler, setup = self.scheduler, self.setup
-        running, seated = scheduler.running, scheduler.seated
+        running, seated, riding = scheduler.running, scheduler.seated, scheduler.background.riding
         pool = scheduler.pool
         pool.check()
         held: Counter[int] = Counter()
-        for sequence in running:
+        for sequence in running + riding:
             held.update(sequence.block_table)
             assert len(set(sequence.block_table)) == len(sequence.block_table)
             assert sequence.token_ids == self.rides[sequence.id].tokens
         assert {b: n for b, n in enumerate(pool.ref_count) if n} == held, "reference counts are not the holders"
         assert pool.num_used == len(held)
-        names = [s.id for s in running] + [s.id for s in seated]
+        live = [s.id for s in running] + [s.id for s in seated]
+        names = live + [s.id for s in riding]
         assert len(set(names)) == len(names)
         assert self.rides.keys() >= set(names)
-        assert len(scheduler.line) == len(self.rides) - len(names), "someone is lost, or in two places"
-        assert scheduler.num_waiting == len(self.rides) - len(running)
+        assert [self.rides[name].request.background for name in names] == [False] * len(live) + [True] * len(riding)
+        num_background = sum(ride.request.background for ride in self.rides.values())
+        assert len(scheduler.background.line) == num_background - len(riding), "someone is lost, or in two places"
+        num_live = len(self.rides) - num_background
+        assert len(scheduler.line) == num_live - len(live), "someone is lost, or in two places"
+        assert scheduler.num_waiting == num_live - len(running)
+        assert scheduler.num_unfinished == len(self.rides)
         assert len(names) <= setup.num_seats
         assert setup.closes_batch or not seated
         for order in (running, seated):
@@ -351,7 +369,7 @@ class World:
     def _check_sharing(self, shared: set[int]) -> None:
         size = self.setup.block_size
         content: dict[int, Any] = {}
-        for sequence in self.scheduler.running if shared else ():
+        for sequence in [*self.scheduler.running, *self.scheduler.background.riding] if shared else ():
             for index, block in enumerate(sequence.block_table):
                 if block in shared:
                     request, end = sequence.request, (index + 1) * size
@@ -366,36 +384,58 @@ class Before:
     """What the checks of a step need to know of the moment before it."""
 
     def __init__(self, world: World) -> None:
-        scheduler = world.scheduler
+        scheduler, riding = world.scheduler, world.scheduler.background.riding
         self.running = [s.id for s in scheduler.running]
         self.seated = [s.id for s in scheduler.seated]
-        self.computed = {s.id: s.num_computed_tokens for s in scheduler.running}
-        aboard = {*self.running, *self.seated}
-        self.line = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
+        self.riding = [s.id for s in riding]
+        self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + riding}
+        self.tables = {s.id: list(s.block_table) for s in riding}
+        self.prompts = {s.id for s in riding if s.reads_prompt}
+        aboard = {*self.running, *self.seated, *self.riding}
+        waiting = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
+        self.line = [(key, name) for key, name in waiting if not world.rides[name].request.background]
+        self.background_line = [name for _, name in waiting if world.rides[name].request.background]
         self.oldest = min((key[1] for key, _ in self.line), default=None)
         self.preemptions = scheduler.num_preemptions
+
+
+def of_live(world: World, step: Step) -> dict[str, int]:
+    """The tokens of live requests."""
+    return {name: count for name, count in step.num_tokens.items() if not world.rides[name].request.background}
+
+
+def victims_of(world: World, step: Step) -> tuple[list[str], list[Decision]]:
+    """Who lost a place: the live ones, and the decisions about background ones."""
+    victims = [d for d in step.decisions if d.why is Why.PREEMPTED]
+    live = [d.request_id for d in victims if not world.rides[d.request_id].request.background]
+    return live, [d for d in victims if world.rides[d.request_id].request.background]
+
+
+def started_in(world: World, step: Step, background: bool) -> list[str]:
+    names = [start.request.id for start in step.started]
+    return [name for name in names if world.rides[name].request.background is background]
 
 
 def check_step(world: World, step: Step, before: Before) -> None:
     """Check a step as its runner sees it, and that it passes no limit."""
     setup, scheduler = world.setup, world.scheduler
-    total = sum(step.num_tokens.values())
+    total, live = sum(step.num_tokens.values()), of_live(world, step)
     assert step.total_tokens == total <= setup.max_num_batched_tokens
-    assert [s.id for s in scheduler.running] == sorted(step.num_tokens, key=lambda n: world.rides[n].key)
-    started = [s.request.id for s in step.started]
+    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.rides[n].key)
+    started = started_in(world, step, background=False)
     stayed = [name for name in before.running if name in step.num_tokens]
-    assert list(step.num_tokens) == stayed + started
+    assert list(step.num_tokens)[: len(live)] == stayed + started
     full = True
-    for sequence in scheduler.running:
+    for sequence in [*scheduler.running, *scheduler.background.riding]:
         name = sequence.id
-        end = sequence.num_computed_tokens + step.num_tokens[name]
+        end = sequence.num_computed_tokens + step.num_tokens.get(name, 0)
         assert end <= len(sequence.token_ids) < setup.max_model_len
         assert world.runner.tables[name] == sequence.block_table, "the runner sees another table"
         assert len(sequence.block_table) == setup.blocks_for(end), "blocks beyond what the tokens need"
-        full &= end == len(sequence.token_ids)
+        full &= end == len(sequence.token_ids) or name not in live
         if name in before.computed:
             assert sequence.num_computed_tokens == before.computed[name]
-    preempted = scheduler.num_preemptions > before.preemptions
+    preempted = bool(victims_of(world, step)[0])
     spent = check_budget(world, step, before)
     assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
     for start in step.started:
@@ -413,7 +453,7 @@ def check_budget(world: World, step: Step, before: Before) -> bool:
     budget = world.scheduler.budget
     if budget is None or not step.num_tokens:
         return False
-    prompts = sum(count - (name in before.computed) for name, count in step.num_tokens.items())
+    prompts = sum(count - (name in before.computed) for name, count in of_live(world, step).items())
     if isinstance(budget, RandomBudget):
         assert prompts <= budget.drawn
     else:
@@ -424,32 +464,112 @@ def check_budget(world: World, step: Step, before: Before) -> bool:
 def check_places(world: World, step: Step, before: Before) -> None:
     """Check who lost a place and who won one, and that a decision says so."""
     placed = [(d.why, d.request_id) for d in step.decisions if d.why in PLACED]
-    victims = [name for why, name in placed if why is Why.PREEMPTED]
+    victims, others = victims_of(world, step)
     assert victims == before.running[::-1][: len(victims)], "not the least urgent was preempted"
     assert not before.running or before.running[0] not in victims, "the most urgent was preempted"
-    assert set(victims) <= set(step.released)
-    assert world.scheduler.num_preemptions - before.preemptions == len(victims)
+    check_background_victims(world, step, before, others)
+    lost = {*victims, *(d.request_id for d in others)}
+    assert lost <= set(step.released)
+    assert world.scheduler.num_preemptions - before.preemptions == len(lost)
     started = [s.request.id for s in step.started]
     assert [name for why, name in placed if why is not Why.PREEMPTED] == started
     assert not (victims and started), "boarded in the step in which blocks ran out"
-    for start, (why, _) in zip(step.started, placed if not victims else (), strict=False):
+    for start in step.started:
         fresh = len(start.token_ids) == len(start.request.prompt_ids)
-        assert fresh or why is Why.RESUMED
+        assert fresh or (Why.RESUMED, start.request.id) in placed
     if not step.num_tokens:
         assert not step.released
         assert not started
-        assert not victims
+        assert not lost
+
+
+def check_background_victims(world: World, step: Step, before: Before, victims: list[Decision]) -> None:
+    """Check that background riders yield youngest first, and to their like only when older and not served yet."""
+    riding = sorted(before.riding, key=lambda name: world.rides[name].key)
+    for decision in victims:
+        found = re.search(r"for (\w+)", decision.detail)
+        assert found is not None
+        needy, victim = world.rides[found[1]], decision.request_id
+        if needy.request.background:
+            assert world.rides[victim].key > needy.key, "an older background request yields to a younger one"
+        else:
+            assert victim == riding[-1], "not the youngest background request yields"
+        riding.remove(victim)
+    if victims_of(world, step)[0]:
+        assert not riding, "a live request was preempted while background ones held blocks"
+    if victims:
+        assert not started_in(world, step, background=True), "boarded in the step in which blocks ran out"
+
+
+def check_background(world: World, step: Step, before: Before, yields: bool) -> None:
+    """Check that background requests delay no live one, take turns, and get all that there is when they may."""
+    scheduler, live = world.scheduler, of_live(world, step)
+    background = scheduler.background
+    served = [name for name in step.num_tokens if name not in live]
+    waiting = scheduler.waiting_decision
+    reading = any(s.reads_prompt for s in scheduler.running) or bool(started_in(world, step, background=False))
+    urgent = yields or reading or (waiting is not None and waiting.why not in (Why.WINDOW, Why.BATCH))
+    assert not (urgent and served), "a live request waits for background ones"
+    assert urgent or all(count == 1 for count in live.values())
+    boarded = started_in(world, step, background=True)
+    assert boarded == before.background_line[: len(boarded)], "boarded out of turn"
+    assert served == [name for name in served if name not in boarded] + boarded
+    left_out = [s.id for s in background.riding if s.id not in step.num_tokens]
+    for name in left_out:
+        assert world.runner.tables[name] == before.tables[name], "who pauses keeps its blocks, and gets no others"
+    missing = len(left_out) + len(background.line)
+    mine = [d for d in step.decisions if d.why not in PLACED and world.rides[d.request_id].request.background]
+    if not (missing or served):
+        assert not mine
+        return
+    assert [background.decision] * bool(missing) == mine
+    if missing:
+        riding = {s.id for s in background.riding}
+        line = sorted((r.key, name) for name, r in world.rides.items() if r.request.background and name not in riding)
+        assert (mine[0].request_id, mine[0].count) == ([*left_out, *(name for _, name in line)][0], missing)
+        assert (mine[0].why is Why.LIVE) == urgent
+    for sequence in background.riding:
+        assert scheduler.explain(sequence.id).why is (Why.LIVE if urgent else Why.BOARDED)
+    if not urgent:
+        check_turns(world, step, before, left_out)
+        assert served or live, "nothing live is in the way, and nobody moves"
+        check_background_budget(world, step, sum(step.num_tokens[name] for name in served))
+
+
+def check_turns(world: World, step: Step, before: Before, left_out: list[str]) -> None:
+    """Check that of those who decode nobody was passed over by one who had tokens later."""
+    setup = world.setup
+    for name in left_out:
+        computed = before.computed[name]
+        if name in before.prompts or setup.blocks_for(computed + 1) > len(before.tables[name]):
+            continue
+        for other in step.num_tokens:
+            if other in before.riding and other not in before.prompts:
+                assert world.served[other] <= world.served[name], "passed over by one who had tokens later"
+        assert not started_in(world, step, background=True), "somebody boarded while a rider was left out"
+
+
+def check_background_budget(world: World, step: Step, num_tokens: int) -> None:
+    budget = world.scheduler.background.budget
+    if isinstance(budget, RandomBudget):
+        assert num_tokens <= budget.drawn
+    elif budget is not None and world.scheduler.budget is None and step.num_tokens:
+        assert budget.predicted <= budget.target * (1 + 1e-9) or num_tokens <= FLOOR, "longer than the target"
 
 
 def check_boarding(world: World, step: Step, before: Before) -> None:
     """Check that boarding follows the strategy's rule, strictly in order of urgency, bound no sooner than now."""
     setup, scheduler = world.setup, world.scheduler
-    started = [s.request.id for s in step.started]
+    started = started_in(world, step, background=False)
     line = [name for _, name in before.line]
     if started and len(scheduler.running) > 1:
         owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in scheduler.running)
         spare = scheduler.pool.num_free - owed
         assert spare >= len(scheduler.running) - 1, "boarded although those who run need the blocks"
+    if started_in(world, step, background=True):
+        riders = [*scheduler.running, *scheduler.background.riding]
+        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in riders)
+        assert scheduler.pool.num_free - owed >= len(riders) - 1, "boarded although those who ride need the blocks"
     if not setup.closes_batch:
         assert started == line[: len(started)], "boarded out of turn"
         return
@@ -472,9 +592,11 @@ def check_boarding(world: World, step: Step, before: Before) -> None:
 def check_waiting(world: World, step: Step, before: Before) -> None:
     """Check that whoever still waits is told the truth about why."""
     scheduler = world.scheduler
-    waiting = [d for d in step.decisions if d.why not in PLACED]
+    said = [d for d in step.decisions if not world.rides[d.request_id].request.background]
+    waiting = [d for d in said if d.why not in PLACED]
     aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
-    line = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
+    live = {name: r for name, r in world.rides.items() if not r.request.background}
+    line = sorted((r.key, name) for name, r in live.items() if name not in aboard)
     names = [s.id for s in scheduler.seated] + [name for _, name in line]
     assert scheduler.waiting_decision == (waiting[0] if waiting else None)
     assert len(waiting) == bool(names)
@@ -484,7 +606,7 @@ def check_waiting(world: World, step: Step, before: Before) -> None:
         assert scheduler.ask_again is None
         return
     decision = waiting[0]
-    assert step.decisions[-1] is decision
+    assert said[-1] is decision
     assert (decision.request_id, decision.count) == (names[0], len(names))
     assert scheduler.explain(names[0]) == decision
     assert all(scheduler.explain(name).why is decision.why for name in names)
@@ -507,7 +629,8 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             hits = _hits(world, decision.request_id)
             assert scheduler.budget.room(len(hits) * setup.block_size) < 1
         case Why.BLOCKS:
-            assert scheduler.num_preemptions > before.preemptions or _lacks_blocks(world, decision.request_id)
+            assert victims_of(world, step)[0] or _lacks_blocks(world, decision.request_id)
+            assert not scheduler.background.riding, "a live request waits for blocks that background ones hold"
         case Why.WINDOW:
             assert setup.strategy == "dynamic"
             assert car_was_empty

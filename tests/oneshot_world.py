@@ -47,6 +47,7 @@ class World:
         self.seen: Counter[str] = Counter()
         self.calls: list[tuple[Any, ...]] = []
         self.answers: list[Any] = []
+        self.background_percent = 0
         self._serial = 0
 
     def add(self, item: Item) -> None:
@@ -54,8 +55,8 @@ class World:
         limits = self.limits
         most = limits.max_batch_tokens
         wrong = item.id in self.guests or item.size <= 0 or (most is not None and item.size > most)
-        full = self.scheduler.num_waiting >= limits.max_waiting
-        before = self.scheduler.num_waiting
+        before = self.num_waiting(item.background)
+        full = before >= limits.max_waiting
         given = copy.copy(item)
         refusal: Shed | ValueError | None = None
         try:
@@ -68,8 +69,9 @@ class World:
             assert (refusal.reason is ShedReason.QUEUE_FULL) == full
             assert refusal.retry_after > 0
             assert refusal.reason is not ShedReason.DEADLINE or given.deadline is not None
+            assert not item.background or refusal.reason is ShedReason.QUEUE_FULL
         if refusal is not None:
-            assert self.scheduler.num_waiting == before
+            assert self.num_waiting(item.background) == before
             self.answers.append(refused(refusal))
             return
         assert not full
@@ -107,8 +109,10 @@ class World:
         self.answers.append((told(batch), [msgspec.to_builtins(each) for each in dropped], self.scheduler.ask_again))
         free = [n for n in self.scheduler.instances if n not in self.lost and n not in self.running]
         if batch is None:
-            waiting = any(guest.state == "waiting" for guest in self.guests.values())
-            assert not (free and any(guest.state == "again" for guest in self.guests.values()))
+            waiting = [guest for guest in self.guests.values() if guest.state in ("waiting", "again")]
+            live = [guest for guest in waiting if not guest.item.background]
+            assert not (free and any(guest.state == "again" for guest in live))
+            assert not (free and waiting and not live), "nobody live waits, and nobody runs"
             if free and waiting:
                 assert self.scheduler.ask_again is not None, "nothing would ever wake the engine"
                 assert self.scheduler.ask_again > self.now, "the engine would spin"
@@ -122,6 +126,7 @@ class World:
     def _check_batch(self, batch: Batch, dropped: list[Item]) -> None:
         limits, items = self.limits, batch.items
         guests = [self.guests[item.id] for item in items]
+        (background,) = {item.background for item in items}
         states = {guest.state for guest in guests}
         assert len({item.id for item in items}) == len(items) > 0
         assert states in ({"waiting"}, {"again"}), "new work and what is tried again never mix"
@@ -132,10 +137,16 @@ class World:
         assert abs(batch.computed - (padded if limits.sort_window else batch.size)) < 1e-6
         assert len(items) == 1 or batch.computed <= (limits.max_batch_tokens or float("inf")) + 1e-6
         assert batch.reason.detail
+        others = [guest for guest in self.guests.values() if guest.item.background is background]
+        if background:
+            assert self.num_waiting(background=False) == 0, "background work goes before live"
+            self.seen["background"] += 1
+            if states == {"waiting"}:
+                self._check_background(batch, items)
         if states == {"waiting"}:
-            assert all(guest.state != "again" for guest in self.guests.values()), "retries come first"
+            assert all(guest.state != "again" for guest in others), "retries come first"
             self._check_order(batch, guests, dropped)
-            for item in items:
+            for item in () if background else items:
                 if item.deadline is not None and len(items) > 1:
                     assert self.now + batch.predicted <= item.deadline + 1e-6, "a member would be late"
         for guest in guests:
@@ -143,11 +154,23 @@ class World:
         self.seen["batches"] += 1
         self.seen["members"] += len(items)
 
+    def _check_background(self, batch: Batch, items: list[Item]) -> None:
+        """A batch that a live item may have to wait for is short, or of one item, or spends half on the call itself."""
+        time = self.scheduler._time(batch.instance)
+        assert time.num_observed or len(items) == 1
+        most = max(self.limits.background_step, 2 * time.expected.call)
+        assert len(items) == 1 or batch.predicted <= most + 1e-9
+
+    def num_waiting(self, background: bool) -> int:
+        scheduler = self.scheduler
+        return scheduler.num_background_waiting if background else scheduler.num_waiting
+
     def _check_order(self, batch: Batch, guests: list[Guest], dropped: list[Item]) -> None:
         """Nobody was passed over too often, and the batch did not leave before its time."""
         limits = self.limits
+        kind = guests[0].item.shape_key, guests[0].item.background
         line = [
-            g for g in self.guests.values() if g.state == "waiting" and g.item.shape_key == guests[0].item.shape_key
+            g for g in self.guests.values() if g.state == "waiting" and (g.item.shape_key, g.item.background) == kind
         ]
         last = max(guest.rank for guest in guests)
         for guest in line:
@@ -156,8 +179,11 @@ class World:
                 self.seen["passed over"] += 1
                 assert guest.passed_over <= limits.max_passed_over, "somebody starves"
         memory = self.scheduler.memory
+        if guests[0].item.background:
+            return
         # Who was dropped just now was still counted as present.
-        there = [guest.item for guest in line] + [i for i in dropped if i.shape_key == batch.items[0].shape_key]
+        there = [guest.item for guest in line]
+        there += [item for item in dropped if (item.shape_key, item.background) == kind]
         oldest = min(item.arrival for item in there)
         full = len(there) >= min(limits.max_batch_size, memory.max_items)
         heavy = sum(item.size for item in there) >= min(limits.max_batch_tokens or 1e18, memory.max_size) - 1e-6
@@ -236,12 +262,17 @@ class World:
         assert self.added == self.ended
         assert self.scheduler.queue_seconds() == 0
         assert not self.scheduler._waiting.lines
+        assert not self.scheduler._background.waiting.lines
         assert not self.scheduler._cancelled
 
     def check(self) -> None:
-        states = Counter(guest.state for guest in self.guests.values())
-        assert self.scheduler.num_waiting == states["waiting"] + states["again"]
-        assert self.scheduler.num_running == states["running"] + states["cancelled"]
+        scheduler = self.scheduler
+        for background in (False, True):
+            guests = [guest for guest in self.guests.values() if guest.item.background is background]
+            states = Counter(guest.state for guest in guests)
+            running = scheduler.num_background_running if background else scheduler.num_running
+            assert self.num_waiting(background) == states["waiting"] + states["again"]
+            assert running == states["running"] + states["cancelled"]
         for name, guest in list(self.guests.items())[:3]:
             decision = self.scheduler.explain(name)
             assert decision is not None

@@ -24,10 +24,15 @@ def client(machine: Machine, weight: float = 1.0) -> EngineClient:
     return EngineClient(config, machine=machine, weight=weight)
 
 
-def request(max_tokens: int = 100) -> Request:
+def request(max_tokens: int = 100, background: bool = False) -> Request:
     prompt = [next(SERIAL) % 300, 1, 2, 3]
     return Request(
-        id=f"r{next(SERIAL)}", prompt_ids=prompt, params=GREEDY, max_tokens=max_tokens, arrival=time.monotonic()
+        id=f"r{next(SERIAL)}",
+        prompt_ids=prompt,
+        params=GREEDY,
+        max_tokens=max_tokens,
+        arrival=time.monotonic(),
+        background=background,
     )
 
 
@@ -102,6 +107,23 @@ def test_a_cancelled_request_leaves_no_turn_behind():
             (stream,) = a.submit(request())
             stream.cancel()
             assert await generate(b, 5) == 5
+        await idle(machine)
+
+    with_two_models(go)
+
+
+def test_a_models_background_work_takes_no_turn_from_anothers_live_work():
+    async def go(a: EngineClient, b: EngineClient, machine: Meter) -> None:
+        (job,) = a.submit(request(390, background=True))
+        await anext(job)
+        (live,) = b.submit(request(100))
+        await anext(live)
+        begun = len(machine.turns)
+        name = machine.shares.holder
+        async for _ in live:
+            pass
+        assert set(machine.turns[begun:]) <= {name}, "the job had a turn"
+        assert 1 + sum([len(update.token_ids) async for update in job]) == 390
         await idle(machine)
 
     with_two_models(go)

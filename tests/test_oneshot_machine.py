@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
-from core_histories import Dice, RandomDice, pick
+from core_histories import SHARES, Dice, RandomDice, pick
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from oneshot_world import Setup, World, replay
@@ -39,6 +39,7 @@ def draw_setup(dice: Dice) -> Setup:
         target_latency=target,
         default_timeout=pick(dice, (None, None, 0.03, 0.1, 1.0)),
         priority_ageing=pick(dice, (0.0, 0.01, 1.0)),
+        background_step=pick(dice, (0.001, 0.01, 0.06)),
         sort_window=pick(dice, (0, 0, 1, 4)),
         max_passed_over=dice.integer(0, 3),
         retries=dice.integer(0, 2),
@@ -59,6 +60,7 @@ def draw_item(dice: Dice, world: World) -> Item:
         shape_key=pick(dice, (None, None, None, "wide", ("a", 2))),
         priority=pick(dice, (0, 0, 0, 1, -1)),
         deadline=pick(dice, (None, None, world.now + 0.02, world.now + 0.1, world.now - 0.01)),
+        background=dice.integer(0, 99) < world.background_percent,
     )
 
 
@@ -104,7 +106,9 @@ class OneShotMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        self.world = World(draw_setup(HypothesisDice(data)))
+        dice = HypothesisDice(data)
+        self.world = World(draw_setup(dice))
+        self.world.background_percent = pick(dice, SHARES)
 
     @rule(data=st.data())
     def turn(self, data: st.DataObject) -> None:
@@ -131,6 +135,7 @@ def test_random_histories(capsys: Any) -> None:
         try:
             dice = RandomDice(rng)
             world = World(draw_setup(dice))
+            world.background_percent = pick(dice, SHARES)
             for _ in range(CALLS_PER_HISTORY):
                 take_turn(dice, world)
             world.drain(rng)
@@ -143,6 +148,16 @@ def test_random_histories(capsys: Any) -> None:
     with capsys.disabled():
         print(f"\none-shot histories: {wanted}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     if wanted >= 1000:
-        kinds = (*Failure, "dropped", "passed over", "queue_full", "queue_seconds", "deadline", "error", "done")
+        kinds = (
+            *Failure,
+            "dropped",
+            "passed over",
+            "queue_full",
+            "queue_seconds",
+            "deadline",
+            "error",
+            "done",
+            "background",
+        )
         rare = {name: seen[name] for name in kinds}
         assert min(rare.values()) >= wanted / 50, f"too rare to be tested: {rare}"

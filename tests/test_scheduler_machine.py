@@ -11,7 +11,7 @@ from typing import Any
 import core_histories
 import hypothesis.strategies as st
 import pytest
-from core_histories import digest, draw_request, draw_setup, pick, replay, run_history, take_step
+from core_histories import SHARES, digest, draw_request, draw_setup, pick, replay, run_history, take_step
 from core_model import STRATEGIES, Setup, World, make_request
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         dice = HypothesisDice(data)
         self.world = World(draw_setup(dice))
+        self.world.background_percent = pick(dice, SHARES)
         self.prompts: list[list[int]] = []
         self.vocab = dice.integer(1, 3)
 
@@ -95,6 +96,8 @@ def count_events(world: World, seen: Counter[str]) -> None:
             seen["steps"] += bool(answer.num_tokens)
             seen["prefix hits"] += sum(start.num_computed_tokens > 0 for start in answer.started)
             seen.update(decision.why.value for decision in answer.decisions)
+            seen["background seats lost"] += sum("its seat" in decision.detail for decision in answer.decisions)
+            seen["background blocks lost"] += sum("its blocks" in decision.detail for decision in answer.decisions)
         elif isinstance(answer, list):
             seen.update(end.reason.value for end in answer)
         else:
@@ -118,7 +121,8 @@ def test_random_histories(capsys: Any) -> None:
         print("\nscheduler histories:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     assert seen["histories"] == wanted
     if wanted >= 1000:
-        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length", "waiting_for_itl")
+        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
+        kinds += ("waiting_for_itl", "waiting_for_live", "background seats lost", "background blocks lost")
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
 

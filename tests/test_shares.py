@@ -169,3 +169,30 @@ def test_comings_and_goings_starve_nobody(seed, steps):
         for passed, since in waits.items():
             since[name] += took
             assert since[name] / weights[name] <= 1 / weights[name] + 1 / weights[passed] + 1e-9
+
+
+def test_background_work_gets_a_turn_only_while_nobody_wants_one_for_live_work():
+    shares = Shares({"job": 100, "live": 1, "other job": 1})
+    shares.ask("job", 0, background=True)
+    shares.ask("live", 0)
+    shares.ask("other job", 0, background=True)
+    for now in range(5):
+        assert shares.contended_by_live
+        assert shares.grant(now) == "live"
+        assert not shares.contended_by_live
+        shares.release("live", now + 1)
+        shares.ask("live", now + 1)
+    shares.withdraw("live")
+    assert {shares.grant(9), shares.release(shares.holder, 10), shares.grant(10)} == {None, "job", "other job"}
+
+
+def test_who_asked_for_background_work_may_ask_again_for_live_work():
+    shares = Shares({"a": 1, "b": 1})
+    shares.ask("a", 0)
+    assert shares.grant(0) == "a"
+    shares.ask("b", 0, background=True)
+    shares.ask("b", 1)
+    shares.ask("b", 1, background=True)
+    shares.release("a", 1)
+    shares.ask("a", 1, background=True)
+    assert shares.grant(1) == "b"

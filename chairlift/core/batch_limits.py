@@ -14,7 +14,9 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     `max_wait` must be 0, and `max_batch_size` is the most. It refuses nobody: that is for deadlines.
 
     `max_waiting` items, and `max_queue_seconds` of predicted work, may wait; `default_timeout` is the deadline of items
-    that bring none. One level of priority is worth `priority_ageing` seconds of waiting.
+    that bring none. One level of priority is worth `priority_ageing` seconds of waiting. A batch of background items is
+    to take `background_step` seconds at most, or twice what a call costs by itself. As many of them may wait; they
+    have no deadline unless they bring one.
 
     A runner that pads each item to the longest sets `sort_window`: the most urgent so many batches of the line, among
     whom those of like length are put together; 0 says that nothing is padded. Nobody is passed over by later items of
@@ -32,6 +34,7 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     target_latency: float | None = None
     default_timeout: float | None = None
     priority_ageing: float = 1.0
+    background_step: float = 0.04
     sort_window: int = 0
     max_passed_over: int = 16
     retries: int = 2
@@ -44,7 +47,7 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
         for name in ("max_wait", "priority_ageing", "sort_window", "max_passed_over", "retries"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("max_batch_tokens", "max_queue_seconds", "target_latency", "default_timeout"):
+        for name in ("background_step", "max_batch_tokens", "max_queue_seconds", "target_latency", "default_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ValueError(f"{name} must be more than 0, got {value}")

@@ -100,6 +100,8 @@ class LatencyBudget:
         if self._given_out:
             return 0
         tokens, _, pairs = self._holds
+        if not self.model.num_observed:
+            return self._floor  # a guess might be wrong by a hundred times
         within = self.model.tokens_within(self.target, tokens, read, pairs, computed)
         return max(self.most if within is None else min(within, self.most), self._floor)
 

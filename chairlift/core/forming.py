@@ -61,8 +61,12 @@ def form(window: list[Waiter], room: Room, time: Line, rules: Rules, now: float)
         eligible = [w for w, s in hopeful if s >= time.seconds(max(room.size, w.item.size))]
         staying = {w.rank[1] for w in eligible}
         late = [w for w in window if w.rank[1] not in staying]
-    chosen, computed = _alike(eligible, room, time, rules) if rules.pads else _in_order(eligible, room, rules)
-    return Formed(chosen, computed, late)
+    return Formed(*fill(eligible, room, time, rules), late)
+
+
+def fill(eligible: list[Waiter], room: Room, time: Line, rules: Rules) -> tuple[list[Waiter], float]:
+    """Choose without a look at deadlines; return who boards, and what the runner computes for them."""
+    return _alike(eligible, room, time, rules) if rules.pads else _in_order(eligible, room, rules)
 
 
 def _best_room(hopeful: list[tuple[Waiter, float]], room: Room, time: Line, rules: Rules) -> Room:

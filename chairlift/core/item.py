@@ -14,7 +14,8 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     `size` is what a batch's time follows from: tokens, pixels, or 1 where all items take as long. Only items of equal
     `shape_key` share a batch; ragged runners give all the same. `arrival` and `deadline` are seconds on the clock that
     `schedule(now)` is given. `priority` 0 is the default, lower is sooner. `attempts` counts the calls that it was in
-    and that did not give it an answer.
+    and that did not give it an answer. A `background` item runs only while no live one waits; its priority counts among
+    its like.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     priority: int = 0
     deadline: float | None = None
     attempts: int = 0
+    background: bool = False
 
 
 class Batch(msgspec.Struct, kw_only=True, eq=False):

@@ -7,6 +7,7 @@
 A batch is put together at the moment when an instance is free to run it, never before (late binding, as in Triton).
 What a call takes is learned from the calls, and with that a batch is chosen such that all its members are done by their
 deadlines; whoever would make it late is refused instead. So an overloaded model answers as many in time as ever.
+Background items run, in batches of their own, while no live one waits.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from math import inf
 
 import msgspec
 
+from chairlift.core.background_items import BackgroundItems
 from chairlift.core.batch_limits import BatchLimits as BatchLimits
 from chairlift.core.batch_time import BatchTime, Line
 from chairlift.core.forming import Formed, Room, Rules, form
@@ -62,6 +64,7 @@ class OneShotScheduler:
         self.num_shed: Counter[ShedReason] = Counter()
         self._waiting = Waiting(limits.priority_ageing)
         self._trials = Trials(limits)
+        self._background = BackgroundItems(limits)
         self._in_flight: dict[str, Batch] = {}
         self._cancelled: set[str] = set()
         self._dropped: list[Ended] = []
@@ -74,21 +77,25 @@ class OneShotScheduler:
     def add(self, item: Item, now: float) -> None:
         """Put an item in the line. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
 
-        An item without a deadline gets the default one.
+        An item without a deadline gets the default one, unless it is a background item.
         """
-        if item.id in self._waiting or item.id in self._in_flight or item.id in self._trials:
+        waits = item.id in self._waiting or item.id in self._trials or item.id in self._background
+        if waits or item.id in self._in_flight:
             raise ValueError(f"item id {item.id!r} is already in use")
         if not 0 < item.size < inf:
             raise ValueError(f"an item's size must be a positive number, got {item.size}")
         most = self.limits.max_batch_tokens
         if most is not None and item.size > most:
             raise ValueError(f"the item's size is {item.size:g}, and a batch's at most {most:g} (max_batch_tokens)")
-        if item.deadline is None and self.limits.default_timeout is not None:
+        if item.deadline is None and self.limits.default_timeout is not None and not item.background:
             item.deadline = item.arrival + self.limits.default_timeout
         shed = self._refusal(item, now)
         if shed is not None:
             self.num_shed[shed.reason] += 1
             raise shed
+        if item.background:
+            self._background.waiting.push(item)
+            return
         if self._target is not None:
             self._target.arrived(item.size, now)
         self._waiting.push(item)
@@ -99,6 +106,8 @@ class OneShotScheduler:
             self._waiting.remove([self._waiting.find(item_id)])
         elif item_id in self._trials:
             self._trials.remove(item_id)
+        elif item_id in self._background:
+            self._background.remove(item_id)
         elif item_id in self._in_flight and item_id not in self._cancelled:
             self._cancelled.add(item_id)
         else:
@@ -113,12 +122,16 @@ class OneShotScheduler:
         self._expire(now, bool(free))
         batch = None
         if free:
-            batch = self._try_again(free, now) or self._depart(free, now)
+            batch = self._try_again(self._trials, free, now) or self._depart(free, now)
+            if batch is None and self._background and not self.num_waiting:
+                batch = self._try_again(self._background.trials, free, now) or self._run_background(free, now)
         if batch is None:
             deadline = self._waiting.next_deadline()
             if deadline is not None:
-                expires = deadline - (0.0 if free else self._quickest().call) + _LATER
-                self.ask_again = expires if self.ask_again is None else min(self.ask_again, expires)
+                self._ask_by(deadline - (0.0 if free else self._quickest().call) + _LATER)
+            deadline = self._background.waiting.next_deadline()
+            if deadline is not None:
+                self._ask_by(deadline + _LATER)
         return batch
 
     def take_dropped(self) -> list[Ended]:
@@ -168,18 +181,29 @@ class OneShotScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Items that are in no running batch."""
+        """Live items that are in no running batch."""
         return len(self._waiting) + len(self._trials)
 
     @property
     def num_running(self) -> int:
-        """Items in batches that run."""
-        return len(self._in_flight)
+        """Live items in batches that run."""
+        return len(self._in_flight) - self.num_background_running
+
+    @property
+    def num_background_waiting(self) -> int:
+        """Background items that are in no running batch."""
+        return len(self._background)
+
+    @property
+    def num_background_running(self) -> int:
+        """Background items in batches that run."""
+        batches = (instance.batch for instance in self.instances.values())
+        return sum(len(batch.items) for batch in batches if batch is not None and batch.items[0].background)
 
     @property
     def num_bisections(self) -> int:
         """How often a failed batch was split."""
-        return self._trials.num_bisections
+        return self._trials.num_bisections + self._background.trials.num_bisections
 
     @property
     def prediction_error(self) -> float:
@@ -188,7 +212,7 @@ class OneShotScheduler:
         return sum(errors) / len(errors) if errors else 0.0
 
     def queue_seconds(self) -> float:
-        """Return the seconds of work that wait, spread over the instances; 0 before the first call was timed."""
+        """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
         return self._seconds(*self._waiting.load())
 
     def explain(self, item_id: str) -> Decision | None:
@@ -199,6 +223,8 @@ class OneShotScheduler:
             return Decision(Why.BOARDED, item_id, detail)
         if item_id in self._trials:
             return Decision(Why.BATCH, item_id, self._trials.find(item_id).detail)
+        if item_id in self._background:
+            return self._explain_background(item_id)
         if item_id not in self._waiting:
             return None
         waiter = self._waiting.find(item_id)
@@ -217,6 +243,16 @@ class OneShotScheduler:
         )
         return Decision(Why.WINDOW, item_id, detail, len(self._waiting))
 
+    def _explain_background(self, item_id: str) -> Decision:
+        background = self._background
+        count = len(background)
+        if self.num_waiting:
+            return Decision(Why.LIVE, item_id, f"{self.num_waiting} live requests wait", count)
+        if item_id in background.trials:
+            return Decision(Why.BATCH, item_id, background.trials.find(item_id).detail)
+        ahead = background.ahead(background.waiting.find(item_id).item)
+        return Decision(Why.SEATS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
+
     # Refusing
 
     def _refusal(self, item: Item, now: float) -> Shed | None:
@@ -227,6 +263,11 @@ class OneShotScheduler:
         always put to the test.
         """
         limits = self.limits
+        if item.background:
+            if len(self._background) < limits.max_waiting:
+                return None
+            detail = f"{len(self._background)} background requests wait already, which is the limit"
+            return Shed(ShedReason.QUEUE_FULL, detail, self._seconds(*self._background.waiting.load()) or 1.0)
         if self.num_waiting >= limits.max_waiting:
             detail = f"{self.num_waiting} requests wait already, which is the limit"
             return Shed(ShedReason.QUEUE_FULL, detail, self.queue_seconds() or 1.0)
@@ -263,6 +304,8 @@ class OneShotScheduler:
     def _expire(self, now: float, is_free: bool) -> None:
         """Drop who is past the deadline, or while all instances are busy, can't be done by it any more."""
         for waiter in self._waiting.take_expired(now if is_free else now + self._quickest().call):
+            self._drop(waiter.item, now)
+        for waiter in self._background.waiting.take_expired(now):
             self._drop(waiter.item, now)
 
     def _drop(self, item: Item, now: float) -> None:
@@ -304,16 +347,7 @@ class OneShotScheduler:
             if waiter.passed_over >= self.limits.max_passed_over or not self._elsewhere(waiter.item, number, now):
                 gone.append(waiter)
                 self._drop(waiter.item, now)
-        if formed.chosen:
-            last = max(waiter.rank for waiter in formed.chosen)
-            leaving = {waiter.rank[1] for waiter in gone}
-            for waiter in window:
-                if waiter.rank >= last:
-                    break
-                if waiter.rank[1] not in leaving:
-                    waiter.passed_over += 1
-        if gone:
-            self._waiting.remove(gone)
+        self._waiting.leave(window, formed.chosen, gone)
         return bool(gone)
 
     def _elsewhere(self, item: Item, number: int, now: float) -> bool:
@@ -332,7 +366,7 @@ class OneShotScheduler:
         for line in self._waiting.lines.values():
             leaves = self._leaves_at(line, room, time, now)
             if leaves > now:
-                self.ask_again = leaves if self.ask_again is None else min(self.ask_again, leaves)
+                self._ask_by(leaves)
             elif line not in skipped and (best is None or line.waiters[0].rank < best.waiters[0].rank):
                 best = line
         return best
@@ -345,20 +379,40 @@ class OneShotScheduler:
             return self._target.leaves_at(len(line.waiters), line.oldest, time, line.size, now)
         return line.oldest + self.limits.max_wait
 
-    def _room(self, time: Line) -> Room:
+    def _ask_by(self, moment: float) -> None:
+        self.ask_again = moment if self.ask_again is None else min(self.ask_again, moment)
+
+    def _run_background(self, free: list[int], now: float) -> Batch | None:
+        """Send off background items on an instance that no live one wants; they need no company."""
+        background = self._background
+        if not background.waiting:
+            return None
+        number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
+        time = self._time(number).expected
+        formed = background.board(background.room(self._most(), time), time, self._rules, self._window())
+        items = [waiter.item for waiter in formed.chosen]
+        return self._send(number, items, formed.computed, "no live request waits", now)
+
+    def _most(self) -> Room:
+        """What a batch may hold, however long it takes."""
         limits, memory = self.limits, self.memory
         size = min(limits.max_batch_tokens or inf, memory.max_size)
-        if self._target is not None:
-            size = min(size, self._target.most_computed(time, max(len(self.instances), 1), self._now))
         return Room(int(min(limits.max_batch_size, memory.max_items)), size)
+
+    def _room(self, time: Line) -> Room:
+        room = self._most()
+        if self._target is None:
+            return room
+        most = self._target.most_computed(time, max(len(self.instances), 1), self._now)
+        return room._replace(size=min(room.size, most))
 
     def _window(self) -> int:
         limits = self.limits
         return max((limits.sort_window or _WINDOW) * limits.max_batch_size, _LEAST_WINDOW)
 
-    def _try_again(self, free: list[int], now: float) -> Batch | None:
+    def _try_again(self, trials: Trials, free: list[int], now: float) -> Batch | None:
         """Send off a part of a batch that failed."""
-        while (trial := self._trials.take()) is not None:
+        while (trial := trials.take()) is not None:
             items = []
             for item in trial.items:
                 if item.deadline is not None and item.deadline < now:
@@ -400,7 +454,8 @@ class OneShotScheduler:
             self.memory.exceeded(batch.computed, len(batch.items))
         if not items:
             return []
-        refusal = self._trials.split(batch, items, failure, search, _WHAT[failure])
+        trials = self._background.trials if items[0].background else self._trials
+        refusal = trials.split(batch, items, failure, search, _WHAT[failure])
         if refusal is None:
             return []
         detail = (outcome.detail or f"the call {_WHAT[failure]}") + refusal

@@ -28,9 +28,13 @@ class Line(Protocol):
 
 
 class Policy(Protocol):
-    """When a waiting request may board. `closes_batch`: riders are fixed together and leave together."""
+    """When a waiting request may board. `closes_batch`: riders are fixed together and leave together.
+
+    At most `seats` ride at once.
+    """
 
     closes_batch: bool
+    seats: int
 
     def board(self, line: Line, running: int, now: float) -> Boarding:
         """Decide for this moment; `running` counts the seats taken."""
@@ -41,6 +45,7 @@ class NoBatching:
     """One rider at a time."""
 
     closes_batch = False
+    seats = 1
 
     def board(self, line: Line, running: int, now: float) -> Boarding:
         """Give the only seat, if it is free."""
@@ -53,15 +58,15 @@ class Static:
     closes_batch = True
 
     def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
+        self.seats = batch_size
 
     def board(self, line: Line, running: int, now: float) -> Boarding:
         """Fill an empty car all at once."""
         if running:
             return Boarding(0, detail=f"the batch of {running} still running is closed")
-        if len(line) >= self.batch_size or line.closed:
-            return Boarding(self.batch_size)
-        return Boarding(0, Why.BATCH, f"{len(line)} of {self.batch_size} requests have come")
+        if len(line) >= self.seats or line.closed:
+            return Boarding(self.seats)
+        return Boarding(0, Why.BATCH, f"{len(line)} of {self.seats} requests have come")
 
 
 class Dynamic:
@@ -73,7 +78,7 @@ class Dynamic:
     closes_batch = True
 
     def __init__(self, max_batch_size: int, max_wait: float) -> None:
-        self.max_batch_size = max_batch_size
+        self.seats = max_batch_size
         self.max_wait = max_wait
 
     def board(self, line: Line, running: int, now: float) -> Boarding:
@@ -84,9 +89,9 @@ class Dynamic:
         if oldest is None:
             return Boarding(0, Why.WINDOW, "nobody waits")
         leaves = oldest + self.max_wait
-        if len(line) >= self.max_batch_size or line.closed or now >= leaves:
-            return Boarding(self.max_batch_size)
-        detail = f"{len(line)} of {self.max_batch_size} requests have come in a window of {self.max_wait:g} s"
+        if len(line) >= self.seats or line.closed or now >= leaves:
+            return Boarding(self.seats)
+        detail = f"{len(line)} of {self.seats} requests have come in a window of {self.max_wait:g} s"
         return Boarding(0, Why.WINDOW, detail, ask_again=leaves)
 
 
@@ -96,11 +101,11 @@ class Continuous:
     closes_batch = False
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.max_num_seqs = max_num_seqs
+        self.seats = max_num_seqs
 
     def board(self, line: Line, running: int, now: float) -> Boarding:
         """Give every free seat."""
-        return Boarding(self.max_num_seqs - running, detail=f"all {self.max_num_seqs} seats are taken")
+        return Boarding(self.seats - running, detail=f"all {self.seats} seats are taken")
 
 
 POLICIES: dict[str, Callable[[int, float], Policy]] = {

@@ -23,6 +23,7 @@ class Request(msgspec.Struct, kw_only=True):
     `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
     `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
+    A `background` request rides in seats that no other needs, and yields at once; priorities count among its like.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     use_prefix_cache: bool = True
+    background: bool = False
 
 
 class Start(msgspec.Struct):
@@ -61,10 +63,14 @@ class Why(enum.StrEnum):
     BLOCKS = "waiting_for_blocks"
     WINDOW = "waiting_for_window"
     BATCH = "waiting_for_batch"
+    LIVE = "waiting_for_live"
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """One decision and its reason. A waiting one names the head of the line and speaks for all `count` that wait."""
+    """One decision and its reason. A waiting one names the head of the line and speaks for all `count` that wait.
+
+    Background requests have one of their own, which speaks for those who ride and get no tokens, too.
+    """
 
     why: Why
     request_id: str
@@ -75,6 +81,7 @@ class Decision(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct):
     """One forward pass: how many tokens of each request; those that ran already, most urgent first, then who starts.
 
+    Background requests follow in the same order, save for those that ride but are left out of this step.
     `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
     `released` ended or were preempted since the last step: a runner drops all it holds for them.
     """

@@ -12,10 +12,12 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 
 from bisect import insort
 
+from chairlift.core.background import Background
 from chairlift.core.blocks import BlockPool
 from chairlift.core.budget import StepBudget
 from chairlift.core.limits import check_fits
 from chairlift.core.policy import Boarding, Policy
+from chairlift.core.prefix_cache import PrefixCache
 from chairlift.core.queue import WaitingQueue
 from chairlift.core.request import Decision, Finished, FinishReason, Request, Start, Step, StepResult, Why
 from chairlift.core.sequence import Sequence
@@ -30,7 +32,8 @@ class Scheduler:
 
     `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
     batch that have not started, or that were preempted. All others wait in `line`. A `budget` may hold a step below
-    `max_num_batched_tokens`.
+    `max_num_batched_tokens`. All of these are live; requests that can wait are in `background`, and get what is left,
+    within a budget of their own.
     """
 
     def __init__(
@@ -43,17 +46,19 @@ class Scheduler:
         max_model_len: int = 2048,
         enable_prefix_caching: bool = True,
         budget: StepBudget | None = None,
+        background_budget: StepBudget | None = None,
     ) -> None:
         self.policy = policy
         self.pool = pool
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.enable_prefix_caching = enable_prefix_caching
+        self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
         self.budget = budget
         self.line: WaitingQueue[Sequence] = WaitingQueue()
         self.seated: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.background = Background(background_budget)
         self.ask_again: float | None = None
         self.waiting_decision: Decision | None = None
         self.prefix_queried_tokens = 0
@@ -62,7 +67,7 @@ class Scheduler:
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
         self._released: list[str] = []
-        self._published: dict[str, list[int]] = {}
+        self._learner: StepBudget | None = None
         self._serial = 0
 
     # What the engine calls
@@ -81,10 +86,10 @@ class Scheduler:
         )
         self._serial += 1
         sequence = Sequence(request, self._serial)
-        if self._reads_prefix_cache(sequence):
+        if self.prefixes.may_read(sequence):
             sequence.hash_blocks(prompt // self.block_size, self.block_size)
         self._sequences[request.id] = sequence
-        self.line.push(sequence)
+        (self.background.line if request.background else self.line).push(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request, wherever it is; its seat and blocks are free at once. False if it is not here."""
@@ -98,15 +103,19 @@ class Scheduler:
         """Nobody else will come: a static batch may leave with empty seats."""
         self.line.closed = True
 
-    def schedule(self, now: float) -> Step:
-        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`."""
+    def schedule(self, now: float, yields: bool = False) -> Step:
+        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`.
+
+        `yields` leaves background requests out of it: somebody else wants the machine for live ones.
+        """
         step = Step(self.num_steps, {}, [], {}, [], [])
         self.ask_again = None
         self._continue_running(step)
         self.waiting_decision = None
-        if step.decisions:
+        last = step.decisions[-1] if step.decisions else None
+        if last is not None and not self._sequences[last.request_id].request.background:
             # Boarding after a preemption would take the very blocks that were just found missing.
-            last, head = step.decisions[-1], self._head()
+            head = self._head()
             if head is not None:
                 detail = f"{last.request_id} was just preempted: {last.detail}"
                 self.waiting_decision = Decision(Why.BLOCKS, head.id, detail, self.num_waiting)
@@ -114,9 +123,14 @@ class Scheduler:
             self._board_waiting(step, now)
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
+        self._learner = self.budget
+        if self.background:
+            self._fill_with_background(step, yields, now)
+            self._learner = self.budget or self.background.budget
         if step.num_tokens:
-            if self.budget is not None:
-                self.budget.end(self.running, step)
+            if self._learner is not None:
+                riders = [sequence for sequence in self.background.riding if sequence.id in step.num_tokens]
+                self._learner.end(self.running + riders, step)
             self.num_steps += 1
             step.released, self._released = self._released, []
         return step
@@ -126,12 +140,11 @@ class Scheduler:
 
         Whoever shares a block that a failed request should have filled in this step starts anew, and loses its token.
         """
-        if self.budget is not None:
-            self.budget.observe(result.seconds)
+        if self._learner is not None:
+            self._learner.observe(result.seconds)
         finished: list[Finished] = []
         end: Finished | None
-        spoilt = self._forget_unfilled(step, result) if result.errors else set()
-        self._published.clear()
+        spoilt = self.prefixes.end_step(step, result.errors, self._sequences)
         for request_id, num_tokens in step.num_tokens.items():
             sequence = self._sequences.get(request_id)
             if sequence is None or not sequence.block_table:
@@ -154,14 +167,21 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no blocks: in the line, seated but not started, or preempted."""
+        """Live requests that hold no blocks: in the line, seated but not started, or preempted."""
         return len(self.line) + len(self.seated)
+
+    @property
+    def num_unfinished(self) -> int:
+        """All requests that are here."""
+        return len(self._sequences)
 
     def explain(self, request_id: str) -> Decision | None:
         """Say why a request runs or still waits; None if it is not here."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
+        if sequence.request.background:
+            return self.background.explain(sequence)
         if sequence.block_table:
             return Decision(Why.BOARDED, request_id, f"runs since {sequence.started:.3f} s")
         head = self.waiting_decision
@@ -197,16 +217,20 @@ class Scheduler:
             num_tokens[sequence.id] = given
             budget -= given
             if (computed + given) // block_size > sequence.num_published:
-                self._publish(sequence, computed + given)
+                self.prefixes.publish(sequence, computed + given)
             index += 1
 
     def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
-        """Take blocks for more tokens, preempting from the back if need be; False if it was preempted itself."""
+        """Take blocks for more tokens, preempting others if need be; False if there is none, or it was one of them."""
         target = self._blocks_for(sequence.num_computed_tokens + num_tokens)
         missing = target - len(sequence.block_table)
         while self.pool.num_free < missing:
-            victim = self.running[-1]
-            self._preempt(step, victim, sequence)
+            victim = self._victim(step, sequence)
+            if victim is None:
+                return False
+            count = len(self.running) + len(self.background.riding)
+            detail = f"no free block for {sequence.id}, and this one is the least urgent of {count}"
+            self._preempt(step, victim, detail)
             if victim is sequence:
                 return False
         blocks = [self.pool.take() for _ in range(missing)]
@@ -214,18 +238,25 @@ class Scheduler:
         step.new_blocks[sequence.id] = blocks
         return True
 
-    def _preempt(self, step: Step, victim: Sequence, needy: Sequence) -> None:
-        """Take back a sequence's blocks for a more urgent one."""
+    def _victim(self, step: Step, needy: Sequence) -> Sequence | None:
+        """Return who gives up its blocks: for a background rider, a younger one that has nothing of this step yet."""
+        if needy.request.background:
+            return self.background.youngest(behind=needy, without=step.num_tokens)
+        return self.background.youngest() or self.running[-1]
+
+    def _preempt(self, step: Step, victim: Sequence, detail: str) -> None:
+        """Take back a sequence's seat and blocks for a more urgent one."""
         self._put_back(victim)
         self.num_preemptions += 1
-        detail = f"no free block for {needy.id}, and this one is the least urgent of {len(self.running) + 1}"
         step.decisions.append(Decision(Why.PREEMPTED, victim.id, detail))
 
     def _put_back(self, sequence: Sequence) -> None:
         """Take a sequence off; it keeps its place by arrival and is computed anew when there is room."""
-        self.running.remove(sequence)
+        self._riders(sequence).remove(sequence)
         self._release_blocks(sequence)
-        if self.policy.closes_batch:
+        if sequence.request.background:
+            self.background.line.push(sequence)
+        elif self.policy.closes_batch:
             insort(self.seated, sequence, key=_urgency)
         else:
             self.line.push(sequence)
@@ -242,13 +273,14 @@ class Scheduler:
         if self.policy.closes_batch and boarding.seats > 0:
             while self.line and len(self.seated) < boarding.seats:
                 self.seated.append(self.line.pop())
+                self._clear_seat(step, self.seated[-1])
         seats = 0 if self.policy.closes_batch else boarding.seats
         budget = self.max_num_batched_tokens - step.total_tokens
         while True:
             sequence = self._head()
             if sequence is None:
                 return
-            refusal = self._refusal(sequence, boarding, seats, budget)
+            refusal = self._refusal(step, sequence, boarding, seats, budget)
             if refusal is not None:
                 self.ask_again = boarding.ask_again
                 self.waiting_decision = refusal
@@ -258,10 +290,19 @@ class Scheduler:
             else:
                 self.line.pop()
                 seats -= 1
+                self._clear_seat(step, sequence, 1)
             budget -= self._start(step, sequence, budget, now)
 
-    def _refusal(self, sequence: Sequence, boarding: Boarding, seats: int, budget: int) -> Decision | None:
-        """Say why the head of the line can't start now, or None if it can."""
+    def _clear_seat(self, step: Step, needy: Sequence, taken: int = 0) -> None:
+        """Have background riders leave until all live sequences, and so many that are about to start, have seats."""
+        taken += len(self.running) + len(self.seated)
+        while taken + len(self.background.riding) > self.policy.seats:
+            victim = self.background.youngest()
+            assert victim is not None, "the policy gave more seats than there are"
+            self._preempt(step, victim, f"its seat is needed for {needy.id}")
+
+    def _refusal(self, step: Step, sequence: Sequence, boarding: Boarding, seats: int, budget: int) -> Decision | None:
+        """Say why the head of the line can't start now, or None if it can. Blocks of background riders are its own."""
         count = self.num_waiting
         if not self.seated and seats < 1:
             detail = boarding.detail if boarding.seats < 1 else "every seat was given in this step"
@@ -269,28 +310,37 @@ class Scheduler:
         if budget < 1:
             detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
             return Decision(Why.TOKENS, sequence.id, detail, count)
-        hits = self._match(sequence)
+        hits = self.prefixes.match(sequence)
         if self.budget is not None and self.budget.room(len(hits) * self.block_size) < 1:
             return Decision(Why.ITL, sequence.id, self.budget.explain(), count)
+        while lack := self._lack_of_blocks(sequence, hits, len(self.running)):
+            victim = self.background.youngest()
+            if victim is None:
+                return Decision(Why.BLOCKS, sequence.id, lack, count)
+            self._preempt(step, victim, f"its blocks are needed for {sequence.id}")
+        return None
+
+    def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_riders: int) -> str:
+        """Say how many blocks are missing for a sequence to start beside so many others; nothing if they are there."""
         # A hit that nobody holds lies in the free list, so it uses up a free block as well.
         free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
         needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
         # One spare block for each rider, else the next block any of them needs would throw the newcomer off again. No
         # rider is owed more than that: had one been given less than its known tokens, there would be none to give.
-        if needed > free - len(self.running) and self.running:
-            detail = f"needs {needed} blocks; of {free} free, {len(self.running)} are kept for those running"
-            return Decision(Why.BLOCKS, sequence.id, detail, count)
-        return None
+        if needed <= free - num_riders:
+            return ""
+        return f"needs {needed} blocks; of {free} free, {num_riders} are kept for those running"
 
     def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
         """Give a sequence its first blocks and tokens; return how many tokens."""
-        hits = self._match(sequence)
+        hits = self.prefixes.match(sequence)
         for block in hits:
             self.pool.share(block)
         computed = len(hits) * self.block_size
         given = min(len(sequence.token_ids) - computed, budget)
-        if self.budget is not None:
-            given = self.budget.grant(computed, given, boards=True)
+        limit = self.background.budget if sequence.request.background else self.budget
+        if limit is not None:
+            given = limit.grant(computed, given, boards=True)
         missing = self._blocks_for(computed + given) - len(hits)
         sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
         sequence.num_computed_tokens = computed
@@ -299,60 +349,100 @@ class Scheduler:
         if not resumed:
             sequence.started = now
             sequence.num_cached_tokens = computed
-            if self._reads_prefix_cache(sequence):
+            if self.prefixes.may_read(sequence):
                 self.prefix_queried_tokens += len(sequence.token_ids)
                 self.prefix_hit_tokens += computed
-        insort(self.running, sequence, key=_urgency)
+        if sequence.request.background:
+            self.background.riding.append(sequence)
+        else:
+            insort(self.running, sequence, key=_urgency)
         step.num_tokens[sequence.id] = given
         table = list(sequence.block_table)
         step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
         why = Why.RESUMED if resumed else Why.BOARDED
         detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
         step.decisions.append(Decision(why, sequence.id, detail))
-        self._publish(sequence, computed + given)
+        self.prefixes.publish(sequence, computed + given)
         return given
 
-    # The prefix cache
+    # Background
 
-    def _reads_prefix_cache(self, sequence: Sequence) -> bool:
-        """Whether cached blocks may stand in for computing; log-probabilities of the prompt need all of it computed."""
-        request = sequence.request
-        return self.enable_prefix_caching and request.use_prefix_cache and request.params.prompt_logprobs is None
+    def _fill_with_background(self, step: Step, yields: bool, now: float) -> None:
+        """Give background sequences what this step has left, unless a live one would wait for it to end."""
+        background = self.background
+        urgent = "another model has live requests" if yields else self._urgent(step)
+        refusal: tuple[Why, str] | None = (Why.LIVE, urgent)
+        if not urgent:
+            if background.budget is not None:
+                background.budget.begin(self.running)
+            refusal = self._continue_background(step) or self._board_background(step, now)
+        background.decision = None
+        if refusal is not None:
+            background.decision = background.leave_out(step, *refusal)
+            step.decisions.append(background.decision)
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        """Find cached blocks for a sequence's prefix, leaving at least one token to compute."""
-        if not self._reads_prefix_cache(sequence):
-            return []
-        most = (len(sequence.token_ids) - 1) // self.block_size
-        return self.pool.match(sequence.hashes[:most])
+    def _urgent(self, step: Step) -> str:
+        """Say which live sequence waits for its first token, if one does that would not just be waiting for company."""
+        if step.started:
+            return f"{step.started[0].request.id} has just boarded"
+        waiting = self.waiting_decision
+        if waiting is not None and waiting.why not in (Why.WINDOW, Why.BATCH):
+            return f"{waiting.request_id} is {waiting.why.replace('_', ' ')}"
+        reader = next((sequence for sequence in self.running if sequence.reads_prompt), None)
+        return f"the prompt of {reader.id} is being computed" if reader is not None else ""
 
-    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let others find the blocks that this step fills; the runner writes all KV before any attention reads it."""
-        full = num_tokens // self.block_size
-        if not (self.enable_prefix_caching and sequence.request.use_prefix_cache):
-            sequence.num_published = full
-            return
-        sequence.hash_blocks(full, self.block_size)
-        for index in range(sequence.num_published, full):
-            block = sequence.block_table[index]
-            if self.pool.publish(block, sequence.hashes[index]):
-                self._published.setdefault(sequence.id, []).append(block)
-        sequence.num_published = full
+    def _continue_background(self, step: Step) -> tuple[Why, str] | None:
+        """Give tokens to those who ride, in turn; return why some got none, or None if nobody was left out."""
+        background, limit = self.background, self.background.budget
+        budget = self.max_num_batched_tokens - step.total_tokens
+        served, refusal = [], None
+        for sequence in background.in_turn():
+            computed = sequence.num_computed_tokens
+            if not sequence.block_table:
+                continue  # it made room for another
+            wanted = min(len(sequence.token_ids) - computed, budget)
+            given = wanted if limit is None else min(wanted, limit.room(computed))
+            if given < 1:
+                refusal = Why.TOKENS, self._spent(budget)
+                break
+            grows = computed + given > len(sequence.block_table) * self.block_size
+            if grows and not self._grow(step, sequence, given):
+                refusal = Why.BLOCKS, f"no free block for {sequence.id}, and nobody rides who is less urgent"
+                continue
+            if limit is not None:
+                limit.grant(computed, wanted, boards=True)
+            step.num_tokens[sequence.id] = given
+            budget -= given
+            served.append(sequence)
+            self.prefixes.publish(sequence, computed + given)
+        background.take_turns(served)
+        return refusal
 
-    def _forget_unfilled(self, step: Step, result: StepResult) -> set[int]:
-        """Make unfindable what failed requests published in this step, and what was computed on top of it.
+    def _board_background(self, step: Step, now: float) -> tuple[Why, str] | None:
+        """Start whoever finds a seat, tokens and blocks; return why the others don't, or None if nobody waits."""
+        background, limit = self.background, self.background.budget
+        budget = self.max_num_batched_tokens - step.total_tokens
+        while (sequence := background.line.head()) is not None:
+            riders = len(self.running) + len(background.riding)
+            if riders + len(self.seated) >= self.policy.seats:
+                return Why.SEATS, f"all {self.policy.seats} seats are taken"
+            hits = self.prefixes.match(sequence)
+            if budget < 1 or (limit is not None and limit.room(len(hits) * self.block_size) < 1):
+                return Why.TOKENS, self._spent(budget)
+            lost = next((decision for decision in step.decisions if decision.why is Why.PREEMPTED), None)
+            if lost is not None:
+                return Why.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
+            if lack := self._lack_of_blocks(sequence, hits, riders):
+                return Why.BLOCKS, lack
+            background.line.pop()
+            budget -= self._start(step, sequence, budget, now)
+        return None
 
-        Who was aborted meanwhile counts as failed: its block table is gone, so nobody can tell any more.
-        """
-        spoilt: set[int] = set()
-        for request_id in step.num_tokens:  # whoever fills a block comes before those who share it
-            sequence = self._sequences.get(request_id)
-            table = sequence.block_table if sequence is not None else []
-            if request_id in result.errors or not table or not spoilt.isdisjoint(table):
-                spoilt.update(self._published.get(request_id, ()))
-        for block in spoilt:
-            self.pool.forget(block)
-        return spoilt
+    def _spent(self, budget: int) -> str:
+        limit = self.background.budget
+        if budget < 1 or limit is None:
+            return f"the step's {self.max_num_batched_tokens} tokens are given out"
+        return limit.explain()
 
     # Ends
 
@@ -376,12 +466,16 @@ class Scheduler:
         """Take a sequence out of wherever it is and let go of all it holds."""
         del self._sequences[sequence.id]
         if sequence.block_table:
-            self.running.remove(sequence)
+            self._riders(sequence).remove(sequence)
             self._release_blocks(sequence)
         elif sequence in self.seated:
             self.seated.remove(sequence)
         else:
-            self.line.remove(sequence)
+            (self.background.line if sequence.request.background else self.line).remove(sequence)
+
+    def _riders(self, sequence: Sequence) -> list[Sequence]:
+        """The list that holds a sequence with blocks."""
+        return self.background.riding if sequence.request.background else self.running
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)

@@ -33,6 +33,12 @@ class Sequence:
         self.started: float | None = None
 
     @property
+    def reads_prompt(self) -> bool:
+        """Whether it has more to compute than the token sampled last, so that its client waits for the whole of it."""
+        known = len(self.token_ids)
+        return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_ids)

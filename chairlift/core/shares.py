@@ -7,12 +7,13 @@ from itertools import count
 class _Claim:
     """One model's account, in seconds of machine time divided by its weight."""
 
-    __slots__ = ("since", "used", "wants", "weight")
+    __slots__ = ("background", "since", "used", "wants", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.used = 0.0
         self.wants: int | None = None  # the serial number of its wish
+        self.background = False  # what the wish is for
         self.since = 0.0
 
 
@@ -23,6 +24,8 @@ class Shares:
     weight. While all are busy, two models' times differ from the weights' proportion by one turn of each at most,
     however long it lasts and whatever turns cost. Time is never saved up: who comes back from a pause starts where
     the others are. Alone, a model has the whole machine, and keeps its turn until somebody else asks.
+
+    Whoever has nothing but background work gets a turn only while nobody wants one for live work.
 
     Times are in seconds on the caller's clock. All methods raise KeyError for a model that is not here.
     """
@@ -55,12 +58,19 @@ class Shares:
         """Whether somebody waits for the turn."""
         return any(claim.wants is not None for claim in self._claims.values())
 
-    def ask(self, name: str, now: float) -> None:
-        """Want the next turn. Asking again, or while holding it, does nothing."""
+    @property
+    def contended_by_live(self) -> bool:
+        """Whether somebody waits for the turn with live work."""
+        return any(claim.wants is not None and not claim.background for claim in self._claims.values())
+
+    def ask(self, name: str, now: float, background: bool = False) -> None:
+        """Want the next turn. Asking again, but for live work instead, or while holding it, does nothing."""
         claim = self._claims[name]
         if claim.wants is None and self.holder != name:
             claim.used = max(claim.used, self._virtual_time(now))
             claim.wants = next(self._serial)
+            claim.background = background
+        claim.background &= background
 
     def withdraw(self, name: str) -> None:
         """Want no turn any more."""
@@ -68,10 +78,16 @@ class Shares:
 
     def grant(self, now: float) -> str | None:
         """Give the turn to whoever is owed the most; None if it is taken, or if nobody wants it."""
-        waiting = [(claim.used, claim.wants, name) for name, claim in self._claims.items() if claim.wants is not None]
-        if self.holder is not None or not waiting:
+        if self.holder is not None:
             return None
-        _, _, self.holder = min(waiting)
+        waiting = [
+            (claim.background, claim.used, claim.wants, name)
+            for name, claim in self._claims.items()
+            if claim.wants is not None
+        ]
+        if not waiting:
+            return None
+        *_, self.holder = min(waiting)
         claim = self._claims[self.holder]
         claim.wants, claim.since = None, now
         return self.holder

@@ -121,6 +121,19 @@ class Waiting:
             self._deadlines = [entry for entry in self._deadlines if self._is_waiting(entry)]
             heapq.heapify(self._deadlines)
 
+    def leave(self, window: list[Waiter], chosen: list[Waiter], gone: list[Waiter]) -> None:
+        """Take some of a line's first ones out; those who stay behind while later ones are `chosen` are passed over."""
+        if chosen:
+            last = max(waiter.rank for waiter in chosen)
+            leaving = {waiter.rank[1] for waiter in gone}
+            for waiter in window:
+                if waiter.rank >= last:
+                    break
+                if waiter.rank[1] not in leaving:
+                    waiter.passed_over += 1
+        if gone:
+            self.remove(gone)
+
     def load(self, priority: int | None = None) -> tuple[int, float]:
         """Return how many wait (of this priority or more urgent ones) and the sum of their sizes."""
         count, total = 0, 0.0

@@ -104,11 +104,12 @@ class EngineClient(Supervised):
         self.info: ModelInfo | None = None
         self.stats = EngineStats()
         self.on_step: Callable[[EngineStats], None] | None = None
-        self._admission = Admission(max_waiting)
+        # By whether they are background requests, so that neither take the others' places in line.
+        self._admission = {False: Admission(max_waiting), True: Admission(max_waiting)}
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
-        self._num_waiting = 0
+        self._num_waiting = {False: 0, True: 0}
         self._idle = asyncio.Event()
         self._idle.set()
         self._encoder = msgspec.msgpack.Encoder()
@@ -135,21 +136,28 @@ class EngineClient(Supervised):
         """Queue requests, all or none. Raises QueueFull, or Unavailable while the worker can't take them."""
         if self.state != "ready" or not self._worker.connected:
             raise Unavailable(f"the model is {self.state}" + (f": {self.failure}" if self.failure else ""))
-        retry_after = self._admission.retry_after(self._num_waiting, len(requests), time.monotonic())
-        if retry_after is not None:
-            raise QueueFull(
-                f"{self._num_waiting} requests wait already and {len(requests)} more would pass the limit of "
-                f"{self._admission.max_waiting}; come back in {retry_after:.0f} s",
-                retry_after,
-            )
+        for background in (False, True):
+            self._admit(background, sum(request.background is background for request in requests))
         streams = []
         for request in requests:
             stream = self._streams[request.id] = Stream(request, self._abort)
-            self._num_waiting += 1
+            self._num_waiting[request.background] += 1
             self._send(Add(request))
             streams.append(stream)
         self._idle.clear()
         return streams
+
+    def _admit(self, background: bool, count: int) -> None:
+        """Raise QueueFull if so many more of their kind may not join the line."""
+        admission, waiting = self._admission[background], self._num_waiting[background]
+        retry_after = admission.retry_after(waiting, count, time.monotonic()) if count else None
+        if retry_after is not None:
+            kind = "background requests" if background else "requests"
+            raise QueueFull(
+                f"{waiting} {kind} wait already and {count} more would pass the limit of "
+                f"{admission.max_waiting}; come back in {retry_after:.0f} s",
+                retry_after,
+            )
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
@@ -176,16 +184,19 @@ class EngineClient(Supervised):
                 self._worker.loaded()
             case LoadFailed(message=reason):
                 self._worker.refused(reason)
-            case TurnWanted() if self._member is not None:
-                self._member.ask()
-            case TurnOver(again=again, seconds=seconds) if self._member is not None:
-                self._member.release(again, seconds)
+            case TurnWanted(background=background) if self._member is not None:
+                self._member.ask(background)
+            case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
+                self._member.release(again, seconds, background)
 
     def _take_part(self) -> None:
         """Take turns with other models from now on."""
         if self._machine is not None:
-            given, asked = (functools.partial(self._send, message) for message in (TurnGiven(), TurnAsked()))
-            self._member = self._machine.join(self.config.model, self._weight, given, asked)
+            given = functools.partial(self._send, TurnGiven())
+            self._member = self._machine.join(self.config.model, self._weight, given, self._turn_asked)
+
+    def _turn_asked(self, live: bool) -> None:
+        self._send(TurnAsked(live))
 
     def _lost(self, reason: str) -> None:
         """The worker is gone, or on its way; what it still says about turns counts no more."""
@@ -201,7 +212,7 @@ class EngineClient(Supervised):
             if stream is None:
                 continue  # cancelled while the step ran
             if not stream.started:
-                self._num_waiting -= 1
+                self._num_waiting[stream.request.background] -= 1
             stream.push(update)
             if update.finish_reason is not None:
                 self._forget(stream)
@@ -216,20 +227,20 @@ class EngineClient(Supervised):
     def _abort(self, stream: Stream) -> None:
         if self._streams.get(stream.request.id) is stream:
             if not stream.started:
-                self._num_waiting -= 1
+                self._num_waiting[stream.request.background] -= 1
             self._forget(stream)
             self._send(Abort([stream.request.id]))
         stream.close()
 
     def _forget(self, stream: Stream) -> None:
         del self._streams[stream.request.id]
-        self._admission.ended(time.monotonic())
+        self._admission[stream.request.background].ended(time.monotonic())
         if not self._streams:
             self._idle.set()
 
     def _fail_all(self, reason: str) -> None:
         streams, self._streams = self._streams, {}
-        self._num_waiting = 0
+        self._num_waiting = {False: 0, True: 0}
         for stream in streams.values():
             stream.close(Unavailable(reason))
         self._idle.set()

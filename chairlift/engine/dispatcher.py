@@ -123,9 +123,10 @@ class Dispatcher:
         shape_key: Hashable = None,
         priority: int = 0,
         timeout: float | None = None,
+        background: bool = False,
         on_part: OnPart | None = None,
     ) -> asyncio.Future[Answer]:
-        """Queue one payload; `size` and `shape_key` as in `Item`, `timeout` in seconds from now.
+        """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
 
         `on_part` hears of the parts of a streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
         may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
@@ -144,6 +145,7 @@ class Dispatcher:
             shape_key=shape_key,
             priority=priority,
             deadline=None if timeout is None else now + timeout,
+            background=background,
         )
         try:
             self.scheduler.add(item, now)
@@ -224,8 +226,9 @@ class Dispatcher:
     def _pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
         self._is_pump_due = False
-        turns, calls = self._turns, self._calls
-        if turns is not None and not turns.allow(len(calls), self.scheduler.num_waiting):
+        turns, calls, scheduler = self._turns, self._calls, self.scheduler
+        waiting = scheduler.num_waiting, scheduler.num_background_waiting
+        if turns is not None and not turns.allow(len(calls), *waiting):
             return
         try:
             while (batch := self.scheduler.schedule(self._clock())) is not None:

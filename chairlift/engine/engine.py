@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 
 from chairlift.config import EngineConfig
 from chairlift.core.blocks import BlockPool
@@ -39,6 +40,8 @@ class Engine:
         self.pool = BlockPool(self.info.num_blocks)
         target, most = config.target_itl_ms, config.max_num_batched_tokens
         self.budget = None if target is None else LatencyBudget(target / 1000, most)
+        model = None if self.budget is None else self.budget.model
+        background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
         self.scheduler = Scheduler(
             make_policy(config.strategy, config.seats, config.max_wait_ms / 1000),
             self.pool,
@@ -47,6 +50,7 @@ class Engine:
             max_model_len=self.info.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             budget=self.budget,
+            background_budget=background,
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
@@ -75,12 +79,20 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
-        return self.scheduler.num_waiting + len(self.scheduler.running)
+        return self.scheduler.num_unfinished
 
-    def step(self) -> StepOutput | None:
-        """Run one step and return what it gave, or None if nothing can run now."""
+    @property
+    def only_background(self) -> bool:
+        """Whether all that is here are background requests."""
+        return not (self.scheduler.running or self.scheduler.num_waiting)
+
+    def step(self, yields: bool = False) -> StepOutput | None:
+        """Run one step and return what it gave, or None if nothing can run now.
+
+        `yields` leaves background requests out of it: another model has live work.
+        """
         started = self.clock()
-        step = self.scheduler.schedule(started)
+        step = self.scheduler.schedule(started, yields)
         if not step.num_tokens:
             return None
         result = self._execute(step)
@@ -149,6 +161,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
+        background = scheduler.background
         return EngineStats(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
@@ -160,6 +173,8 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             cost=CostStats.of(self.budget) if self.budget is not None else None,
+            background_running=len(background.riding),
+            background_waiting=len(background.line),
         )
 
 

@@ -34,11 +34,12 @@ class Machine:
         self._serial = count()
         self._granting = False
 
-    def join(self, name: str, weight: float, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> "Member":
+    def join(self, name: str, weight: float, on_turn: Callable[[], None], on_asked: Callable[[bool], None]) -> "Member":
         """Let a model, or one instance of it, take part.
 
         `on_turn` says that the machine is its own until `release`; `on_asked` that somebody waits for it, so that it
-        should be released after the present step. Raises ValueError for a weight that is not positive.
+        should be released after the present step, and whether with live work, before which background work is nothing.
+        Raises ValueError for a weight that is not positive.
         """
         member = Member(self, f"{name}-{next(self._serial)}", on_turn, on_asked)
         self.shares.join(member.name, weight)
@@ -54,7 +55,7 @@ class Machine:
     def call_holder(self) -> None:
         """Tell whoever has the turn that somebody waits."""
         if self.shares.holder is not None:
-            self._members[self.shares.holder].on_asked()
+            self._members[self.shares.holder].on_asked(self.shares.contended_by_live)
 
     def grant_soon(self) -> None:
         """Give the next turn once all that is being said now has been heard."""
@@ -75,7 +76,9 @@ class Machine:
 class Member:
     """One of those who share the machine; made by `Machine.join`, and of no use after `leave`."""
 
-    def __init__(self, machine: Machine, name: str, on_turn: Callable[[], None], on_asked: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: Machine, name: str, on_turn: Callable[[], None], on_asked: Callable[[bool], None]
+    ) -> None:
         self.name = name
         self.on_turn = on_turn
         self.on_asked = on_asked
@@ -86,10 +89,10 @@ class Member:
         """Whether it has the turn."""
         return self._machine.shares.holder == self.name
 
-    def ask(self) -> None:
-        """Want the next turn."""
+    def ask(self, background: bool = False) -> None:
+        """Want the next turn, if for `background` work only, then when nobody else wants it for live work."""
         machine = self._machine
-        machine.shares.ask(self.name, machine.clock())
+        machine.shares.ask(self.name, machine.clock(), background)
         if machine.shares.holder is None:
             machine.grant_soon()
         elif not self.holds:
@@ -99,8 +102,10 @@ class Member:
         """Want no turn any more."""
         self._machine.shares.withdraw(self.name)
 
-    def release(self, again: bool, seconds: float | None = None) -> None:
-        """End the turn; `again` asks for another in the same breath. `seconds` is what was used of it, if known.
+    def release(self, again: bool, seconds: float | None = None, background: bool = False) -> None:
+        """End the turn; `again` asks for another in the same breath, for `background` work only if so.
+
+        `seconds` is what was used of it, if known.
 
         Raises ValueError without a turn.
         """
@@ -108,7 +113,7 @@ class Member:
         now = machine.clock()
         machine.shares.release(self.name, now, seconds)
         if again:
-            machine.shares.ask(self.name, now)
+            machine.shares.ask(self.name, now, background)
         machine.grant_soon()
 
     def leave(self) -> None:
@@ -128,16 +133,16 @@ class Turns:
         """Say whom to call when a batch may leave."""
         self._on_turn = on_turn
 
-    def allow(self, num_running: int, num_waiting: int) -> bool:
+    def allow(self, num_running: int, num_waiting: int, num_background: int) -> bool:
         """Return whether a batch may leave now, with so many running and items waiting; if not, ask for a turn."""
-        member = self._member
+        member, waits, background = self._member, num_waiting + num_background > 0, not num_waiting
         if member.holds:
             if not self._others_wait:
                 return True
             if not num_running:
-                member.release(again=num_waiting > 0)
-        elif num_waiting:
-            member.ask()
+                member.release(again=waits, background=background)
+        elif waits:
+            member.ask(background)
         return False
 
     def rest(self, num_running: int) -> None:
@@ -154,5 +159,5 @@ class Turns:
         if self._on_turn is not None:
             self._on_turn()
 
-    def _asked(self) -> None:
+    def _asked(self, live: bool) -> None:
         self._others_wait = True

@@ -42,7 +42,8 @@ class CostStats(msgspec.Struct, array_like=True):
 class EngineStats(msgspec.Struct, array_like=True):
     """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's.
 
-    `cost` is there if there is a latency target.
+    `cost` is there if there is a latency target. `running` and `waiting` count live requests; background ones
+    have counts of their own.
     """
 
     step_requests: int = 0
@@ -58,6 +59,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     preemptions: int = 0
     steps: int = 0
     cost: CostStats | None = None
+    background_running: int = 0
+    background_waiting: int = 0
 
 
 class Add(msgspec.Struct, tag=True):
@@ -85,7 +88,9 @@ class TurnGiven(msgspec.Struct, tag=True):
 
 
 class TurnAsked(msgspec.Struct, tag=True):
-    """Front to worker: others wait for the machine; give it back after this step."""
+    """Front to worker: others wait, with `live` requests or not, for the machine; give it back after this step."""
+
+    live: bool
 
 
 ToWorker = Add | Abort | CloseLine | Shutdown | TurnGiven | TurnAsked
@@ -111,17 +116,21 @@ class StepOutput(msgspec.Struct, tag=True):
 
 
 class TurnWanted(msgspec.Struct, tag=True):
-    """Worker to front: there is a step to run."""
+    """Worker to front: there is a step to run, maybe for `background` requests only."""
+
+    background: bool
 
 
 class TurnOver(msgspec.Struct, tag=True):
-    """Worker to front: the machine is free. `again` wants the next turn as well; `seconds` is what the steps took.
+    """Worker to front: the machine is free. `again` wants the next turn as well, maybe for `background` requests only.
 
+    `seconds` is what the steps took.
     The rest of the turn was spent on messages, for which nobody pays: the front may have been busy with others'.
     """
 
     again: bool
     seconds: float
+    background: bool = False
 
 
 ToFront = Ready | LoadFailed | StepOutput | TurnWanted | TurnOver

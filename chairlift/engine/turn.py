@@ -15,37 +15,43 @@ class Turn:
         self.holds = not shared
         self._send = send
         self._shared = shared
-        self._asked = False
+        self._asked: TurnWanted | None = None
         self._others_wait = False
+        self.live_waits = False
         self._seconds = 0.0
 
-    def want(self) -> bool:
-        """Return whether a step may run; if not, ask for a turn."""
-        if not self.holds and not self._asked:
-            self._asked = True
-            self._send(TurnWanted())
+    def want(self, background: bool) -> bool:
+        """Return whether a step may run, maybe for `background` requests only; if not, ask for a turn.
+
+        Those give way at once to whoever waits with live ones.
+        """
+        if self.holds and background and self.live_waits:
+            self._over(TurnWanted(background))
+        if not self.holds and (self._asked is None or (self._asked.background and not background)):
+            self._asked = TurnWanted(background)
+            self._send(self._asked)
         return self.holds
 
     def given(self) -> None:
         """The front gave the turn."""
-        self.holds, self._asked, self._others_wait = True, False, False
+        self.holds, self._asked, self._others_wait, self.live_waits = True, None, False, False
         self._seconds = 0.0
 
-    def others_wait(self) -> None:
+    def others_wait(self, live: bool) -> None:
         """Somebody else asked for it."""
-        self._others_wait = True
+        self._others_wait, self.live_waits = True, live
 
-    def after_step(self, seconds: float) -> None:
-        """Give way if others wait, after a step that took so long."""
+    def after_step(self, seconds: float, background: bool) -> None:
+        """Give way if others wait, after a step that took so long; what is left may be for the `background` only."""
         self._seconds += seconds
         if self._others_wait:
-            self._over(again=True)
+            self._over(TurnWanted(background))
 
-    def nothing_to_do(self) -> None:
-        """Give the turn back."""
+    def nothing_to_do(self, background: bool) -> None:
+        """Give the turn back; with `background` requests left, which had to yield, ask for another."""
         if self.holds and self._shared:
-            self._over(again=False)
+            self._over(TurnWanted(background) if background else None)
 
-    def _over(self, again: bool) -> None:
-        self.holds, self._asked, self._others_wait = False, again, False
-        self._send(TurnOver(again, self._seconds))
+    def _over(self, again: TurnWanted | None) -> None:
+        self.holds, self._asked, self._others_wait, self.live_waits = False, again, False, False
+        self._send(TurnOver(again is not None, self._seconds, again is not None and again.background))

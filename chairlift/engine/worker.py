@@ -59,16 +59,16 @@ class Worker:
         timeout: float | None = None
         turn = self._turn
         while self._listen(timeout):
-            if self.engine.num_unfinished and not turn.want():
+            if self.engine.num_unfinished and not turn.want(self.engine.only_background):
                 timeout = None
                 continue
-            output = self.engine.step()
+            output = self.engine.step(yields=turn.live_waits)
             if output is not None:
                 self.send(output)
-                turn.after_step(output.stats.step_seconds)
+                turn.after_step(output.stats.step_seconds, self.engine.only_background)
                 timeout = 0.0
                 continue
-            turn.nothing_to_do()
+            turn.nothing_to_do(bool(self.engine.scheduler.background))
             # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
             self.send(StepOutput([], self.engine.stats()))
             moment = self.engine.ask_again
@@ -102,8 +102,8 @@ class Worker:
                 self.engine.close_line()
             case TurnGiven():
                 self._turn.given()
-            case TurnAsked():
-                self._turn.others_wait()
+            case TurnAsked(live=live):
+                self._turn.others_wait(live)
             case Shutdown():
                 return False
         return True

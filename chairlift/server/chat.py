@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
-    terms = terms_of(request.scope["headers"])
+    terms = terms_of(request.scope)
     params = _params(body)
     _check_messages(body.messages)
     prompt = await off_loop(len(raw), lambda: _prompt(service, body))

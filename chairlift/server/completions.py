@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     service = models.llm(body.model, request.url.path)
     service.check(body)
     check_supported(body)
-    terms = terms_of(request.scope["headers"])
+    terms = terms_of(request.scope)
     params = _params(body)
     prompts = await _prompts(service, body.prompt)
     request_id = new_id("cmpl")

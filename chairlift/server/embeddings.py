@@ -50,7 +50,7 @@ async def embeddings(request: Request) -> Response:
     body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
     service = models.one_shot(body.model, ("embed",), "/v1/embeddings")
     check_dimensions(service.loaded(), body.dimensions)
-    terms = terms_of(request.headers.raw)
+    terms = terms_of(request.scope)
     if body.priority is not None:
         terms = terms._replace(priority=check_priority(body.priority, "priority"))
     async with until_gone(request.receive):

@@ -16,6 +16,9 @@ from chairlift.server.errors import ApiError, Shape, as_api_error, openai_shape
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+# A key of an ASGI scope: true for a background request. HTTP servers make scopes of their own, so no client can set it.
+BACKGROUND = "chairlift.background"
+
 _MAX_PRIORITY = 2**31
 
 
@@ -36,13 +39,20 @@ class Endpoint:
 
 
 class Terms(NamedTuple):
-    """When and how urgently a request wants its answer."""
+    """When and how urgently a request wants its answer; a background one takes what live ones leave."""
 
     timeout: float | None = None
     priority: int = 0
+    background: bool = False
 
 
-def terms_of(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
+def terms_of(scope: Scope) -> Terms:
+    """What a request's headers say, and whether whoever called the application in this process marked its scope."""
+    terms = terms_in(scope["headers"])
+    return terms._replace(background=True) if scope.get(BACKGROUND) else terms
+
+
+def terms_in(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
     """What `X-Request-Timeout-Ms` and `X-Request-Priority` say (lower is sooner, 0 is the default)."""
     timeout, priority = None, 0
     for name, value in headers:

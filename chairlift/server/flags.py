@@ -23,6 +23,7 @@ HELP = {
     "max_num_seqs": "continuous: sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
     "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
+    "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
     "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",

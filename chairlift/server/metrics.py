@@ -15,7 +15,8 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.request import FinishReason, Why
 from chairlift.engine.messages import CostStats, EngineStats
 
-WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_")]
+# Those of live requests.
+WAITING_REASONS = [why.value for why in Why if why.value.startswith("waiting_for_") and why is not Why.LIVE]
 SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
@@ -48,6 +49,14 @@ class Histogram:
         family = HistogramMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
         family.add_metric([model], buckets, self._sum)
         return family
+
+
+def background_requests(model: str, running: int, waiting: int) -> Metric:
+    """How many background requests run and wait; other gauges count live ones only."""
+    gauge = GaugeMetricFamily("chairlift_background_requests", "Background requests.", labels=["model", "state"])
+    gauge.add_metric([model, "running"], running)
+    gauge.add_metric([model, "waiting"], waiting)
+    return gauge
 
 
 class Engine(Protocol):
@@ -146,6 +155,7 @@ class Metrics:
             waiting = stats.waiting if stats.waiting_reason == reason else 0
             reasons.add_metric([self.model, reason.removeprefix("waiting_for_")], waiting)
         yield reasons
+        yield background_requests(self.model, stats.background_running, stats.background_waiting)
         yield from self._cost()
 
     def _cost(self) -> Iterable[Metric]:

@@ -94,6 +94,7 @@ class OneShotService:
         sizes: Sequence[float] | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        background: bool = False,
     ) -> list[Answer]:
         """An answer for each payload, or the first error; then, as when the caller is cancelled, no other goes on.
 
@@ -108,18 +109,22 @@ class OneShotService:
             for index, payload in enumerate(payloads):
                 size = 1.0 if sizes is None else sizes[index]
                 key = _shape_key(payload) if info.shape_keys else None
-                futures.append(submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout))
-            answers = await _all(futures, self.dispatcher.limits.default_timeout if timeout is None else timeout)
+                futures.append(
+                    submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout, background=background)
+                )
+            if timeout is None and not background:
+                timeout = self.dispatcher.limits.default_timeout
+            answers = await _all(futures, timeout)
         except BaseException as error:
             self.metrics.on_failure(error)
             for future in futures:
                 future.cancel()
             raise
-        self.metrics.on_answers(answers)
+        self.metrics.on_answers(answers, background)
         return answers
 
     async def stream(
-        self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
+        self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None, background: bool = False
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
         info = self.loaded()
@@ -132,7 +137,14 @@ class OneShotService:
                 key = _shape_key(payload) if info.shape_keys else None
                 on_part = functools.partial(_put_part, events, index)
                 futures.append(
-                    self.dispatcher.submit(payload, shape_key=key, priority=priority, timeout=timeout, on_part=on_part)
+                    self.dispatcher.submit(
+                        payload,
+                        shape_key=key,
+                        priority=priority,
+                        timeout=timeout,
+                        background=background,
+                        on_part=on_part,
+                    )
                 )
                 futures[-1].add_done_callback(events.put_nowait)
             while len(answers) < len(payloads):
@@ -141,7 +153,7 @@ class OneShotService:
                     answers.append(event.result())
                 else:
                     yield event
-            self.metrics.on_answers(answers)
+            self.metrics.on_answers(answers, background)
         except BaseException as error:
             self.metrics.on_failure(error)
             raise

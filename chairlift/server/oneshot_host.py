@@ -129,6 +129,7 @@ def limits_of(config: OneShotConfig, info: OneShotInfo | None) -> BatchLimits:
         max_waiting=config.max_waiting,
         max_queue_seconds=_seconds(config.max_queue_ms),
         target_latency=_seconds(config.target_latency_ms),
+        background_step=config.background_step_ms / 1000,
         default_timeout=_seconds(config.timeout_ms),
         retries=config.retries,
         bisect=config.bisect,

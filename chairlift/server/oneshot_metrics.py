@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from chairlift.core.item import Batch, Failure, Outcome, ShedReason
 from chairlift.engine.dispatcher import Answer, Dispatcher
 from chairlift.errors import DeadlineExceeded, QueueFull
-from chairlift.server.metrics import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram
+from chairlift.server.metrics import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram, background_requests
 
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -31,11 +31,11 @@ class OneShotMetrics:
         self._predicted_seconds = self._timed_seconds = 0.0
         self._failures: Counter[str] = Counter(dict.fromkeys(Failure, 0))
 
-    def on_answers(self, answers: Sequence[Answer]) -> None:
-        """Count a request that was answered, and its items."""
+    def on_answers(self, answers: Sequence[Answer], background: bool = False) -> None:
+        """Count a request that was answered, and its items; how long background ones waited would hide all others."""
         self._finished["done"] += 1
         self._answered += len(answers)
-        for answer in answers:
+        for answer in () if background else answers:
             self._queue_time.observe(answer.queue_s)
 
     def on_failure(self, error: BaseException) -> None:
@@ -93,6 +93,7 @@ class OneShotMetrics:
             gauge = GaugeMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
             gauge.add_metric([self.model], value)
             yield gauge
+        yield background_requests(self.model, scheduler.num_background_running, scheduler.num_background_waiting)
 
     def _counters(self) -> Iterable[Metric]:
         scheduler = self._dispatcher.scheduler

@@ -47,7 +47,7 @@ async def predict(request: Request) -> Response:
     body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
     if not body.instances:
         raise InvalidRequest("instances must not be empty", "instances")
-    info, terms = service.loaded(), terms_of(request.headers.raw)
+    info, terms = service.loaded(), terms_of(request.scope)
     kind = _stream_kind(request)
     if kind is not None:
         if not info.streams:
@@ -56,9 +56,7 @@ async def predict(request: Request) -> Response:
         return PartStream(kind, _parts(service, info, payloads, terms))
     async with until_gone(request.receive):
         payloads = await _payloads(service, info, body.instances)
-        answers = await service.infer(
-            payloads, sizes=sizes_of(payloads), priority=terms.priority, timeout=terms.timeout
-        )
+        answers = await service.infer(payloads, sizes=sizes_of(payloads), **terms._asdict())
     predictions = [_prediction(info, answer.value) for answer in answers]
     raw = encode_json({"predictions": predictions})
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
@@ -67,7 +65,7 @@ async def predict(request: Request) -> Response:
 async def _parts(
     service: OneShotService, info: OneShotInfo, payloads: list[Any], terms: Terms
 ) -> AsyncGenerator[bytes, None]:
-    stream = service.stream(payloads, priority=terms.priority, timeout=terms.timeout)
+    stream = service.stream(payloads, **terms._asdict())
     async with contextlib.aclosing(stream) as parts:
         async for index, part in parts:
             yield encode_json({"instance": index, "part": _plain(info, part)})

@@ -65,7 +65,7 @@ async def rerank(request: Request) -> Response:
     models: Models = request.app.state.models
     service = models.one_shot(body.model, ("rerank",), path)
     _check(body)
-    terms = terms_of(request.headers.raw)
+    terms = terms_of(request.scope)
     if body.priority is not None:
         terms = terms._replace(priority=check_priority(body.priority, "priority"))
     async with until_gone(request.receive):

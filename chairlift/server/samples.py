@@ -93,21 +93,24 @@ class Sample:
             self._timer.cancel()
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not self.stream.request.background:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
 
     def _measure(self, update: SequenceUpdate, first: bool) -> None:
-        now, metrics = time.monotonic(), self._metrics
+        """Take the times; those of background requests, which nobody waits for, would hide all others."""
+        now, metrics, request = time.monotonic(), self._metrics, self.stream.request
+        before, self._last = self._last, now
         if first:
-            arrival = self.stream.request.arrival
             self.num_cached_tokens = update.num_cached_tokens
             self.prompt_logprobs = update.prompt_logprobs or []
             metrics.prompt_tokens += len(self.prompt_ids)
-            metrics.time_to_first_token.observe(now - arrival)
-            metrics.queue_time.observe(max(update.first_scheduled - arrival, 0.0))
+        if request.background:
+            return
+        if first:
+            metrics.time_to_first_token.observe(now - request.arrival)
+            metrics.queue_time.observe(max(update.first_scheduled - request.arrival, 0.0))
         elif count := len(update.token_ids):
-            metrics.inter_token.observe((now - self._last) / count, count)
-        self._last = now
+            metrics.inter_token.observe((now - before) / count, count)
 
 
 async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]:

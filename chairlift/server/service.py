@@ -118,7 +118,7 @@ class Service:
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            requests += self._fan_out(name, prompt, params, body, terms.priority, info)
+            requests += self._fan_out(name, prompt, params, body, terms, info)
         streams = self.client.submit(*requests)
         samples = [
             Sample(index, stream, self._text(stream.request, continues), self.metrics, discard)
@@ -133,7 +133,7 @@ class Service:
         return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
 
     def _fan_out(
-        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, priority: int, info: ModelInfo
+        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, terms: Terms, info: ModelInfo
     ) -> list[Request]:
         try:
             return fan_out(
@@ -143,9 +143,10 @@ class Service:
                 info=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
-                priority=priority if body.priority is None else body.priority,
+                priority=terms.priority if body.priority is None else body.priority,
                 cache_salt=body.cache_salt or "",
                 use_prefix_cache=body.cache_prompt is not False,
+                background=terms.background,
             )
         except InvalidRequest as error:
             if len(prompt) + (params.max_tokens or 1) > info.max_model_len:

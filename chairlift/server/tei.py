@@ -80,7 +80,7 @@ async def embed(request: Request) -> Response:
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
         encodings = await _encode(service, body, given)
-        answers = await run(service, encodings, terms_of(request.headers.raw))
+        answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
         raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_json(rows)))
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
@@ -98,7 +98,7 @@ async def predict(request: Request) -> Response:
         singles = await from_texts(service, [texts[0] for texts in inputs if len(texts) == 1], cut, "inputs")
         pairs = await from_pairs(service, [(texts[0], texts[1]) for texts in inputs if len(texts) == 2], cut, "inputs")
         kinds = {1: iter(singles), 2: iter(pairs)}
-        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.headers.raw))
+        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
     info = service.loaded()
     predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
     return _json(predictions[0] if single else predictions, answers)
@@ -114,7 +114,7 @@ async def rerank(request: Request, raw: bytes) -> Response:
     async with until_gone(request.receive):
         pairs = [(body.query, text) for text in body.texts]
         encodings = await from_pairs(service, pairs, _cut(body), "texts")
-        answers = await run(service, encodings, terms_of(request.headers.raw))
+        answers = await run(service, encodings, terms_of(request.scope))
     scores = first_logits([answer.value for answer in answers])
     if not body.raw_scores:
         scores = sigmoid(scores)

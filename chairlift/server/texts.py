@@ -80,7 +80,7 @@ def encoder_of(service: OneShotService) -> TextEncoder:
 async def run(service: OneShotService, encodings: Sequence[Encoding], terms: Terms) -> list[Answer]:
     """Answers, each encoding counted by its tokens."""
     sizes = [float(len(encoding.token_ids)) for encoding in encodings]
-    return await service.infer(encodings, sizes=sizes, priority=terms.priority, timeout=terms.timeout)
+    return await service.infer(encodings, sizes=sizes, **terms._asdict())
 
 
 def count(encodings: Sequence[Encoding]) -> int:

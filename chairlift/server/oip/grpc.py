@@ -9,7 +9,7 @@ import grpc
 
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.config import ServerConfig
-from chairlift.server.endpoint import Terms, terms_of, timing_headers
+from chairlift.server.endpoint import Terms, terms_in, timing_headers
 from chairlift.server.errors import ApiError, as_api_error
 from chairlift.server.oip import messages
 from chairlift.server.oip.exchange import parameters_of, read_request, write_response
@@ -199,7 +199,7 @@ def _check_repository(request: Any) -> None:
 def _terms(context: Context) -> Terms:
     """What the call's metadata and its deadline ask for."""
     metadata = context.invocation_metadata() or ()
-    terms = terms_of((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
+    terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
     left = context.time_remaining()
     return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 

@@ -81,7 +81,7 @@ async def infer_route(request: Request) -> Response:
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
     tensors = _inputs(body, binary)
     wanted = _wanted(body, service.loaded())
-    terms = read_terms(body.parameters, terms_of(request.headers.raw), also=("binary_data_output",))
+    terms = read_terms(body.parameters, terms_of(request.scope), also=("binary_data_output",))
     async with until_gone(request.receive):
         outputs, answers = await infer(service, tensors, terms)
     about = {"model_name": service.name, "model_version": service.version}

@@ -181,5 +181,5 @@ async def infer(
 ) -> "tuple[dict[str, Array], list[Any]]":
     """Output tensors for input tensors, and the answers that they came from."""
     payloads = await split(service, tensors)
-    answers = await service.infer(payloads, sizes=sizes_of(payloads), priority=terms.priority, timeout=terms.timeout)
+    answers = await service.infer(payloads, sizes=sizes_of(payloads), **terms._asdict())
     return join(service.loaded(), [answer.value for answer in answers]), answers
