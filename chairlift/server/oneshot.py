@@ -100,6 +100,29 @@ class OneShotService:
         At the deadline nobody waits any longer for what runs. Raises InvalidRequest, QueueFull, Unavailable,
         DeadlineExceeded or RequestFailed.
         """
+        futures = self.submit(payloads, sizes=sizes, priority=priority, timeout=timeout)
+        try:
+            answers = await _all(futures, self.timeout_of(timeout))
+        except BaseException as error:
+            self.metrics.on_failure(error)
+            for future in futures:
+                future.cancel()
+            raise
+        self.metrics.on_answers(answers)
+        return answers
+
+    def submit(
+        self,
+        payloads: Sequence[Any],
+        *,
+        sizes: Sequence[float] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> list[asyncio.Future[Answer]]:
+        """Queue all payloads or none, for a caller that awaits each and counts what becomes of them.
+
+        Raises InvalidRequest, QueueFull or Unavailable.
+        """
         info = self.loaded()
         self._check_number(len(payloads))
         futures: list[asyncio.Future[Answer]] = []
@@ -109,14 +132,16 @@ class OneShotService:
                 size = 1.0 if sizes is None else sizes[index]
                 key = _shape_key(payload) if info.shape_keys else None
                 futures.append(submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout))
-            answers = await _all(futures, self.dispatcher.limits.default_timeout if timeout is None else timeout)
         except BaseException as error:
             self.metrics.on_failure(error)
             for future in futures:
                 future.cancel()
             raise
-        self.metrics.on_answers(answers)
-        return answers
+        return futures
+
+    def timeout_of(self, asked: float | None) -> float | None:
+        """The seconds that a request may take, by what it asks for or else by the model's setting."""
+        return self.dispatcher.limits.default_timeout if asked is None else asked
 
     async def stream(
         self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None
@@ -156,13 +181,18 @@ class OneShotService:
             raise InvalidRequest(f"{number} inputs are more than the queue of {most} holds (max_waiting)")
 
 
+def too_late() -> DeadlineExceeded:
+    """What to say when a deadline passes."""
+    return DeadlineExceeded("the deadline passed before the answer was there")
+
+
 async def _all(futures: "list[asyncio.Future[Answer]]", timeout: float | None) -> list[Answer]:
     if timeout is not None:
         try:
             async with asyncio.timeout(timeout):
                 return await _all(futures, None)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the answer was there") from None
+            raise too_late() from None
     return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
 
 
