@@ -27,7 +27,10 @@ OnPart = Callable[[Any], None]
 
 
 class Executor(Protocol):
-    """Computes batches, one at a time."""
+    """Computes batches, one at a time.
+
+    One whose `queues` is true may be given a batch while it is at another, and begins it by itself after that.
+    """
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""
@@ -89,7 +92,7 @@ class Dispatcher:
     ) -> None:
         self.limits = limits
         self.executors = list(executors)
-        self.scheduler = OneShotScheduler(limits, len(self.executors))
+        self.scheduler = self._scheduler()
         self.on_batch = on_batch
         self._turns = turns
         if turns is not None:
@@ -113,7 +116,11 @@ class Dispatcher:
         if self._serial:
             raise RuntimeError("the limits of a line with items can't be changed")
         self.limits = limits
-        self.scheduler = OneShotScheduler(limits, len(self.executors))
+        self.scheduler = self._scheduler()
+
+    def _scheduler(self) -> OneShotScheduler:
+        ahead = all(getattr(executor, "queues", False) for executor in self.executors)
+        return OneShotScheduler(self.limits, len(self.executors), ahead)
 
     def submit(
         self,
@@ -154,7 +161,7 @@ class Dispatcher:
         ticket = Ticket(self, item.id, loop)
         self._entries[item.id] = _Entry(payload, ticket, on_part)
         # While all are busy, only a deadline before the moment that was to come next makes a difference.
-        if len(self._calls) < len(self.executors) or (item.deadline is not None and item.deadline < self._moment):
+        if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
         return ticket
 
@@ -283,7 +290,7 @@ class Dispatcher:
                 for item, value in zip(batch.items, results, strict=True)
                 if isinstance(value, BaseException)
             }
-            outcome = Outcome(seconds=result.seconds, errors=errors)
+            outcome = Outcome(seconds=result.seconds, errors=errors, idle=result.idle)
         except CallFailed as failed:
             cause = failed.__cause__
             outcome = Outcome(seconds=0.0, failure=failed.failure, detail=failed.detail)
@@ -304,10 +311,9 @@ class Dispatcher:
 
     def _finish(self, batch: Batch, outcome: Outcome, results: Sequence[Any], cause: BaseException | None) -> None:
         scheduler = self.scheduler
-        instance = scheduler.instances[batch.instance]
-        if instance.batch is not batch:
+        if not scheduler.has(batch):
             # It was begun before a recovery: its items have been answered, and its executor is free only now.
-            if batch.instance not in self._lost:
+            if batch.instance not in self._lost and batch.instance not in self._busy():
                 scheduler.instance_back(batch.instance)
             return
         ended = scheduler.update(batch, outcome, self._clock())
@@ -337,7 +343,7 @@ class Dispatcher:
             if item.id in self._entries:
                 self.scheduler.cancel(item.id)
                 self._fail(item.id, Unavailable("the call was cancelled; send it again"))
-        if self.scheduler.instances[batch.instance].batch is batch:
+        if self.scheduler.has(batch):
             self.scheduler.update(batch, Outcome(seconds=0.0, failure=Failure.DIED), self._clock())
 
     def _fail(self, item_id: str, error: BaseException) -> None:
@@ -361,13 +367,15 @@ class Dispatcher:
     def _recover(self, error: Exception) -> None:
         """Begin anew after an error of our own: everybody who is here gets it, and nobody waits for ever."""
         log.critical("the dispatcher failed; it starts anew", exc_info=error)
-        self.scheduler = OneShotScheduler(self.limits, len(self.executors))
+        self.scheduler = self._scheduler()
         self.scheduler.closed = self._refusal is not None
-        busy = {batch.instance for batch in self._calls.values()}
-        for number in busy | self._lost:
+        for number in self._busy() | self._lost:
             self.scheduler.instance_lost(number)
         for item_id in list(self._entries):
             self._fail(item_id, RequestFailed(f"an internal error ended this request: {describe(error)}"))
+
+    def _busy(self) -> set[int]:
+        return {batch.instance for batch in self._calls.values()}
 
 
 def _checked(results: Sequence[Any], batch: Batch) -> Sequence[Any]:
