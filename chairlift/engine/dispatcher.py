@@ -16,12 +16,16 @@ import msgspec
 
 from chairlift.core.item import Batch, Ended, Failure, Item, Outcome, Shed, ShedReason, Verdict
 from chairlift.core.oneshot import BatchLimits, OneShotScheduler
+from chairlift.core.quantile import HighQuantile
 from chairlift.core.request import Decision
 from chairlift.engine.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
 log = logging.getLogger(__name__)
+
+# Of the time that there is for an item, delivery is expected to take no more than this share.
+_MOST_DELIVERY = 0.25
 
 OnPart = Callable[[Any], None]
 
@@ -38,12 +42,13 @@ class Executor(Protocol):
 
 
 class Answer(msgspec.Struct):
-    """A result, the seconds that it waited and ran, and how many shared its batch."""
+    """A result, the seconds that it waited and ran, how many shared its batch, and when it was there."""
 
     value: Any
     queue_s: float
     run_s: float
     batch_size: int
+    ended: float = 0.0
 
 
 class Ticket(asyncio.Future[Answer]):
@@ -110,6 +115,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._moment = inf
         self._idle: asyncio.Future[None] | None = None
+        self._delivery = HighQuantile()
 
     def configure(self, limits: BatchLimits) -> None:
         """Set other limits, before the first item. Raises RuntimeError after it."""
@@ -143,6 +149,10 @@ class Dispatcher:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = self._clock()
+        if timeout is None:
+            timeout = self.limits.default_timeout
+        if timeout is not None:
+            timeout -= min(self._delivery.value, _MOST_DELIVERY * timeout)
         self._serial += 1
         item = Item(
             id=str(self._serial),
@@ -164,6 +174,10 @@ class Dispatcher:
         if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
         return ticket
+
+    def delivered(self, answer: Answer) -> None:
+        """Hear that an answer has reached its caller: later deadlines come as much earlier as that usually takes."""
+        self._delivery.observe(self._clock() - answer.ended)
 
     def forget(self, item_id: str) -> None:
         """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
@@ -316,7 +330,8 @@ class Dispatcher:
             if batch.instance not in self._lost and batch.instance not in self._busy():
                 scheduler.instance_back(batch.instance)
             return
-        ended = scheduler.update(batch, outcome, self._clock())
+        now = self._clock()
+        ended = scheduler.update(batch, outcome, now)
         if self.on_batch is not None:
             self.on_batch(batch, outcome)
         if not ended:
@@ -328,7 +343,7 @@ class Dispatcher:
             if each.verdict is Verdict.DONE:
                 entry = self._entries.pop(item.id)
                 value = results[places[item.id]]
-                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count))
+                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count, now))
             elif outcome.failure is None:
                 self._fail(item.id, results[places[item.id]])
             elif self._raise_originals and cause is not None:

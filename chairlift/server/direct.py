@@ -73,11 +73,12 @@ class Direct:
 class _Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_futures", "_reply", "_service", "_timer")
+    __slots__ = ("_futures", "_is_over", "_reply", "_service", "_timer")
 
     def __init__(self, service: OneShotService, reply: Reply) -> None:
         self._service = service
         self._reply = reply
+        self._is_over = False
         self._futures: list[asyncio.Future[Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -103,21 +104,21 @@ class _Exchange:
         self._reply(499, {}, b"")
 
     def _answer(self, future: "asyncio.Future[Any]") -> None:
-        if future.cancelled():
-            return  # by `_end`, which has seen to everything
+        if self._is_over:
+            return
         if (error := future.exception()) is not None:
             self._fail(error)
             return
         if self._timer is not None:
             self._timer.cancel()
         answers = [each.result() for each in self._futures]
-        self._service.metrics.on_answers(answers)
         try:
             body = write_predictions(answer.value for answer in answers)
         except Exception as failure:
             self._refuse(failure)
         else:
             self._reply(200, timing_headers(answers), body)
+        self._service.answered(answers)
 
     def _expire(self) -> None:
         self._fail(too_late())
@@ -128,6 +129,7 @@ class _Exchange:
 
     def _end(self, error: BaseException) -> None:
         """Let nothing more come of it."""
+        self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         self._service.metrics.on_failure(error)

@@ -108,7 +108,7 @@ class OneShotService:
             for future in futures:
                 future.cancel()
             raise
-        self.metrics.on_answers(answers)
+        self.answered(answers)
         return answers
 
     def submit(
@@ -138,6 +138,11 @@ class OneShotService:
                 future.cancel()
             raise
         return futures
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """Count a request whose answers are on their way."""
+        self.dispatcher.delivered(answers[-1])
+        self.metrics.on_answers(answers)
 
     def timeout_of(self, asked: float | None) -> float | None:
         """The seconds that a request may take, by what it asks for or else by the model's setting."""
