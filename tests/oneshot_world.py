@@ -17,9 +17,10 @@ class Setup(NamedTuple):
     limits: BatchLimits
     num_instances: int = 1
     culprits: frozenset[str] | None = None
+    ahead: bool = False
 
     def scheduler(self) -> OneShotScheduler:
-        return OneShotScheduler(self.limits, self.num_instances)
+        return OneShotScheduler(self.limits, self.num_instances, self.ahead)
 
 
 class Guest(msgspec.Struct):
@@ -29,6 +30,7 @@ class Guest(msgspec.Struct):
     rank: tuple[float, int]
     state: str = "waiting"
     passed_over: int = 0
+    attempts: int = 0
 
 
 class World:
@@ -41,6 +43,7 @@ class World:
         self.now = 0.0
         self.guests: dict[str, Guest] = {}
         self.running: dict[int, Batch] = {}
+        self.following: dict[int, Batch] = {}
         self.lost: set[int] = set()
         self.added: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
@@ -115,15 +118,33 @@ class World:
             assert not (free and waiting and not live), "nobody live waits, and nobody runs"
             if free and waiting:
                 assert self.scheduler.ask_again is not None, "nothing would ever wake the engine"
+            if self.scheduler.ask_again is not None:
                 assert self.scheduler.ask_again > self.now, "the engine would spin"
+        elif batch.ahead:
+            self._check_ahead(batch, free, [ended.item for ended in dropped])
+            self.following[batch.instance] = batch
         else:
             assert batch.instance in free
-            self._check_batch(batch, [ended.item for ended in dropped])
+            self._check_batch(batch, [ended.item for ended in dropped], self.now)
             self.running[batch.instance] = batch
         self.check()
         return batch
 
-    def _check_batch(self, batch: Batch, dropped: list[Item]) -> None:
+    def _check_ahead(self, batch: Batch, free: list[int], dropped: list[Item]) -> None:
+        """It was sent to an instance that runs the last batch it has, and not long before that should end."""
+        number = batch.instance
+        assert self.setup.ahead
+        assert not free, "somebody is free to begin at once"
+        assert number not in self.lost
+        assert number not in self.following
+        before = self.running[number]
+        starts = max(self.now, before.started + before.predicted)
+        assert batch.started == starts
+        assert self.now >= starts - self.scheduler.instances[number].lead.seconds - 0.001, "bound too early"
+        self._check_batch(batch, dropped, starts)
+        self.seen["sent ahead"] += 1
+
+    def _check_batch(self, batch: Batch, dropped: list[Item], starts: float) -> None:
         limits, items = self.limits, batch.items
         guests = [self.guests[item.id] for item in items]
         (background,) = {item.background for item in items}
@@ -145,10 +166,10 @@ class World:
                 self._check_background(batch, items)
         if states == {"waiting"}:
             assert all(guest.state != "again" for guest in others), "retries come first"
-            self._check_order(batch, guests, dropped)
+            self._check_order(batch, guests, dropped, starts)
             for item in () if background else items:
                 if item.deadline is not None and len(items) > 1:
-                    assert self.now + batch.predicted <= item.deadline + 1e-6, "a member would be late"
+                    assert starts + batch.predicted <= item.deadline + 1e-6, "a member would be late"
         for guest in guests:
             guest.state = "running"
         self.seen["batches"] += 1
@@ -165,7 +186,7 @@ class World:
         scheduler = self.scheduler
         return scheduler.num_background_waiting if background else scheduler.num_waiting
 
-    def _check_order(self, batch: Batch, guests: list[Guest], dropped: list[Item]) -> None:
+    def _check_order(self, batch: Batch, guests: list[Guest], dropped: list[Item], starts: float) -> None:
         """Nobody was passed over too often, and the batch did not leave before its time."""
         limits = self.limits
         kind = guests[0].item.shape_key, guests[0].item.background
@@ -188,18 +209,26 @@ class World:
         full = len(there) >= min(limits.max_batch_size, memory.max_items)
         heavy = sum(item.size for item in there) >= min(limits.max_batch_tokens or 1e18, memory.max_size) - 1e-6
         if limits.target_latency is None and not (full or heavy or self.scheduler.closed):
-            assert self.now >= oldest + limits.max_wait, "too early"
+            assert starts >= oldest + limits.max_wait, "too early"
 
-    def finish(self, batch: Batch, failure: Failure | None, errors: dict[str, str], seconds: float) -> None:
+    def finish(
+        self, batch: Batch, failure: Failure | None, errors: dict[str, str], seconds: float, idle: float | None = None
+    ) -> None:
         """Let a running batch end; with culprits in the setup, they alone say how."""
         if self.setup.culprits is not None:
             errors = {}
-            failure = Failure.RAISED if any(i.id in self.setup.culprits for i in batch.items) else None
-        outcome = Outcome(seconds=seconds, failure=failure, detail="broke", errors=errors)
+            if failure is not Failure.UNTRIED:
+                failure = Failure.RAISED if any(i.id in self.setup.culprits for i in batch.items) else None
+        outcome = Outcome(seconds=seconds, failure=failure, detail="broke", errors=errors, idle=idle)
         self._record("update", batch.id, outcome, self.now)
         ended = self.scheduler.update(batch, outcome, self.now)
         self.answers.append([msgspec.to_builtins(each) for each in ended])
-        del self.running[batch.instance]
+        if self.following.get(batch.instance) is batch:
+            del self.following[batch.instance]
+        else:
+            del self.running[batch.instance]
+            if batch.instance in self.following:
+                self.running[batch.instance] = self.following.pop(batch.instance)
         self.seen[failure or "went well"] += 1
         told_ids = {each.item.id for each in ended}
         assert len(told_ids) == len(ended)
@@ -210,10 +239,19 @@ class World:
             if self.guests[item.id].state == "cancelled" or item.id in told_ids:
                 assert self.guests[item.id].state != "cancelled" or item.id not in told_ids
                 self._end(item.id)
+            elif failure is Failure.UNTRIED:
+                self._return(self.guests[item.id])
             else:
-                self.guests[item.id].state = "again"
+                guest = self.guests[item.id]
+                guest.state, guest.attempts = "again", guest.attempts + 1
                 assert failure is not None
         self.check()
+
+    def _return(self, guest: Guest) -> None:
+        """An item that was never tried is back in the line, and nothing is held against it."""
+        assert guest.item.attempts == guest.attempts
+        self._serial += 1
+        guest.state, guest.rank, guest.passed_over = "waiting", (guest.rank[0], self._serial), 0
 
     def _check_end(self, ended: Ended, batch: Batch, failure: Failure | None, errors: dict[str, str]) -> None:
         self.seen[ended.verdict] += 1

@@ -95,6 +95,93 @@ def test_who_comes_while_all_are_busy_boards_next_and_two_executors_share_the_wo
     run(main)
 
 
+class Queue:
+    """An executor that takes a second batch while it is at one; the test ends them, in their order."""
+
+    queues = True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[Any], asyncio.Future[CallResult]]] = []
+
+    async def run(self, payloads: Sequence[Any], on_parts: Any = None) -> CallResult:
+        ends: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        self.calls.append((list(payloads), ends))
+        return await ends
+
+    async def taken(self, number: int) -> list[Any]:
+        while len(self.calls) < number:
+            await asyncio.sleep(0.001)
+        return self.calls[-1][0]
+
+    def end(self, number: int) -> None:
+        payloads, ends = self.calls[number]
+        ends.set_result(CallResult(payloads, 0.001, idle=0.0))
+
+
+def test_the_next_batch_is_sent_ahead_and_no_third() -> None:
+    async def main() -> None:
+        executor = Queue()
+        dispatcher = Dispatcher(BatchLimits(max_batch_size=2), [executor])
+        futures = [dispatcher.submit("first")]
+        assert await executor.taken(1) == ["first"]
+        executor.end(0)  # from now on a call is known to take a millisecond
+        futures += [dispatcher.submit(name) for name in "abcdef"]
+        assert await executor.taken(2) == ["a", "b"]
+        assert await executor.taken(3) == ["c", "d"]
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert len(executor.calls) == 3
+        executor.end(1)
+        assert await executor.taken(4) == ["e", "f"]
+        executor.end(2)
+        executor.end(3)
+        assert [answer.value for answer in await asyncio.gather(*futures)] == ["first", *"abcdef"]
+
+    run(main)
+
+
+def test_what_was_sent_ahead_to_a_process_that_dies_goes_again_whole() -> None:
+    async def main() -> None:
+        executor = Queue()
+        dispatcher = Dispatcher(BatchLimits(max_batch_size=2), [executor])
+        first = dispatcher.submit("first")
+        await executor.taken(1)
+        executor.end(0)
+        futures = [first, *(dispatcher.submit(name) for name in "abcd")]
+        await executor.taken(3)
+        executor.calls[1][1].set_exception(CallFailed(Failure.DIED, "gone"))
+        executor.calls[2][1].set_exception(CallFailed(Failure.UNTRIED, "gone"))
+        await turns()
+        seen = []
+        while not all(future.done() for future in futures):
+            seen.append(await executor.taken(len(seen) + 4))
+            executor.end(len(seen) + 2)
+            await turns()
+        assert seen == [["a"], ["b"], ["c", "d"]], "the batch that failed goes again in halves, the other as it was"
+        assert [answer.value for answer in await asyncio.gather(*futures)] == ["first", *"abcd"]
+
+    run(main)
+
+
+def test_deadlines_come_earlier_by_what_delivery_takes() -> None:
+    async def main() -> None:
+        now = 0.0
+        dispatcher = Dispatcher(BatchLimits(default_timeout=1.0), [Gate(is_open=False)], lambda: now)
+        answer = Answer(None, 0.0, 0.0, 1, ended=0.0)
+        now = 0.1
+        for _ in range(1000):
+            dispatcher.delivered(answer)
+        deadlines = []
+        for timeout in (None, 2.0, 0.2):
+            dispatcher.submit(None, timeout=timeout)
+            waiters = dispatcher.scheduler._waiting.lines[None].waiters
+            deadlines.append(waiters[-1].item.deadline)
+        assert deadlines == pytest.approx([1.0, 2.0, 0.25], abs=0.02), "but never by more than a quarter"
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_a_window_ends_by_itself() -> None:
     async def main() -> None:
         executor = Gate()

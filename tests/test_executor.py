@@ -136,6 +136,43 @@ def test_a_call_that_was_given_up_is_over_before_the_next_begins() -> None:
     asyncio.run(body())
 
 
+def test_a_call_may_come_while_another_runs_and_a_third_waits() -> None:
+    async def body() -> None:
+        async with started(config("Slow")) as executor:
+            calls = [asyncio.create_task(executor.run([number])) for number in range(4)]
+            await asyncio.sleep(0)
+            assert len(executor._calls) == 2
+            made = [await call for call in calls]
+            assert [each.results for each in made] == [[1], [2], [3], [4]]
+            assert all(each.idle is not None and each.idle >= 0 for each in made)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("first", "failure"), [("exit", Failure.DIED), ("hang", Failure.TIMED_OUT)])
+def test_a_call_whose_turn_never_came_is_told_apart(first: str, failure: Failure) -> None:
+    async def body() -> None:
+        async with started(config("Doubles", call_timeout_s=1.0)) as executor:
+            calls = [asyncio.create_task(failure_of(executor, payload)) for payload in (first, 1)]
+            assert [(await call).failure for call in calls] == [failure, Failure.UNTRIED]
+            assert (await executor.run([1])).results == [2]
+
+    asyncio.run(body())
+
+
+def test_only_the_call_that_runs_is_timed() -> None:
+    async def body() -> None:
+        async with started(config("Slow", call_timeout_s=30.0)) as executor:
+            calls = [asyncio.create_task(executor.run([number])) for number in range(2)]
+            await asyncio.sleep(0)
+            assert [call.timer is not None for call in executor._calls] == [True, False]
+            await calls[0]
+            assert [call.timer is not None for call in executor._calls] == [True]
+            await calls[1]
+
+    asyncio.run(body())
+
+
 def test_streams_hand_over_each_part_once() -> None:
     parts: list[dict[int, int]] = []
 
@@ -341,7 +378,8 @@ def test_killed_twenty_times_and_every_call_ends(monkeypatch: pytest.MonkeyPatch
             finished.set()
             await asyncio.wait_for(asyncio.gather(*callers), 30)
             assert executor.restarts == 20
-            assert set(outcomes) <= {"answered", Failure.DIED}
+            assert set(outcomes) <= {"answered", Failure.DIED, Failure.UNTRIED}
             assert outcomes.count(Failure.DIED) <= 20
+            assert outcomes.count(Failure.UNTRIED) <= 20
 
     asyncio.run(body())

@@ -48,7 +48,7 @@ def draw_setup(dice: Dice) -> Setup:
     culprits = None
     if dice.integer(0, 2) == 0:
         culprits = frozenset(f"i{dice.integer(0, 39)}" for _ in range(dice.integer(0, 3)))
-    return Setup(limits, dice.integer(1, 3), culprits)
+    return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0)
 
 
 def draw_item(dice: Dice, world: World) -> Item:
@@ -87,7 +87,11 @@ def take_turn(dice: Dice, world: World) -> None:
 
 
 def end_a_batch(dice: Dice, world: World) -> None:
-    batch = world.running[pick(dice, sorted(world.running))]
+    number = pick(dice, sorted(world.running))
+    if number in world.following and dice.integer(0, 3) == 0:
+        lose_both(dice, world, number)
+        return
+    batch = world.running[number]
     failure, errors = None, {}
     luck = dice.integer(0, 9)
     if luck <= 3:
@@ -96,7 +100,14 @@ def end_a_batch(dice: Dice, world: World) -> None:
         errors = {pick(dice, batch.items).id: "this one"}
     seconds = (0.004 + 0.001 * batch.computed) * pick(dice, (1, 1, 1, 1, 1.2, 0.8, 10, 0))
     world.now += seconds + pick(dice, (0, 0.0005))
-    world.finish(batch, failure, errors, seconds)
+    world.finish(batch, failure, errors, seconds, idle=pick(dice, (0.0, 0.0001, 0.001, 0.01, None)))
+
+
+def lose_both(dice: Dice, world: World, number: int) -> None:
+    """A process dies, and with it what was sent ahead; which of the two is heard of first does not matter."""
+    ends = [(world.running[number], Failure.DIED), (world.following[number], Failure.UNTRIED)]
+    for batch, failure in ends if dice.integer(0, 1) else ends[::-1]:
+        world.finish(batch, failure, {}, 0.0)
 
 
 class OneShotMachine(RuleBasedStateMachine):
@@ -150,6 +161,7 @@ def test_random_histories(capsys: Any) -> None:
     if wanted >= 1000:
         kinds = (
             *Failure,
+            "sent ahead",
             "dropped",
             "passed over",
             "queue_full",

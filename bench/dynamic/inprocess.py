@@ -1,4 +1,4 @@
-"""The dispatcher in real time, with no HTTP: open-loop Poisson load on an executor that sleeps alpha + beta * b.
+"""The dispatcher in real time, with no HTTP: open-loop Poisson load on a thread that sleeps alpha + beta * b.
 
     python bench/dynamic/inprocess.py [--alpha 8] [--beta 0.25] [--slo 50] [--rates 1000 1600 2000 2600] [--seconds 10]
 
@@ -12,31 +12,38 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
 
 from chairlift.core.oneshot import BatchLimits
-from chairlift.engine.call import CallResult
 from chairlift.engine.dispatcher import Dispatcher
+from chairlift.engine.executor import ThreadExecutor
 from chairlift.errors import ChairliftError
+from chairlift.runners.oneshot import OneShotInfo
 
 
 class Sleeper:
-    """Takes `alpha` + `beta` * b seconds a batch, in a thread: an event loop's timers are a millisecond late."""
+    """A runner that takes `alpha` + `beta` * b seconds a batch."""
 
     def __init__(self, alpha: float, beta: float) -> None:
-        self.thread = ThreadPoolExecutor(1)
         self.alpha = alpha
         self.beta = beta
 
-    async def run(self, payloads: Sequence[Any], on_parts: object = None) -> CallResult:
+    def load(self) -> OneShotInfo:
+        """Nothing to read."""
+        return OneShotInfo(task="python", device="cpu", dtype="")
+
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        """Nothing to pay for."""
+
+    def run(self, payloads: Sequence[Any]) -> list[Any]:
         """Sleep, and give back what came."""
-        seconds = self.alpha + self.beta * len(payloads)
-        began = time.monotonic()
-        await asyncio.get_running_loop().run_in_executor(self.thread, time.sleep, seconds)
-        return CallResult(list(payloads), time.monotonic() - began)
+        time.sleep(self.alpha + self.beta * len(payloads))
+        return list(payloads)
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Tally:
@@ -83,7 +90,9 @@ async def load(submit: Callable[[float], None], rate: float, seconds: float) -> 
 
 async def run(alpha: float, beta: float, slo: float, rate: float, seconds: float) -> tuple[Tally, float]:
     """One run at one rate; return its tally, and the CPU seconds of the whole."""
-    dispatcher = Dispatcher(BatchLimits(max_batch_size=32, default_timeout=slo), [Sleeper(alpha, beta)])
+    runner = Sleeper(alpha, beta)
+    executor = ThreadExecutor(runner, runner.load())
+    dispatcher = Dispatcher(BatchLimits(max_batch_size=32, default_timeout=slo), [executor])
     # A few batches of different sizes, so that the first requests are not those that teach the cost model.
     for size in (1, 2, 8, 32):
         await asyncio.gather(*(dispatcher.submit(None, timeout=60.0) for _ in range(size)))
@@ -105,6 +114,7 @@ async def run(alpha: float, beta: float, slo: float, rate: float, seconds: float
     await dispatcher.drain(10)
     cpu = time.process_time() - cpu
     await dispatcher.close()
+    await executor.stop()
     return tally, cpu
 
 

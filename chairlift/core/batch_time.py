@@ -29,7 +29,8 @@ class Line(NamedTuple):
 class BatchTime:
     """Seconds = a + b * computed size, fitted to the calls of one instance.
 
-    Sizes may be in any unit: they are measured in mean items of the first call. `error` is the mean deviation of late,
+    `expected` is what a call takes, most likely; zero before the first one, as nothing is refused on a guess. Sizes may
+    be in any unit: they are measured in mean items of the first call. `error` is the mean deviation of late,
     and `margin` how much later than predicted nearly all answers came, both relative to the prediction. The margin is
     found by stochastic approximation (Robbins and Monro 1951).
     """
@@ -37,6 +38,7 @@ class BatchTime:
     def __init__(self) -> None:
         self.error = 0.0
         self.margin = 0.0
+        self.expected = Line(0.0, 0.0)
         self._model = CostModel(_SHAPE, _DOUBT)
         self._unit = 1.0
 
@@ -44,14 +46,6 @@ class BatchTime:
     def num_observed(self) -> int:
         """How many calls it has learned from."""
         return self._model.num_observed
-
-    @property
-    def expected(self) -> Line:
-        """What a call takes, most likely. Zero before the first one: nothing is refused on a guess."""
-        if not self._model.num_observed:
-            return Line(0.0, 0.0)
-        a, b, _, _ = self._model.coefficients
-        return Line(a, b / self._unit)
 
     @property
     def cautious(self) -> Line:
@@ -71,3 +65,6 @@ class BatchTime:
             moved = self.margin + _STEP * (_PROMISE if is_late else _PROMISE - 1)
             self.margin = min(max(moved, 0.0), _MOST_ERROR)
         self._model.observe(seconds, computed / self._unit, 0)
+        if self._model.num_observed:
+            a, b, _, _ = self._model.coefficients
+            self.expected = Line(a, b / self._unit)

@@ -32,7 +32,8 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     """Items that are computed in one call of one instance; `predicted` seconds is how long that should take.
 
     `reason` says why it leaves now. `size` is the sum of its items' sizes, and `computed` what the runner makes of it:
-    the same, or where it pads, the longest times their number. `started` is when it left.
+    the same, or where it pads, the longest times their number. `started` is when it left, or where it was sent `ahead`,
+    when the batch before it ends: as predicted, and later as it was. `due` is when its answers were promised.
     """
 
     id: int
@@ -43,6 +44,8 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     predicted: float
     started: float
     reason: Decision
+    ahead: bool = False
+    due: float = 0.0
 
 
 class Failure(enum.StrEnum):
@@ -52,18 +55,21 @@ class Failure(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     TIMED_OUT = "timed_out"
     DIED = "died"
+    UNTRIED = "untried"  # it was sent ahead, and its instance was gone before it began
 
 
 class Outcome(msgspec.Struct, kw_only=True):
     """What a call came to: the seconds it took, and if it failed as a whole, how, and the error's text.
 
-    `errors` has, by item id, the text for those items alone that failed in a call that went well.
+    `errors` has, by item id, the text for those items alone that failed in a call that went well. `idle` is how many
+    seconds the instance had nothing to do before it.
     """
 
     seconds: float
     failure: Failure | None = None
     detail: str = ""
     errors: dict[str, str] = {}
+    idle: float | None = None
 
 
 class ShedReason(enum.StrEnum):

@@ -4,7 +4,8 @@
     outcome = executor.run(batch)
     ended = scheduler.update(batch, outcome, now)
 
-A batch is put together at the moment when an instance is free to run it, never before (late binding, as in Triton).
+A batch is put together at the moment when an instance is free to run it (late binding, as in Triton), or as little
+before as it takes to get there: an instance that would have to wait for its next batch is sent it ahead.
 What a call takes is learned from the calls, and with that a batch is chosen such that all its members are done by their
 deadlines; whoever would make it late is refused instead. So an overloaded model answers as many in time as ever.
 Background items run, in batches of their own, while no live one waits.
@@ -13,12 +14,11 @@ Background items run, in batches of their own, while no live one waits.
 from collections import Counter
 from math import inf
 
-import msgspec
-
 from chairlift.core.background_items import BackgroundItems
 from chairlift.core.batch_limits import BatchLimits as BatchLimits
 from chairlift.core.batch_time import BatchTime, Line
 from chairlift.core.forming import Formed, Room, Rules, form
+from chairlift.core.instance import Instance
 from chairlift.core.item import Batch, Ended, Failure, Item, Outcome, Shed, ShedReason, Verdict
 from chairlift.core.latency_target import LatencyTarget
 from chairlift.core.memory_limit import MemoryLimit
@@ -30,6 +30,8 @@ from chairlift.core.waiting import ShapeLine, Waiter, Waiting
 _WINDOW, _LEAST_WINDOW = 4, 64
 # Asking again a little after somebody has become too late, not a rounding error before.
 _LATER = 1e-6
+# Timers are a millisecond's business: a batch that is to leave within half of that leaves now.
+_SOON = 5e-4
 _WHAT = {
     Failure.RAISED: "raised an error",
     Failure.OUT_OF_MEMORY: "ran out of memory",
@@ -38,25 +40,18 @@ _WHAT = {
 }
 
 
-class Instance(msgspec.Struct, eq=False):
-    """One executor: whether it is there, what it runs, and how fast it is."""
-
-    time: BatchTime
-    alive: bool = True
-    batch: Batch | None = None
-    search: Search | None = None
-
-
 class OneShotScheduler:
     """Decides, and remembers just what it needs to decide. Pure: `now` comes in, in seconds on the caller's clock.
 
     `ask_again` is when `schedule` may answer otherwise although nothing was added, cancelled or updated since it
-    last returned None. `closed` says that nobody else will come, so batches leave as they are.
+    last returned None. `closed` says that nobody else will come, so batches leave as they are. With `ahead` an instance
+    that runs a batch may be sent another, which it begins by itself once it is done.
     """
 
-    def __init__(self, limits: BatchLimits, num_instances: int = 1) -> None:
+    def __init__(self, limits: BatchLimits, num_instances: int = 1, ahead: bool = False) -> None:
         self.limits = limits
-        self.instances = {number: Instance(BatchTime()) for number in range(num_instances)}
+        self.instances = {number: Instance() for number in range(num_instances)}
+        self.ahead = ahead
         self.memory = MemoryLimit()
         self.closed = False
         self.ask_again: float | None = None
@@ -115,16 +110,18 @@ class OneShotScheduler:
         return True
 
     def schedule(self, now: float) -> Batch | None:
-        """Return a batch for a free instance, or None if there is none or nothing should leave before `ask_again`."""
+        """Return a batch for an instance that is free or about to be, or None: nothing leaves before `ask_again`."""
         self._now = now
         self.ask_again = None
         free = [number for number, instance in self.instances.items() if instance.alive and instance.batch is None]
         self._expire(now, bool(free))
         batch = None
         if free:
-            batch = self._try_again(self._trials, free, now) or self._depart(free, now)
+            batch = self._try_again(self._trials, free, now) or self._depart(free, now, now)
             if batch is None and self._background and not self.num_waiting:
                 batch = self._try_again(self._background.trials, free, now) or self._run_background(free, now)
+        elif self.ahead and not len(self._trials):
+            batch = self._send_ahead(now)
         if batch is None:
             deadline = self._waiting.next_deadline()
             if deadline is not None:
@@ -145,10 +142,7 @@ class OneShotScheduler:
         Raises ValueError if the batch is not running.
         """
         instance = self.instances[batch.instance]
-        if instance.batch is not batch:
-            raise ValueError(f"batch {batch.id} is not running")
-        search = instance.search
-        instance.batch = instance.search = None
+        search = instance.end(batch, now)
         items = []
         for item in batch.items:
             del self._in_flight[item.id]
@@ -158,7 +152,7 @@ class OneShotScheduler:
                 items.append(item)
         if outcome.failure is not None:
             return self._failed(batch, items, outcome, search)
-        instance.time.observe(outcome.seconds, now - batch.started, batch.computed, len(batch.items))
+        instance.observe(batch, outcome, now)
         self.memory.fitted(batch.computed, len(batch.items))
         errors = outcome.errors
         return [
@@ -175,9 +169,18 @@ class OneShotScheduler:
         if number in self.instances:
             self.instances[number].alive = True
         else:
-            self.instances[number] = Instance(BatchTime())
+            self.instances[number] = Instance()
 
     # What others may know
+
+    @property
+    def has_free(self) -> bool:
+        """Whether an instance is up and has nothing to do."""
+        return any(instance.alive and instance.batch is None for instance in self.instances.values())
+
+    def has(self, batch: Batch) -> bool:
+        """Whether a batch is still to be updated."""
+        return self.instances[batch.instance].has(batch)
 
     @property
     def num_waiting(self) -> int:
@@ -186,7 +189,7 @@ class OneShotScheduler:
 
     @property
     def num_running(self) -> int:
-        """Live items in batches that run."""
+        """Live items in batches that run, or were sent ahead to run next."""
         return len(self._in_flight) - self.num_background_running
 
     @property
@@ -196,7 +199,7 @@ class OneShotScheduler:
 
     @property
     def num_background_running(self) -> int:
-        """Background items in batches that run."""
+        """Background items in batches that run; none is ever sent ahead."""
         batches = (instance.batch for instance in self.instances.values())
         return sum(len(batch.items) for batch in batches if batch is not None and batch.items[0].background)
 
@@ -316,15 +319,32 @@ class OneShotScheduler:
 
     # Forming batches
 
-    def _depart(self, free: list[int], now: float) -> Batch | None:
-        """Send off a batch of the line that is next among those whose time has come."""
+    def _send_ahead(self, now: float) -> Batch | None:
+        """Send off a batch to an instance whose own ends so soon that it would have to wait for the next."""
+        ending = []
+        for number, instance in self.instances.items():
+            if not instance.alive or instance.batch is None or instance.following is not None:
+                continue
+            ends = instance.free_at(now)
+            leaves = ends - instance.lead.seconds
+            if leaves - now <= _SOON:
+                ending.append((ends, number))
+            else:
+                self._ask_by(leaves)
+        for ends, number in sorted(ending):
+            if (batch := self._depart([number], now, ends)) is not None:
+                return batch
+        return None
+
+    def _depart(self, free: list[int], now: float, start: float) -> Batch | None:
+        """Send off a batch of the line that is next among those whose time has come when it starts."""
         number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
         time = self._time(number).cautious
         room = self._room(time)
         skipped: list[ShapeLine] = []
-        while (line := self._next_line(room, time, skipped, now)) is not None:
+        while (line := self._next_line(room, time, skipped, start)) is not None:
             window = line.waiters[: self._window()]
-            formed = form(window, room, time, self._rules, now)
+            formed = form(window, room, time, self._rules, start)
             if not formed.chosen and not self._in_flight:
                 # All are too late, it is said. Nothing runs that could tell otherwise, so one of them does.
                 last = max(window, key=lambda waiter: waiter.item.deadline or inf)
@@ -355,13 +375,13 @@ class OneShotScheduler:
         for other, instance in self.instances.items():
             if other == number or not instance.alive:
                 continue
-            start = now if instance.batch is None else max(instance.batch.started + instance.batch.predicted, now)
+            start = instance.free_at(now)
             if item.deadline is None or start + self._time(other).cautious.seconds(item.size) <= item.deadline:
                 return True
         return False
 
     def _next_line(self, room: Room, time: Line, skipped: list[ShapeLine], now: float) -> ShapeLine | None:
-        """Return the line whose first is the most urgent among those that need not wait any longer."""
+        """Return the line whose first is the most urgent among those that at this moment need wait no longer."""
         best: ShapeLine | None = None
         for line in self._waiting.lines.values():
             leaves = self._leaves_at(line, room, time, now)
@@ -428,18 +448,22 @@ class OneShotScheduler:
         return None
 
     def _send(self, number: int, items: list[Item], computed: float, why: str, now: float) -> Batch:
+        instance = self.instances[number]
+        start, predicted = instance.free_at(now), self._time(number).expected.seconds(computed)
         batch = Batch(
             id=self.num_batches,
             instance=number,
             items=items,
             size=sum(item.size for item in items),
             computed=computed,
-            predicted=self._time(number).expected.seconds(computed),
-            started=now,
+            predicted=predicted,
+            started=start,
             reason=Decision(Why.BOARDED, items[0].id, why, len(items)),
+            ahead=instance.batch is not None,
+            due=start + predicted,
         )
         self.num_batches += 1
-        self.instances[number].batch = batch
+        instance.begin(batch)
         for item in items:
             self._in_flight[item.id] = batch
         return batch
@@ -448,6 +472,10 @@ class OneShotScheduler:
 
     def _failed(self, batch: Batch, items: list[Item], outcome: Outcome, search: Search | None) -> list[Ended]:
         failure = outcome.failure or Failure.RAISED
+        if failure is Failure.UNTRIED:
+            for item in items:
+                (self._background.waiting if item.background else self._waiting).push(item)
+            return []
         for item in items:
             item.attempts += 1
         if failure is Failure.OUT_OF_MEMORY:
@@ -480,10 +508,8 @@ class OneShotScheduler:
         soonest = inf
         for instance in self.instances.values():
             if instance.alive:
-                if instance.batch is None:
-                    return now
-                soonest = min(soonest, instance.batch.started + instance.batch.predicted)
-        return max(soonest, now) if soonest < inf else now
+                soonest = min(soonest, instance.free_at(now))
+        return soonest if soonest < inf else now
 
     def _seconds(self, count: int, size: float) -> float:
         """The time that this much work takes in full batches on all instances that are up."""

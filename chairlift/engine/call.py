@@ -17,10 +17,14 @@ OnParts = Callable[[dict[int, Any]], None]
 
 
 class CallResult(msgspec.Struct):
-    """A result for each payload, an exception where that item alone failed; and the seconds that the call took."""
+    """A result for each payload, an exception where that item alone failed; and the seconds that the call took.
+
+    `idle` is how long, before it, whoever computes had nothing to do, if that is known.
+    """
 
     results: list[Any]
     seconds: float
+    idle: float | None = None
 
 
 class CallFailed(Exception):

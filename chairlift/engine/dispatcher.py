@@ -16,6 +16,7 @@ import msgspec
 
 from chairlift.core.item import Batch, Ended, Failure, Item, Outcome, Shed, ShedReason, Verdict
 from chairlift.core.oneshot import BatchLimits, OneShotScheduler
+from chairlift.core.quantile import HighQuantile
 from chairlift.core.request import Decision
 from chairlift.engine.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.machine import Turns
@@ -23,11 +24,17 @@ from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, Q
 
 log = logging.getLogger(__name__)
 
+# Of the time that there is for an item, delivery is expected to take no more than this share.
+_MOST_DELIVERY = 0.25
+
 OnPart = Callable[[Any], None]
 
 
 class Executor(Protocol):
-    """Computes batches, one at a time."""
+    """Computes batches, one at a time.
+
+    One whose `queues` is true may be given a batch while it is at another, and begins it by itself after that.
+    """
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""
@@ -35,12 +42,13 @@ class Executor(Protocol):
 
 
 class Answer(msgspec.Struct):
-    """A result, the seconds that it waited and ran, and how many shared its batch."""
+    """A result, the seconds that it waited and ran, how many shared its batch, and when it was there."""
 
     value: Any
     queue_s: float
     run_s: float
     batch_size: int
+    ended: float = 0.0
 
 
 class Ticket(asyncio.Future[Answer]):
@@ -89,7 +97,7 @@ class Dispatcher:
     ) -> None:
         self.limits = limits
         self.executors = list(executors)
-        self.scheduler = OneShotScheduler(limits, len(self.executors))
+        self.scheduler = self._scheduler()
         self.on_batch = on_batch
         self._turns = turns
         if turns is not None:
@@ -107,13 +115,18 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._moment = inf
         self._idle: asyncio.Future[None] | None = None
+        self._delivery = HighQuantile()
 
     def configure(self, limits: BatchLimits) -> None:
         """Set other limits, before the first item. Raises RuntimeError after it."""
         if self._serial:
             raise RuntimeError("the limits of a line with items can't be changed")
         self.limits = limits
-        self.scheduler = OneShotScheduler(limits, len(self.executors))
+        self.scheduler = self._scheduler()
+
+    def _scheduler(self) -> OneShotScheduler:
+        ahead = all(getattr(executor, "queues", False) for executor in self.executors)
+        return OneShotScheduler(self.limits, len(self.executors), ahead)
 
     def submit(
         self,
@@ -137,6 +150,10 @@ class Dispatcher:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = self._clock()
+        if timeout is None:
+            timeout = self.limits.default_timeout
+        if timeout is not None:
+            timeout -= min(self._delivery.value, _MOST_DELIVERY * timeout)
         self._serial += 1
         item = Item(
             id=str(self._serial),
@@ -156,9 +173,13 @@ class Dispatcher:
         ticket = Ticket(self, item.id, loop)
         self._entries[item.id] = _Entry(payload, ticket, on_part)
         # While all are busy, only a deadline before the moment that was to come next makes a difference.
-        if len(self._calls) < len(self.executors) or (item.deadline is not None and item.deadline < self._moment):
+        if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
         return ticket
+
+    def delivered(self, answer: Answer) -> None:
+        """Hear that an answer has reached its caller: later deadlines come as much earlier as that usually takes."""
+        self._delivery.observe(self._clock() - answer.ended)
 
     def forget(self, item_id: str) -> None:
         """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
@@ -286,7 +307,7 @@ class Dispatcher:
                 for item, value in zip(batch.items, results, strict=True)
                 if isinstance(value, BaseException)
             }
-            outcome = Outcome(seconds=result.seconds, errors=errors)
+            outcome = Outcome(seconds=result.seconds, errors=errors, idle=result.idle)
         except CallFailed as failed:
             cause = failed.__cause__
             outcome = Outcome(seconds=0.0, failure=failed.failure, detail=failed.detail)
@@ -307,13 +328,13 @@ class Dispatcher:
 
     def _finish(self, batch: Batch, outcome: Outcome, results: Sequence[Any], cause: BaseException | None) -> None:
         scheduler = self.scheduler
-        instance = scheduler.instances[batch.instance]
-        if instance.batch is not batch:
+        if not scheduler.has(batch):
             # It was begun before a recovery: its items have been answered, and its executor is free only now.
-            if batch.instance not in self._lost:
+            if batch.instance not in self._lost and batch.instance not in self._busy():
                 scheduler.instance_back(batch.instance)
             return
-        ended = scheduler.update(batch, outcome, self._clock())
+        now = self._clock()
+        ended = scheduler.update(batch, outcome, now)
         if self.on_batch is not None:
             self.on_batch(batch, outcome)
         if not ended:
@@ -325,7 +346,7 @@ class Dispatcher:
             if each.verdict is Verdict.DONE:
                 entry = self._entries.pop(item.id)
                 value = results[places[item.id]]
-                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count))
+                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count, now))
             elif outcome.failure is None:
                 self._fail(item.id, results[places[item.id]])
             elif self._raise_originals and cause is not None:
@@ -340,7 +361,7 @@ class Dispatcher:
             if item.id in self._entries:
                 self.scheduler.cancel(item.id)
                 self._fail(item.id, Unavailable("the call was cancelled; send it again"))
-        if self.scheduler.instances[batch.instance].batch is batch:
+        if self.scheduler.has(batch):
             self.scheduler.update(batch, Outcome(seconds=0.0, failure=Failure.DIED), self._clock())
 
     def _fail(self, item_id: str, error: BaseException) -> None:
@@ -364,13 +385,15 @@ class Dispatcher:
     def _recover(self, error: Exception) -> None:
         """Begin anew after an error of our own: everybody who is here gets it, and nobody waits for ever."""
         log.critical("the dispatcher failed; it starts anew", exc_info=error)
-        self.scheduler = OneShotScheduler(self.limits, len(self.executors))
+        self.scheduler = self._scheduler()
         self.scheduler.closed = self._refusal is not None
-        busy = {batch.instance for batch in self._calls.values()}
-        for number in busy | self._lost:
+        for number in self._busy() | self._lost:
             self.scheduler.instance_lost(number)
         for item_id in list(self._entries):
             self._fail(item_id, RequestFailed(f"an internal error ended this request: {describe(error)}"))
+
+    def _busy(self) -> set[int]:
+        return {batch.instance for batch in self._calls.values()}
 
 
 def _checked(results: Sequence[Any], batch: Batch) -> Sequence[Any]:

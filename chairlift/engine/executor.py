@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +20,9 @@ from chairlift.engine.supervisor import State, Supervised, Supervisor
 from chairlift.errors import RequestFailed, Unavailable
 from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.oneshot import OneShotInfo, OneShotRunner
+
+# The batch that runs, and the one that follows it at once.
+_MOST_CALLS = 2
 
 
 class _Call:
@@ -56,10 +61,13 @@ class _Call:
 class ProcessExecutor(Supervised):
     """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
 
-    A worker that dies is replaced, and costs the call that it was at. One that takes longer than `call_timeout_s` over
-    a call, or over the next part of a stream, is killed. `on_ready` hears of every change of `ready`. The worker has
-    the variables of this process, and those of `environment`.
+    It takes a call while it is at another, and begins it right after that. A worker that dies is replaced, and costs
+    the call that it was at. One that takes longer than `call_timeout_s` over a call, or over the next part of a stream,
+    is killed. `on_ready` hears of every change of `ready`. The worker has the variables of this process, and those of
+    `environment`.
     """
+
+    queues = True
 
     def __init__(
         self,
@@ -71,7 +79,7 @@ class ProcessExecutor(Supervised):
         self.info: OneShotInfo | None = None
         self.on_ready = on_ready
         self._was_ready = False
-        self._call: _Call | None = None
+        self._calls: deque[_Call] = deque()
         self._free = asyncio.Event()
         self._free.set()
         self._numbers = itertools.count()
@@ -98,13 +106,13 @@ class ProcessExecutor(Supervised):
         await self._worker.stop(msgspec.msgpack.encode(Shutdown()))
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
-        """Compute one batch, once the worker is ready and done with any call that was given up.
+        """Compute one batch, once the worker is ready and has at most one call to end before.
 
         With `on_parts`, a streaming model hands over its parts as they come, by item; each result has all of them too.
         Raises CallFailed. Once a part is out it does not, as nobody may get it twice: every item has an error then.
         """
         try:
-            while self._call is not None or not self.ready:
+            while len(self._calls) >= _MOST_CALLS or not self.ready:
                 await self._free.wait()
                 await self.wait_ready()
         except Unavailable as error:
@@ -114,10 +122,13 @@ class ProcessExecutor(Supervised):
         except (TypeError, ValueError, OverflowError) as error:
             raise CallFailed(Failure.RAISED, f"the payload can't be sent: {describe(error)}") from error
         streams = self.info is not None and self.info.streams
-        call = self._call = _Call(next(self._numbers), len(payloads), on_parts if streams else None)
-        self._free.clear()
+        call = _Call(next(self._numbers), len(payloads), on_parts if streams else None)
+        self._calls.append(call)
+        if len(self._calls) == _MOST_CALLS:
+            self._free.clear()
         self._worker.send([msgspec.msgpack.encode(Run(call.number, call.on_parts is not None)), *frames])
-        self._set_timer(call)
+        if call is self._calls[0]:
+            self._set_timer(call)
         return await call.future
 
     def _set_timer(self, call: _Call) -> None:
@@ -141,36 +152,42 @@ class ProcessExecutor(Supervised):
             case LoadFailed(message=reason):
                 self._worker.refused(reason)
                 return
-        call = self._call
+        call = self._calls[0] if self._calls else None
         if call is None or call.number != message.id:
             return  # it was failed when `stop` was called, and then done after all
         match message:
             case Parts(indices=indices):
                 self._set_timer(call)
                 call.take(dict(zip(indices, decode(buffers), strict=True)))
-            case Done(seconds=seconds, errors=errors):
+            case Done(seconds=seconds, idle=idle, errors=errors):
                 results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():
                     results[index] = RequestFailed(text)
-                self._end(call).succeed(CallResult(results, seconds))
+                self._end().succeed(CallResult(results, seconds, idle))
             case Failed(failure=failure, detail=detail):
-                self._end(call).fail(failure, detail)
+                self._end().fail(failure, detail)
 
-    def _end(self, call: _Call) -> _Call:
-        self._call = None
+    def _end(self) -> _Call:
+        """Let the call that the worker is at go; from now on it is at the next, if there is one."""
+        call = self._calls.popleft()
         if call.timer is not None:
             call.timer.cancel()
+        if self._calls:
+            self._set_timer(self._calls[0])
         self._free.set()
         return call
 
     def _lost(self, reason: str) -> None:
-        if self._call is None:
-            return
-        call, limit = self._end(self._call), self.config.call_timeout_s
-        if call.expired:
-            call.fail(Failure.TIMED_OUT, f"the call took more than {limit:g} s (call_timeout_s); its worker was ended")
-        else:
-            call.fail(Failure.DIED, reason)
+        calls = [self._end() for _ in range(len(self._calls))]
+        limit = self.config.call_timeout_s
+        for place, call in enumerate(calls):
+            if place:
+                call.fail(Failure.UNTRIED, reason)
+            elif call.expired:
+                text = f"the call took more than {limit:g} s (call_timeout_s); its worker was ended"
+                call.fail(Failure.TIMED_OUT, text)
+            else:
+                call.fail(Failure.DIED, reason)
 
     def _changed(self, state: State) -> None:
         if self.ready != self._was_ready:
@@ -180,12 +197,18 @@ class ProcessExecutor(Supervised):
 
 
 class ThreadExecutor:
-    """A loaded runner in a thread of this process. A call that hangs can't be ended, so there is no timeout."""
+    """A loaded runner in a thread of this process. A call that hangs can't be ended, so there is no timeout.
+
+    As a `ProcessExecutor` it takes a call while it is at another.
+    """
+
+    queues = True
 
     def __init__(self, runner: OneShotRunner, info: OneShotInfo) -> None:
         self.info = info
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="one-shot model")
+        self._ended = time.perf_counter()
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch, as `ProcessExecutor.run` does; `on_parts` is called in the calling loop."""
@@ -195,7 +218,16 @@ class ThreadExecutor:
             loop.call_soon_threadsafe(lambda: on_parts(parts) if on_parts else None)
 
         streams = on_parts is not None and self.info.streams
-        return await loop.run_in_executor(self._thread, compute, self._runner, payloads, emit if streams else None)
+        return await loop.run_in_executor(self._thread, self._compute, payloads, emit if streams else None)
+
+    def _compute(self, payloads: Sequence[Any], emit: OnParts | None) -> CallResult:
+        idle = time.perf_counter() - self._ended
+        try:
+            result = compute(self._runner, payloads, emit)
+        finally:
+            self._ended = time.perf_counter()
+        result.idle = idle
+        return result
 
     async def stop(self) -> None:
         """Wait for the call that runs, and release the model."""

@@ -37,11 +37,12 @@ class Done(msgspec.Struct, tag=True):
     """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
 
     `errors` has the text for each item that failed alone, by its index; its result is None. Only the call itself counts
-    as `seconds`.
+    as `seconds`; `idle` is how many of them the worker waited for it.
     """
 
     id: int
     seconds: float
+    idle: float
     errors: dict[int, str] = {}
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,11 +43,14 @@ class OneShotWorker:
         self.socket = socket
         self._payloads: Any = list[Encoding] if info.task in _OF_TEXTS else list[Any]
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._idle = 0.0
 
     def serve(self) -> None:
         """Compute what comes until told to shut down."""
         while True:
+            free = time.perf_counter()
             header, *frames = self.socket.recv_multipart(copy=False)
+            self._idle = time.perf_counter() - free
             message = self._decoder.decode(header.buffer)
             if isinstance(message, Shutdown):
                 return
@@ -54,8 +58,7 @@ class OneShotWorker:
 
     def _run(self, message: Run, frames: list[memoryview]) -> None:
         def send_parts(parts: dict[int, Any]) -> None:
-            # Copied, since the model may write its next parts into the same arrays at once.
-            self._send(Parts(message.id, list(parts)), encode(list(parts.values())), copy=True)
+            self._send(Parts(message.id, list(parts)), encode(list(parts.values())))
 
         try:
             payloads = decode(frames, self._payloads)
@@ -68,11 +71,11 @@ class OneShotWorker:
             errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
             results = [None if index in errors else each for index, each in enumerate(made.results)]
             encoded = [] if message.stream else _encode(results, errors)
-            self._send(Done(message.id, made.seconds, errors), encoded)
+            self._send(Done(message.id, made.seconds, self._idle, errors), encoded)
 
-    def _send(self, message: ToFront, frames: Sequence[bytes | memoryview] = (), copy: bool = False) -> None:
-        # What is not copied stays as it is: the next call is only sent when the front has all of this one.
-        self.socket.send_multipart([msgspec.msgpack.encode(message), *frames], copy=copy)
+    def _send(self, message: ToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
+        # Copied, since the model may write its next parts or results into the same arrays at once.
+        self.socket.send_multipart([msgspec.msgpack.encode(message), *frames])
 
 
 def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryview]:

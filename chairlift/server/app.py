@@ -1,7 +1,5 @@
 """The ASGI application: routes, and what surrounds every request."""
 
-import hmac
-
 from starlette.datastructures import State
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, Route, Router
@@ -10,11 +8,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift.server.chat import chat_completions
 from chairlift.server.completions import completions
 from chairlift.server.config import ServerConfig
+from chairlift.server.direct import Direct
 from chairlift.server.embeddings import embeddings
 from chairlift.server.endpoint import Endpoint
 from chairlift.server.errors import HANDLED, ApiError, answer_error, as_api_error, rerank_shape, shape_of, tei_shape
 from chairlift.server.exposition import Exposition, metrics_route
 from chairlift.server.health import live, ready
+from chairlift.server.key import Key
 from chairlift.server.models import list_models, show_model
 from chairlift.server.oip.http import INFER
 from chairlift.server.oip.http import ROUTES as OIP_ROUTES
@@ -48,8 +48,8 @@ def create_app(models: Models, config: ServerConfig) -> ASGIApp:
     metrics = Exposition(models)
     app: ASGIApp = _Routes(State({"models": models, "config": config, "metrics": metrics}))
     if config.api_key is not None:
-        app = _AskForKey(app, config.api_key)
-    return _CountAnswers(app, metrics)
+        app = _AskForKey(app, Key(config.api_key))
+    return _CountAnswers(app, metrics, Direct(models, config, metrics))
 
 
 class _Routes:
@@ -82,10 +82,12 @@ _HOT_ENDS = ("/infer", ":predict")
 class _CountAnswers:
     """Counts answers by method, route and code, those to unexpected errors too.
 
-    Unknown paths share one label, so that nobody can make up new ones.
+    Unknown paths share one label, so that nobody can make up new ones. `direct` is for the HTTP protocol, which asks it
+    first.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Exposition) -> None:
+    def __init__(self, app: ASGIApp, metrics: Exposition, direct: Direct) -> None:
+        self.direct = direct
         self._app = app
         self._count = metrics.http
 
@@ -114,22 +116,17 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class _AskForKey:
-    """Lets nobody in without the key. Health and metrics stay open, as probes and scrapers expect."""
+    """Lets nobody in without the key."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: Key) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compare the Authorization header."""
-        if scope["type"] == "http" and not scope["path"].startswith(_OPEN):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                message = "send the server's key as 'Authorization: Bearer KEY'"
-                refusal = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-                await refusal.response(shape_of(scope["path"]))(scope, receive, send)
-                return
+        """Look for the key."""
+        if scope["type"] == "http" and not self._key.opens(scope):
+            message = "send the server's key as 'Authorization: Bearer KEY'"
+            refusal = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            await refusal.response(shape_of(scope["path"]))(scope, receive, send)
+            return
         await self._app(scope, receive, send)
-
-
-_OPEN = ("/health", "/metrics", "/v2/health/")

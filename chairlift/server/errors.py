@@ -121,7 +121,7 @@ def shape_of(path: str) -> Shape:
     return openai_shape
 
 
-def as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: BaseException) -> ApiError:
     """Map any error to its HTTP answer; what is not a client's business is logged and stays here."""
     match error:
         case ApiError():

@@ -101,6 +101,30 @@ class OneShotService:
         At the deadline nobody waits any longer for what runs. Raises InvalidRequest, QueueFull, Unavailable,
         DeadlineExceeded or RequestFailed.
         """
+        futures = self.submit(payloads, sizes=sizes, priority=priority, timeout=timeout, background=background)
+        try:
+            answers = await _all(futures, self.timeout_of(timeout, background))
+        except BaseException as error:
+            self.metrics.on_failure(error)
+            for future in futures:
+                future.cancel()
+            raise
+        self.answered(answers, background)
+        return answers
+
+    def submit(
+        self,
+        payloads: Sequence[Any],
+        *,
+        sizes: Sequence[float] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        background: bool = False,
+    ) -> list[asyncio.Future[Answer]]:
+        """Queue all payloads or none, for a caller that awaits each and counts what becomes of them.
+
+        Raises InvalidRequest, QueueFull or Unavailable.
+        """
         info = self.loaded()
         self._check_number(len(payloads))
         futures: list[asyncio.Future[Answer]] = []
@@ -112,16 +136,22 @@ class OneShotService:
                 futures.append(
                     submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout, background=background)
                 )
-            if timeout is None and not background:
-                timeout = self.dispatcher.limits.default_timeout
-            answers = await _all(futures, timeout)
         except BaseException as error:
             self.metrics.on_failure(error)
             for future in futures:
                 future.cancel()
             raise
+        return futures
+
+    def answered(self, answers: Sequence[Answer], background: bool = False) -> None:
+        """Count a request whose answers are on their way."""
+        if not background:
+            self.dispatcher.delivered(answers[-1])
         self.metrics.on_answers(answers, background)
-        return answers
+
+    def timeout_of(self, asked: float | None, background: bool = False) -> float | None:
+        """The seconds that a request may take, by what it asks for or else by the model's setting."""
+        return self.dispatcher.limits.default_timeout if asked is None and not background else asked
 
     async def stream(
         self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None, background: bool = False
@@ -168,13 +198,18 @@ class OneShotService:
             raise InvalidRequest(f"{number} inputs are more than the queue of {most} holds (max_waiting)")
 
 
+def too_late() -> DeadlineExceeded:
+    """What to say when a deadline passes."""
+    return DeadlineExceeded("the deadline passed before the answer was there")
+
+
 async def _all(futures: "list[asyncio.Future[Answer]]", timeout: float | None) -> list[Answer]:
     if timeout is not None:
         try:
             async with asyncio.timeout(timeout):
                 return await _all(futures, None)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the answer was there") from None
+            raise too_late() from None
     return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
 
 

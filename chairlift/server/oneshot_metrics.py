@@ -53,6 +53,9 @@ class OneShotMetrics:
 
     def on_batch(self, batch: Batch, outcome: Outcome) -> None:
         """Count a call's end."""
+        if outcome.failure is Failure.UNTRIED:
+            self._failures[outcome.failure] += 1
+            return
         self._batch_items.observe(len(batch.items))
         self._batch_tokens.observe(batch.size)
         self._batch_padding.observe(1 - batch.size / batch.computed)

@@ -5,7 +5,7 @@ get all parts of an instance in a list.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import msgspec
@@ -44,22 +44,32 @@ async def predict(request: Request) -> Response:
     config: ServerConfig = request.app.state.config
     models: Models = request.app.state.models
     service = one_shot(models, request.path_params["name"], None)
-    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
-    if not body.instances:
-        raise InvalidRequest("instances must not be empty", "instances")
+    instances = read_instances(await read_body(request, config.max_body_bytes, config.body_timeout_s))
     info, terms = service.loaded(), terms_of(request.scope)
     kind = _stream_kind(request)
     if kind is not None:
         if not info.streams:
             raise InvalidRequest(f"`{service.name}` does not stream; accept application/json")
-        payloads = await _payloads(service, info, body.instances)
+        payloads = await _payloads(service, info, instances)
         return PartStream(kind, _parts(service, info, payloads, terms))
     async with until_gone(request.receive):
-        payloads = await _payloads(service, info, body.instances)
+        payloads = await _payloads(service, info, instances)
         answers = await service.infer(payloads, sizes=sizes_of(payloads), **terms._asdict())
-    predictions = [_prediction(info, answer.value) for answer in answers]
-    raw = encode_json({"predictions": predictions})
+    raw = write_predictions(_prediction(info, answer.value) for answer in answers)
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+def read_instances(raw: bytes) -> list[Any]:
+    """What a body asks predictions for."""
+    instances = decode(raw, _decoder).instances
+    if not instances:
+        raise InvalidRequest("instances must not be empty", "instances")
+    return instances
+
+
+def write_predictions(predictions: Iterable[Any]) -> bytes:
+    """The body of an answer."""
+    return encode_json({"predictions": list(predictions)})
 
 
 async def _parts(

@@ -64,15 +64,22 @@ class Models:
         """Whether every model takes requests."""
         return all(model.ready for model in self.all())
 
-    def get(self, name: str, version: str | None = None) -> Served:
-        """A model by name, the newest version if none is given. Raises a 404 that says what is served."""
+    def find(self, name: str) -> Served | None:
+        """A model by name, its newest version, or None."""
         versions = self._models.get(name)
         if not versions:
+            return None
+        return next(iter(versions.values())) if len(versions) == 1 else versions[self.versions(name)[-1]]
+
+    def get(self, name: str, version: str | None = None) -> Served:
+        """A model by name, the newest version if none is given. Raises a 404 that says what is served."""
+        newest, versions = self.find(name), self._models.get(name)
+        if newest is None or versions is None:
             served = ", ".join(f"`{each}`" for each in self._models) or "no model"
             message = f"The model `{name}` does not exist. This server has {served}."
             raise ApiError(404, message, "model", "model_not_found")
         if not version:
-            return next(iter(versions.values())) if len(versions) == 1 else versions[self.versions(name)[-1]]
+            return newest
         if version not in versions:
             message = f"The model `{name}` has no version {version!r}. It has {', '.join(self.versions(name))}."
             raise ApiError(404, message, "model", "model_not_found")
