@@ -32,7 +32,7 @@ from chairlift.engine.messages import (
     TurnWanted,
 )
 from chairlift.engine.supervisor import Supervised, Supervisor
-from chairlift.errors import QueueFull, RequestFailed, Unavailable
+from chairlift.errors import QueueFull, RequestFailed, Unavailable, WorkerLost
 from chairlift.runners.base import ModelInfo
 
 
@@ -231,5 +231,5 @@ class EngineClient(Supervised):
         streams, self._streams = self._streams, {}
         self._num_waiting = 0
         for stream in streams.values():
-            stream.close(Unavailable(reason))
+            stream.close(WorkerLost(reason))
         self._idle.set()
