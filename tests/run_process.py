@@ -30,7 +30,7 @@ class RunProcess:
             start_new_session=True,
         )
 
-    def wait(self, timeout: float = 240) -> tuple[int, str]:
+    def wait(self, timeout: float = 1200) -> tuple[int, str]:
         """The exit status, and all that was printed."""
         try:
             printed, _ = self.process.communicate(timeout=timeout)

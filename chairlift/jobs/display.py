@@ -55,7 +55,7 @@ class Display:
         return f"{tokens}{counts.failed:,} failed"
 
 
-def summary(counts: Counts, before: Counts, seconds: float, why: str) -> str:
+def summary(counts: Counts, before: Counts, seconds: float, more: Sequence[tuple[str, str]]) -> str:
     """The table at the end of a run, of what this run did."""
     done, read = counts.done - before.done, counts.prompt_tokens - before.prompt_tokens
     made = counts.completion_tokens - before.completion_tokens
@@ -72,12 +72,7 @@ def summary(counts: Counts, before: Counts, seconds: float, why: str) -> str:
         rows.append(("tokens out", f"{made:,} ({made / seconds:,.0f}/s)"))
         cached = counts.cached_tokens - before.cached_tokens
         rows.append(("from the prefix cache", f"{100 * cached / read:.0f}% of tokens in" if read else "nothing"))
-    rows.append(("strategy", why))
-    return table(rows)
-
-
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Rows of a name and a value."""
+    rows += more
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows)
 

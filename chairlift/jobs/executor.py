@@ -109,7 +109,8 @@ class Executor:
         self._written = asyncio.Event()
         self._grace = 0.0
         self._ended: asyncio.Future[Outcome] | None = None
-        self._answered_at = 0.0
+        self._done_before = -1
+        self._done_at = 0.0
 
     @property
     def counts(self) -> Counts:
@@ -137,7 +138,6 @@ class Executor:
         """
         loop = asyncio.get_running_loop()
         self._ended = self._ended or loop.create_future()
-        self._answered_at = loop.time()
         committing = self._watch(self._commit_regularly())
         feeding = self._watch(self._feed())
         lanes = [self._watch(self._lane()) for _ in range(self._options.concurrency)]
@@ -361,8 +361,10 @@ class Executor:
         """Raise JobError if waiting for the model is in vain."""
         if (reason := self._hopeless()) is not None:
             raise JobError(reason)
-        stall = self._options.stall_seconds
-        if stall is not None and asyncio.get_running_loop().time() - self._answered_at > stall:
+        stall, now = self._options.stall_seconds, asyncio.get_running_loop().time()
+        if self.counts.done != self._done_before:
+            self._done_before, self._done_at = self.counts.done, now
+        if stall is not None and now - self._done_at > stall:
             raise JobError(f"nothing was answered for {stall:g} s: {reply.body.decode('utf-8', 'replace')}")
 
     def _fail(self, line: Line, record: bytes) -> None:
@@ -375,7 +377,6 @@ class Executor:
     def _finish(self, line: Line) -> None:
         if self._trials:
             self._trials.pop(line.number, None)
-        self._answered_at = asyncio.get_running_loop().time()
         self._unfinished -= 1
         if self._ledger.pending_bytes > self._options.commit_bytes:
             self._commit_due.set()

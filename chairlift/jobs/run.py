@@ -202,7 +202,7 @@ class _Run:
             display.close()
         self._finish(outcome)
         seconds = time.monotonic() - started
-        print(summary(executor.counts, before, seconds, _strategy(plan, steps, models)), flush=True)
+        print(summary(executor.counts, before, seconds, _about(models, seconds, plan, steps)), flush=True)
 
     def _finish(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -318,6 +318,18 @@ def _failure(models: "Models") -> str | None:
 
 def _noting(steps: StaticSteps) -> Callable[[Line, Usage], None]:
     return lambda line, usage: steps.note(usage.completion_tokens)
+
+
+def _about(models: "Models", seconds: float, plan: Plan, static: StaticSteps | None) -> list[tuple[str, str]]:
+    """What there is to say of how the lines were computed."""
+    from chairlift.server.oneshot import OneShotService
+
+    rows = [("strategy", _strategy(plan, static, models))]
+    if calls := [each for each in models.all() if isinstance(each, OneShotService)]:
+        busy = sum(each.metrics.busy_seconds for each in calls)
+        instances = sum(len(each.dispatcher.executors) for each in calls)
+        rows.append(("model busy", f"{busy:,.1f} s ({100 * busy / seconds / instances:.0f}% of the time)"))
+    return rows
 
 
 def _strategy(plan: Plan, static: StaticSteps | None, models: "Models") -> str:
