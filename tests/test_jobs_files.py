@@ -77,7 +77,7 @@ def _live(folder: Path, actions: list[str], torn: int) -> None:
     number = progress.watermark
     for action in actions:
         if action == "commit":
-            lengths = [file.append(b"") for file in files.values()]
+            lengths = [file.append([]) for file in files.values()]
             at = Checkpoint(progress=progress.to_bytes(), output_bytes=lengths[0], error_bytes=lengths[1])
             store.commit("j", at)
             for file in files.values():
@@ -85,7 +85,7 @@ def _live(folder: Path, actions: list[str], torn: int) -> None:
         else:
             number += 1
             progress.finish(number)
-            files[action].append(b"%d\n" % number)
+            files[action].append([b"%d\n" % number])
     for file in files.values():
         # Death: nothing is cut off or closed in order, and not all of what was written got to the disk.
         if file.path.exists():
@@ -99,12 +99,12 @@ def test_a_result_file_keeps_what_counts(tmp_path: Path) -> None:
     path = tmp_path / "out"
     file = ResultFile(path, 0)
     assert not path.exists()
-    assert file.append(b"one\n") == 4
+    assert file.append([b"one\n"]) == 4
     file.keep()
-    assert file.append(b"two\n") == 8
+    assert file.append([b"t", b"wo\n"]) == 8
     file.drop()
     assert path.read_bytes() == b"one\n"
-    assert file.append(b"three\n") == 10
+    assert file.append([b"three\n"]) == 10
     file.close()
     assert path.read_bytes() == b"one\n"
     path.write_bytes(b"one\ntorn li")
@@ -118,7 +118,7 @@ def test_a_result_file_keeps_what_counts(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="can't be written: No such file"):
-        ResultFile(tmp_path / "no" / "out", 0).append(b"x")
+        ResultFile(tmp_path / "no" / "out", 0).append([b"x"])
     with pytest.raises(JobError, match="can't be used"):
         Store(tmp_path / "no" / "state")
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # Reading stops while the oldest unfinished line lies so far behind.
 MAX_AHEAD = 16_384
 _LONGEST_PAUSE_S = 60.0
+# Sending stops while so many times `commit_bytes` wait to be written.
+_MOST_PENDING = 4
 
 
 class Outcome(enum.Enum):
@@ -56,7 +58,7 @@ class Options(msgspec.Struct, kw_only=True):
     expires_at: float | None = None
     stall_seconds: float | None = None
     commit_seconds: float = 1.0
-    commit_bytes: int = 8 * 2**20
+    commit_bytes: int = 4 * 2**20
 
 
 _WRITTEN_OFF = {
@@ -299,7 +301,7 @@ class Executor:
 
     def _take(self) -> Line | None:
         """The line to send next, if one may be sent now."""
-        if self._alone or self._ledger.pending_bytes > 2 * self._options.commit_bytes:
+        if self._alone or self._ledger.pending_bytes > _MOST_PENDING * self._options.commit_bytes:
             return None
         if self._suspects:
             if self._in_flight:

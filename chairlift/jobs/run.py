@@ -24,7 +24,7 @@ from chairlift.jobs.executor import Executor, Options, Outcome
 from chairlift.jobs.identity import check_same, identity
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import MAX_LINE_BYTES, JsonLines, Line, Reader, count_newlines, parse_batch_line
-from chairlift.jobs.plan import Plan, StaticSteps, plan_for
+from chairlift.jobs.plan import Plan, StaticSteps, for_throughput, plan_for
 from chairlift.jobs.records import Usage
 from chairlift.jobs.store import Job, Store
 from chairlift.server.hosting import Host, host
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     from chairlift.demo import demo_path
 
     config = run_config(args)
-    settings = load(vars(args), os.environ, Path.cwd(), str(demo_path()))
+    settings = for_throughput(load(vars(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
     logging.basicConfig(level=settings.server.log_level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = settings.server.log_level  # the workers' too
