@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.errors import JobError
+from chairlift.errors import JobError, StorageFull
 from chairlift.jobs.order import Order, arrange
 from chairlift.jobs.progress import Progress
 from chairlift.jobs.results import ResultFile
@@ -168,6 +168,21 @@ def test_a_store_of_another_release_or_none_at_all_is_refused(tmp_path: Path) ->
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(JobError, match="can't be used"):
         Store(path)
+
+
+def test_a_store_without_room_stays_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    store.add_job(Job(id="j", state="in_progress", entered={}))
+    store.commit("j", Checkpoint(output_bytes=1))
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageFull, match=r"no room for .*state"):
+        store.commit("j", Checkpoint(progress=bytes(10_000), output_bytes=2))
+    assert store.checkpoint("j").output_bytes == 1
+    store._db.execute("PRAGMA max_page_count = 1000")
+    store.commit("j", Checkpoint(progress=bytes(10_000), output_bytes=3))
+    assert store.checkpoint("j").output_bytes == 3
+    store.close()
 
 
 def test_a_copy_of_the_store_after_a_crash_is_whole(tmp_path: Path) -> None:

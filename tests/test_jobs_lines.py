@@ -14,7 +14,7 @@ from oneshot_harness import classifier, embedder, function, reranker
 
 from chairlift.errors import ConfigError, JobError
 from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, parse_batch_line
-from chairlift.jobs.tables import CsvRows, ParquetRows
+from chairlift.jobs.tables import CsvRows, ParquetRows, count_rows
 from chairlift.jobs.template import Template
 
 GOOD = batch_line("id", {"instances": [1]})
@@ -214,9 +214,8 @@ def test_parquet(tmp_path: Path) -> None:
     count = 100
     table = arrow.table({"id": list(range(count)), "text": [None if i == 3 else f"t{i}" for i in range(count)]})
     parquet.write_table(table, path, row_group_size=30)
-    reader = ParquetRows(path, template("text", "id"))
-    assert reader.num_rows == count
-    lines = read_all(reader)
+    assert count_rows(path) == count
+    lines = read_all(ParquetRows(path, template("text", "id")))
     assert [line.number for line in lines] == list(range(1, count + 1))
     assert kinds(lines) == ["missing_field" if i == 3 else "good" for i in range(count)]
     assert json.loads(lines[50].body) == {"instances": ["t50"]}

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from chairlift.config import EngineConfig
 from chairlift.engine.machine import Machine
-from chairlift.errors import ConfigError, JobError, Unavailable
+from chairlift.errors import ChairliftError, ConfigError, JobError, Unavailable
 from chairlift.jobs.config import RunConfig, run_config
 from chairlift.jobs.display import Display, summary
 from chairlift.jobs.executor import Executor, Options, Outcome
 from chairlift.jobs.identity import check_same, identity
 from chairlift.jobs.ledger import Ledger
-from chairlift.jobs.lines import MAX_LINE_BYTES, JsonLines, Line, Reader, count_newlines, parse_batch_line
+from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, parse_batch_line
 from chairlift.jobs.plan import Plan, StaticSteps, for_throughput, plan_for
 from chairlift.jobs.records import Usage
 from chairlift.jobs.store import Job, Store
@@ -41,6 +41,8 @@ TOO_MANY_FAILURES = 3
 _SHOW_SECONDS = 0.25
 _STALL_SECONDS = 600.0
 _MAX_RESTARTS = 3
+# A line is a body and what stands around it.
+_ENVELOPE_BYTES = 2**16
 
 
 def main(args: argparse.Namespace) -> int:
@@ -257,7 +259,7 @@ class _Run:
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
         config = self._config
-        longest = min(self._server.max_body_bytes + 2**16, MAX_LINE_BYTES)
+        longest = self._server.max_body_bytes + _ENVELOPE_BYTES
         if config.format == "batch":
             return lambda: JsonLines(config.input, parse_batch_line, longest)
         from chairlift.jobs.tables import CsvRows, ParquetRows
@@ -282,10 +284,14 @@ class _Run:
 
     def _count_lines(self) -> None:
         """About how many lines there are; in a thread, since the file may be large."""
-        if self._config.format == "parquet":
-            return
-        with contextlib.suppress(OSError):
-            self._total = count_newlines(self._config.input) - (self._config.format == "csv")
+        # Whatever is wrong with the file, the reader says so.
+        with contextlib.suppress(OSError, ChairliftError):
+            if self._config.format == "parquet":
+                from chairlift.jobs.tables import count_rows
+
+                self._total = count_rows(self._config.input)
+            else:
+                self._total = count_newlines(self._config.input) - (self._config.format == "csv")
 
     def _close_lines(self) -> None:
         for each in self._hosts:

@@ -117,19 +117,14 @@ class ParquetRows:
             raise JobError(f"{self._path} can't be read: {error}") from None
         return lines
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are."""
-        return int(self._file.metadata.num_rows)
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
     def _line(self, row: dict[str, Any]) -> Line:
         try:
-            values = {name: _encode(value) for name, value in row.items() if value is not None}
-        except TypeError as error:
+            values = {name: msgspec.json.encode(value) for name, value in row.items() if value is not None}
+        except (TypeError, UnicodeEncodeError) as error:
             problem = LineError("invalid_row", f"row {self.number}: {error}")
             return Line(number=self.number, error=problem)
         return self._template.line(self.number, values)
@@ -141,6 +136,14 @@ class ParquetRows:
             yield from batch.to_pylist()
 
 
+def count_rows(path: Path) -> int:
+    """How many rows a Parquet file has, as it says itself. Raises JobError, and ConfigError without pyarrow."""
+    try:
+        return int(_pyarrow().ParquetFile(path).metadata.num_rows)
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path} can't be read: {error}") from None
+
+
 def check_columns(path: Path, names: list[str], template: Template) -> None:
     """Raise JobError if a column is missing."""
     for name in _columns(template):
@@ -150,10 +153,6 @@ def check_columns(path: Path, names: list[str], template: Template) -> None:
 
 def _columns(template: Template) -> list[str]:
     return [name for name in (template.field, template.id_field) if name is not None]
-
-
-def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value)
 
 
 def _pyarrow() -> Any:
