@@ -284,6 +284,27 @@ def test_parameters_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     assert result["custom_id"] == "line-1"
 
 
+def test_several_models_in_one_run(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        "".join(f'[models.{name}]\nmodel = "{MODELS}:{name}"\n' for name in ("Slow", "Doubles"))
+    )
+    names = ("Slow", "Doubles")
+    lines = [batch_line(f"c{i}", {"instances": [i]}, f"/v1/models/{names[i % 2]}:predict") for i in range(20)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", "--config", "two.toml")
+    assert status == 0, printed
+    found = {r["custom_id"]: r["response"]["body"]["predictions"] for r in results(tmp_path / "out.jsonl")}
+    assert found == {f"c{i}": [i * 2 if i % 2 else i + 1] for i in range(20)}
+    (tmp_path / "rows.csv").write_text("x\na\nb\n")
+    arguments = ("rows.csv", "-o", "rows.jsonl", "--config", "two.toml", "--prompt-field", "x")
+    status, printed = run(tmp_path, *arguments)
+    assert status == 1
+    assert "say which one with --param model=NAME" in printed
+    assert run(tmp_path, *arguments, "--param", "model=Doubles")[0] == 0
+    found = {r["custom_id"]: r["response"]["body"]["predictions"] for r in results(tmp_path / "rows.jsonl")}
+    assert found == {"line-1": ["aa"], "line-2": ["bb"]}
+
+
 def test_parquet_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chairlift.errors import ConfigError
     from chairlift.jobs import tables

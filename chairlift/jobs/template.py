@@ -46,8 +46,8 @@ class Template:
                 "a reranker needs a query and documents in each line: use the batch format, url /v1/rerank"
             )
         else:
-            if params:
-                raise ConfigError(f"--param {next(iter(params))}: `{model.name}` takes instances and nothing else")
+            if more := [name for name in params if name != "model"]:
+                raise ConfigError(f"--param {more[0]}: `{model.name}` takes instances and nothing else")
             self.url = f"/v1/models/{model.name}:predict"
             self._before, self._after = b'{"instances":[', b"]}"
 
