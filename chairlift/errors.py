@@ -37,6 +37,10 @@ class Unavailable(ChairliftError):
         self.retry_after = retry_after
 
 
+class WorkerLost(Unavailable):
+    """The model's worker died while it had the request (HTTP 503), perhaps because of it."""
+
+
 class RequestFailed(ChairliftError):
     """The request was accepted and then failed while it ran (HTTP 500)."""
 
@@ -51,3 +55,11 @@ class ConfigError(ChairliftError):
 
 class DeadlineExceeded(ChairliftError):
     """The request was not, or could not have been, done by its deadline (HTTP 504)."""
+
+
+class JobError(ChairliftError):
+    """A batch job can't begin or go on; the message says what to change. What it has done is kept."""
+
+
+class StorageFull(JobError):
+    """There is no room for a job's results. Nothing that was committed is lost, and nothing half-written stays."""

@@ -24,6 +24,7 @@ class Request(msgspec.Struct, kw_only=True):
     `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
     A `background` request rides in seats that no other needs, and yields at once; priorities count among its like.
+    With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     use_prefix_cache: bool = True
     background: bool = False
+    hold_updates: bool = False
 
 
 class Start(msgspec.Struct):

@@ -32,7 +32,7 @@ from chairlift.engine.messages import (
     TurnWanted,
 )
 from chairlift.engine.supervisor import Supervised, Supervisor
-from chairlift.errors import QueueFull, RequestFailed, Unavailable
+from chairlift.errors import QueueFull, RequestFailed, Unavailable, WorkerLost
 from chairlift.runners.base import ModelInfo
 
 
@@ -159,11 +159,15 @@ class EngineClient(Supervised):
                 retry_after,
             )
 
+    def close_line(self) -> None:
+        """Nobody else will come, so a static batch may leave with empty seats."""
+        self._send(CloseLine())
+
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
         self._worker.drain()
         if self._streams:
-            self._send(CloseLine())
+            self.close_line()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
 
@@ -242,5 +246,5 @@ class EngineClient(Supervised):
         streams, self._streams = self._streams, {}
         self._num_waiting = {False: 0, True: 0}
         for stream in streams.values():
-            stream.close(Unavailable(reason))
+            stream.close(WorkerLost(reason))
         self._idle.set()

@@ -23,6 +23,7 @@ def fan_out(
     cache_salt: str = "",
     use_prefix_cache: bool = True,
     background: bool = False,
+    hold_updates: bool = False,
 ) -> list[Request]:
     """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
 
@@ -61,6 +62,7 @@ def fan_out(
                 cache_salt=cache_salt,
                 use_prefix_cache=use_prefix_cache,
                 background=background,
+                hold_updates=hold_updates,
             )
         )
     return requests

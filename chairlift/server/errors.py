@@ -23,6 +23,7 @@ from chairlift.errors import (
     RequestFailed,
     Unavailable,
     UnsupportedModel,
+    WorkerLost,
 )
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(429, str(error), code="queue_full", kind="rate_limit_exceeded", headers=retry)
         case Unavailable():
             retry = _retry_after(error.retry_after)
-            return ApiError(503, str(error), code="unavailable", kind="service_unavailable", headers=retry)
+            code = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
+            return ApiError(503, str(error), code=code, kind="service_unavailable", headers=retry)
         case DeadlineExceeded():
             return ApiError(504, str(error), code="deadline_exceeded", kind="timeout")
         case ConfigError() | UnsupportedModel():

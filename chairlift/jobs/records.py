@@ -1,0 +1,67 @@
+"""Result lines as OpenAI's batch format has them."""
+
+import re
+
+import msgspec
+
+from chairlift.jobs.client import Reply
+from chairlift.jobs.lines import Line, LineError
+
+# Answers that say how many tokens they took do so at their end, and no text in JSON holds an unescaped quote.
+_USAGE = re.compile(rb'"usage":(\{.*\})\}$')
+_USAGE_BYTES = 300
+
+
+class Details(msgspec.Struct):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """The tokens that an answer says it took."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+
+_usage = msgspec.json.Decoder(Usage)
+_NO_USAGE = Usage()
+
+
+def answered(result_id: str, line: Line, reply: Reply) -> bytes:
+    """The result of a line that was answered, well or with an error."""
+    request_id = reply.header(b"x-request-id") or result_id.encode()
+    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"%b","body":%b},"error":null}\n' % (
+        result_id.encode(),
+        line.custom_id,
+        reply.status,
+        request_id,
+        _one_line(reply.body),
+    )
+
+
+def unanswered(result_id: str, line: Line, error: LineError) -> bytes:
+    """The result of a line that never got an answer."""
+    about = msgspec.json.encode({"code": error.code, "message": error.message, "param": error.param})
+    return b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n' % (result_id.encode(), line.custom_id, about)
+
+
+def usage_of(body: bytes) -> Usage:
+    """What an answer says of its tokens; zeros if it says nothing."""
+    found = _USAGE.search(body, max(len(body) - _USAGE_BYTES, 0))
+    try:
+        return _usage.decode(found[1]) if found else _NO_USAGE
+    except msgspec.DecodeError:
+        return _NO_USAGE
+
+
+def _one_line(body: bytes) -> bytes:
+    """A JSON document without line ends; whatever is not JSON becomes a string."""
+    try:
+        if b"\n" in body or body[:1] not in b"{[":
+            return msgspec.json.format(body, indent=-1)
+    except msgspec.DecodeError:
+        return msgspec.json.encode(body.decode("utf-8", "replace"))
+    return body

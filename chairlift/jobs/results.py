@@ -1,0 +1,99 @@
+"""Append-only files that are as long as was committed, and no longer."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from chairlift.errors import JobError, StorageFull
+
+# Joined before they are written, so that no second copy of all that is to be committed is made.
+_BLOCK_LINES = 256
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class ResultFile:
+    """One file of result lines. `append` puts bytes on the disk, and `keep` or `drop` says whether they count.
+
+    The file is made with its first byte. `committed` is the length that counts; whatever lies beyond it when the file
+    is opened was written by a process that died before it could commit, and is cut off. Raises JobError if the file is
+    shorter, or can't be opened or written; StorageFull if there is no room.
+    """
+
+    def __init__(self, path: Path, committed: int) -> None:
+        self.path = path
+        self.committed = committed
+        self._length = committed
+        self._fd: int | None = None
+        length = path.stat().st_size if path.exists() else 0
+        if length < committed:
+            raise JobError(
+                f"{path} has {length} bytes, fewer than the {committed} that the job has written: it was changed or "
+                "taken away. Put it back, or start anew"
+            )
+        if committed:
+            self._open()
+        else:
+            path.unlink(missing_ok=True)
+
+    def append(self, lines: Sequence[bytes]) -> int:
+        """Write to the disk, and return the length that the file then has. Blocks until it is there."""
+        if lines:
+            try:
+                fd = self._open() if self._fd is None else self._fd
+                for start in range(0, len(lines), _BLOCK_LINES):
+                    self._write(fd, b"".join(lines[start : start + _BLOCK_LINES]))
+                os.fdatasync(fd)
+            except OSError as error:
+                raise explain(error, self.path) from error
+        return self._length
+
+    def _write(self, fd: int, block: bytes) -> None:
+        view = memoryview(block)
+        while view:
+            written = os.pwrite(fd, view, self._length)
+            self._length += written
+            view = view[written:]
+
+    def keep(self) -> None:
+        """What was appended counts from now on."""
+        self.committed = self._length
+
+    def drop(self) -> None:
+        """Cut off what was appended and does not count."""
+        self._length = self.committed
+        if self._fd is not None:
+            os.ftruncate(self._fd, self.committed)
+
+    def close(self) -> None:
+        """Cut off what does not count, and close the file."""
+        self.drop()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> int:
+        try:
+            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.ftruncate(fd, self.committed)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise explain(error, self.path) from error
+        return fd
+
+
+def sync_folder(folder: Path) -> None:
+    """See to it that the names of files just made in a folder survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def explain(error: OSError, path: Path) -> JobError:
+    """The same error in words that say what to do."""
+    problem = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StorageFull(f"there is no room for {path} ({problem}): make some, or raise the quota")
+    return JobError(f"{path} can't be written: {problem}")

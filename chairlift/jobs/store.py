@@ -1,0 +1,248 @@
+"""The jobs and files that there are, and how far each job is: one SQLite database, one process at a time."""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from chairlift.errors import JobError, StorageFull
+
+State = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+T = TypeVar("T", "Job", "StoredFile")
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
+CREATE TABLE files (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
+CREATE TABLE progress (job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE, record BLOB NOT NULL);
+"""
+
+
+class Counts(msgspec.Struct):
+    """What became of a job's lines so far. Tokens are those of answers that say how many they are."""
+
+    completed: int = 0
+    failed: int = 0
+    retries: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def done(self) -> int:
+        """Lines that have their result."""
+        return self.completed + self.failed
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """So many bytes of both result files hold the results of exactly these lines (`Progress.to_bytes`).
+
+    The input's first `number` lines are all among them, and end at byte `offset`, where a reader can go on.
+    """
+
+    progress: bytes = bytes(8)
+    output_bytes: int = 0
+    error_bytes: int = 0
+    number: int = 0
+    offset: int = 0
+    counts: Counts = msgspec.field(default_factory=Counts)
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """One batch job. `entered` has the time in Unix seconds at which it entered each state that it was in.
+
+    `total` is the number of its lines, once that is known. `about` belongs to whoever made the job.
+    """
+
+    id: str
+    state: State
+    entered: dict[State, float]
+    total: int | None = None
+    about: dict[str, Any] = {}
+
+
+class StoredFile(msgspec.Struct, kw_only=True):
+    """One file in the store's folder. Times in Unix seconds; `expires_at` of None is never."""
+
+    id: str
+    bytes: int
+    created_at: float
+    filename: str
+    purpose: str
+    expires_at: float | None = None
+
+
+class Store:
+    """Jobs, files and progress in one SQLite database, which is this process's own as long as it is open.
+
+    Any thread may call; each call is one transaction, on the disk when it returns, and blocks for as long as that
+    takes. Raises JobError if another process has the store, or it can't be read or written; StorageFull if there is no
+    room, and then nothing has changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        with self._explained():
+            self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _open(self) -> None:
+        db = self._db
+        # Exclusive: a second process is refused, however the first one ended, and there is no memory file to share.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("BEGIN IMMEDIATE")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            db.execute("ROLLBACK")
+            raise JobError(f"{self.path} was written by another release of Chairlift; finish its jobs with that one")
+        if version == 0:
+            for statement in _SCHEMA.split(";\n"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+        db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Let others have the store."""
+        with self._lock, self._explained():
+            self._db.close()
+
+    # Jobs
+
+    def add_job(self, job: Job) -> None:
+        """Note a new job, with nothing done."""
+        with self._transaction() as db:
+            db.execute("INSERT INTO jobs (id, record) VALUES (?, ?)", (job.id, msgspec.json.encode(job)))
+
+    def remove_job(self, job_id: str) -> None:
+        """Forget a job and how far it is."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+
+    def job(self, job_id: str) -> Job | None:
+        """A job, or None if there is no such job."""
+        return self._get("jobs", job_id, Job)
+
+    def jobs(self, after: str | None = None, limit: int = 100, newest_first: bool = True) -> list[Job]:
+        """Jobs in the order in which they were added, or the other way round; those that follow the one named."""
+        return self._list("jobs", Job, after, limit, newest_first)
+
+    def change_job(self, job_id: str, change: Callable[[Job], None]) -> Job:
+        """Change a job and return it as it is then. Raises KeyError if there is none."""
+        with self._transaction() as db:
+            job = self._get_in(db, "jobs", job_id, Job)
+            if job is None:
+                raise KeyError(job_id)
+            change(job)
+            db.execute("UPDATE jobs SET record = ? WHERE id = ?", (msgspec.json.encode(job), job_id))
+            return job
+
+    def enter(self, job_id: str, state: State, now: float) -> Job:
+        """Put a job into a state at a time in Unix seconds, and return it."""
+
+        def change(job: Job) -> None:
+            job.state = state
+            job.entered.setdefault(state, now)
+
+        return self.change_job(job_id, change)
+
+    def checkpoint(self, job_id: str) -> Checkpoint:
+        """How far a job is; as of a job just begun, if nothing was committed."""
+        with self._lock, self._explained():
+            row = self._db.execute("SELECT record FROM progress WHERE job = ?", (job_id,)).fetchone()
+        return msgspec.msgpack.decode(row[0], type=Checkpoint) if row else Checkpoint()
+
+    def commit(self, job_id: str, checkpoint: Checkpoint) -> None:
+        """Note how far a job is. What its files hold beyond is as if it had never been written."""
+        with self._transaction() as db:
+            record = msgspec.msgpack.encode(checkpoint)
+            db.execute("INSERT OR REPLACE INTO progress (job, record) VALUES (?, ?)", (job_id, record))
+
+    # Files
+
+    def add_file(self, file: StoredFile) -> None:
+        """Note a new file."""
+        with self._transaction() as db:
+            db.execute("INSERT INTO files (id, record) VALUES (?, ?)", (file.id, msgspec.json.encode(file)))
+
+    def file(self, file_id: str) -> StoredFile | None:
+        """A file, or None if there is no such file."""
+        return self._get("files", file_id, StoredFile)
+
+    def files(self, after: str | None = None, limit: int = 100, newest_first: bool = True) -> list[StoredFile]:
+        """Files in the order in which they were added, or the other way round; those that follow the one named."""
+        return self._list("files", StoredFile, after, limit, newest_first)
+
+    def remove_file(self, file_id: str) -> bool:
+        """Forget a file; False if there was none."""
+        with self._transaction() as db:
+            return db.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+
+    # SQLite
+
+    def _get(self, table: str, record_id: str, kind: type[T]) -> T | None:
+        with self._lock, self._explained():
+            return self._get_in(self._db, table, record_id, kind)
+
+    def _get_in(self, db: sqlite3.Connection, table: str, record_id: str, kind: type[T]) -> T | None:
+        row = db.execute(f"SELECT record FROM {table} WHERE id = ?", (record_id,)).fetchone()
+        return msgspec.json.decode(row[0], type=kind) if row else None
+
+    def _list(self, table: str, kind: type[T], after: str | None, limit: int, newest_first: bool) -> list[T]:
+        order, follows = ("DESC", "<") if newest_first else ("ASC", ">")
+        where: str = ""
+        values: Sequence[Any] = (limit,)
+        if after is not None:
+            where = f"WHERE number {follows} (SELECT number FROM {table} WHERE id = ?)"
+            values = (after, limit)
+        with self._lock, self._explained():
+            rows = self._db.execute(f"SELECT record FROM {table} {where} ORDER BY number {order} LIMIT ?", values)
+            return [msgspec.json.decode(record, type=kind) for (record,) in rows]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._explained():
+            db = self._db
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: sqlite3.Error) -> JobError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return JobError(f"{self.path} is in use: another process works on this job. Wait for it, or end it")
+        if code == sqlite3.SQLITE_FULL:
+            return StorageFull(f"there is no room for {self.path} ({error}): make some, or raise the quota")
+        return JobError(f"{self.path} can't be used: {error}")
