@@ -116,13 +116,14 @@ def test_a_models_background_work_takes_no_turn_from_anothers_live_work():
     async def go(a: EngineClient, b: EngineClient, machine: Meter) -> None:
         (job,) = a.submit(request(390, background=True))
         await anext(job)
-        (live,) = b.submit(request(100))
-        await anext(live)
+        (name,) = set(machine.turns)
         begun = len(machine.turns)
-        name = machine.shares.holder
+        (live,) = b.submit(request(100))
         async for _ in live:
             pass
-        assert set(machine.turns[begun:]) <= {name}, "the job had a turn"
+        # What follows the live request's last turn is the job's again, perhaps before its end is heard of here.
+        turns = "".join("j" if turn == name else "l" for turn in machine.turns[begun:])
+        assert "jl" not in turns.lstrip("j"), "the job had a turn"
         assert 1 + sum([len(update.token_ids) async for update in job]) == 390
         await idle(machine)
 
