@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +28,9 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 class Folder:
     """A server's files, batches and results on the disk; this process's own as long as it is open. Opening it blocks.
 
-    `used` counts the bytes of all files, those on their way in too. All methods belong to one event loop. Raises
-    JobError if another process has the folder or it can't be used, StorageFull if there is no room.
+    `used` counts the bytes of all files, those on their way in too; `over` the batches of former servers that are over.
+    `left` are those that they left behind, with what had become of their lines. All methods belong to one event loop.
+    Raises JobError if another process has the folder or it can't be used, StorageFull if there is no room.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +44,9 @@ class Folder:
             raise explain(error, path) from error
         self.store = _open_store(path)
         try:
-            self.jobs = self.store.jobs(limit=-1, newest_first=False)
+            jobs = self.store.jobs(limit=-1, newest_first=False)
+            self.over = Counter(job.state for job in jobs if job.state in OVER)
+            self.left = [(job, self.store.checkpoint(job.id).counts) for job in jobs if job.state not in OVER]
             self.files = {file.id: file for file in self.store.files(limit=-1, newest_first=False)}
             self._remove_leftovers()
         except BaseException:
@@ -103,9 +107,8 @@ class Folder:
     def _remove_leftovers(self) -> None:
         """Free the room of uploads that were cut off, and of files that were about to be deleted."""
         wanted = set(self.files)
-        for job in self.jobs:
-            if job.state not in OVER:
-                wanted.update(about(job).results)
+        for job, _ in self.left:
+            wanted.update(about(job).results)
         there = {entry.name for entry in os.scandir(self._files) if _ID.fullmatch(entry.name)}
         for name in there - wanted:
             self.place(name).unlink()
@@ -118,4 +121,5 @@ def _open_store(path: Path) -> Store:
     try:
         return Store(path / _STORE)
     except StoreBusy:
-        raise StoreBusy(f"{path} is in use by another server: end that one, or give this one its own data_dir") from None
+        message = f"{path} is in use by another server: end that one, or give this one its own data_dir"
+        raise StoreBusy(message) from None

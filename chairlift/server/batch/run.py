@@ -56,19 +56,18 @@ class _Leaving(Exception):
 
 
 class BatchRun:
-    """A batch that is not over. `job` is what is kept of it, and `results` are the files that came of it in the end.
+    """A batch that is not over, of whose lines `counts` are done. `results` are the files that came of it in the end.
 
-    `problem` says what it waits for, if that is room.
+    `job` is what is kept of it. `problem` says what it waits for, if that is room.
     """
 
-    def __init__(self, context: Context, job: Job) -> None:
+    def __init__(self, context: Context, job: Job, counts: Counts) -> None:
         self.job = job
         self.problem: str | None = None
         self.results: list[StoredFile] = []
         self._context = context
         self._executor: Executor | None = None
-        self._counts = Counts()
-        self._earlier = Counts()
+        self._counts = self._earlier = counts
         self._changing = asyncio.Lock()
         self._ending = asyncio.Event()
         self._leaving = asyncio.Event()
@@ -113,7 +112,7 @@ class BatchRun:
     async def cancel(self) -> Job:
         """Begin to cancel it, unless that has begun. Raises a 409 if it is too late."""
         async with self._changing:
-            if self.job.state == "cancelling":
+            if self.job.state in ("cancelling", "cancelled"):
                 return self.job
             if self.job.state not in ("validating", "in_progress"):
                 raise too_late(self.job)
@@ -217,7 +216,7 @@ class BatchRun:
         if self._leaving.is_set():
             raise _Leaving
         ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors))
-        self._counts, self._earlier = ledger.counts, msgspec.structs.replace(ledger.counts)
+        self._counts = ledger.counts
         try:
             self._executor = executor = Executor(
                 context.client, ledger, lambda: JsonLines(source, parse_batch_line), job.id, self._options(noted)

@@ -90,14 +90,11 @@ class Batches:
             config=self.config,
             turns=asyncio.Semaphore(self.config.max_running_batches),
         )
-        for job in folder.jobs:
-            if job.state in OVER:
-                self._over[job.state] += 1
-            else:
-                self._start(job)
+        self._over = folder.over
+        for job, counts in folder.left:
+            self._start(job, counts)
         if self._runs:
             log.info("going on with %d batches", len(self._runs))
-        folder.jobs.clear()
         self._expiry = asyncio.create_task(self._expire_files(folder))
 
     async def leave(self) -> None:
@@ -138,7 +135,7 @@ class Batches:
             job = Job(id=f"batch_{os.urandom(12).hex()}", state="validating", entered={"validating": time.time()})
             note(job, noted)
             await asyncio.to_thread(self._add, folder, job)
-            self._start(job)
+            self._start(job, Counts())
         return job
 
     async def get(self, batch_id: str) -> tuple[Job, Counts | None]:
@@ -164,14 +161,13 @@ class Batches:
         return page, len(jobs) > limit
 
     async def cancel(self, batch_id: str) -> tuple[Job, Counts | None]:
-        """Begin to cancel a batch. Raises a 404, or a 409 if it is over."""
-        run = self._runs.get(batch_id)
-        if run is None:
-            job, _ = await self.get(batch_id)
-            run = self._runs.get(batch_id)
-            if run is None:
-                raise too_late(job)
-        return await run.cancel(), run.counts
+        """Begin to cancel a batch, unless it is cancelled. Raises a 404, or a 409 if it is over."""
+        job, _ = await self.get(batch_id)
+        if (run := self._runs.get(batch_id)) is not None:
+            return await run.cancel(), run.counts
+        if job.state != "cancelled":
+            raise too_late(job)
+        return job, None
 
     def _check_room(self, folder: Folder) -> None:
         most = self.config.max_batches
@@ -194,9 +190,9 @@ class Batches:
                 self._over[old.state] -= 1
                 return
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, counts: Counts) -> None:
         assert self._context is not None
-        run = self._runs[job.id] = BatchRun(self._context, job)
+        run = self._runs[job.id] = BatchRun(self._context, job, counts)
         task = asyncio.create_task(self._run(run, self._context.folder))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
