@@ -110,7 +110,9 @@ class BatchRun:
                 await self._fail([Problem("batch_failed", str(error))])
 
     async def cancel(self) -> Job:
-        """Begin to cancel it, unless that has begun. Raises a 409 if it is too late."""
+        """Begin to cancel it, unless that has begun. Raises a 409 if it is too late, or StorageFull."""
+        if self.problem is not None:
+            raise StorageFull(self.problem)
         async with self._changing:
             if self.job.state in ("cancelling", "cancelled"):
                 return self.job
