@@ -61,5 +61,9 @@ class JobError(ChairliftError):
     """A batch job can't begin or go on; the message says what to change. What it has done is kept."""
 
 
+class StoreBusy(JobError):
+    """Another process works with a job store."""
+
+
 class StorageFull(JobError):
     """There is no room for a job's results. Nothing that was committed is lost, and nothing half-written stays."""

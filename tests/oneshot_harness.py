@@ -20,6 +20,7 @@ from chairlift.engine.executor import ProcessExecutor
 from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.oneshot import Encoding, OneShotInfo, TensorSpec
 from chairlift.server.app import create_app
+from chairlift.server.batch.service import Batches
 from chairlift.server.config import ServerConfig
 from chairlift.server.http import make_server
 from chairlift.server.oneshot import OneShotService
@@ -217,7 +218,8 @@ class Listening:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = make_server(create_app(models, self.config), self.config)
+        self.batches = Batches(models, self.config)
+        self.server = make_server(create_app(models, self.config, self.batches), self.config)
         self.grpc_port = 0
         self._with_grpc = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -238,6 +240,7 @@ class Listening:
             await grpc.start()
         self._ready.set()
         await self.server.serve(sockets=[self._socket])
+        await self.batches.close()
         if grpc is not None:
             await grpc.stop(None)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from chairlift.errors import JobError, StorageFull
+from chairlift.errors import JobError, StorageFull, StoreBusy
 
 State = Literal[
     "validating",
@@ -147,14 +147,16 @@ class Store:
         """Jobs in the order in which they were added, or the other way round; those that follow the one named."""
         return self._list("jobs", Job, after, limit, newest_first)
 
-    def change_job(self, job_id: str, change: Callable[[Job], None]) -> Job:
-        """Change a job and return it as it is then. Raises KeyError if there is none."""
+    def change_job(self, job_id: str, change: Callable[[Job], None], results: Sequence[StoredFile] = ()) -> Job:
+        """Change a job, note files that came of it, and return it as it is then. Raises KeyError if there is none."""
         with self._transaction() as db:
             job = self._get_in(db, "jobs", job_id, Job)
             if job is None:
                 raise KeyError(job_id)
             change(job)
             db.execute("UPDATE jobs SET record = ? WHERE id = ?", (msgspec.json.encode(job), job_id))
+            rows = [(file.id, msgspec.json.encode(file)) for file in results]
+            db.executemany("INSERT INTO files (id, record) VALUES (?, ?)", rows)
             return job
 
     def enter(self, job_id: str, state: State, now: float) -> Job:
@@ -242,7 +244,7 @@ class Store:
     def _explain(self, error: sqlite3.Error) -> JobError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return JobError(f"{self.path} is in use: another process works on this job. Wait for it, or end it")
+            return StoreBusy(f"{self.path} is in use: another process works on this job. Wait for it, or end it")
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"there is no room for {self.path} ({error}): make some, or raise the quota")
         return JobError(f"{self.path} can't be used: {error}")

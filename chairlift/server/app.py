@@ -5,6 +5,8 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chairlift.server.batch.service import Batches
+from chairlift.server.batches import BATCHES
 from chairlift.server.chat import chat_completions
 from chairlift.server.completions import completions
 from chairlift.server.config import ServerConfig
@@ -13,6 +15,7 @@ from chairlift.server.embeddings import embeddings
 from chairlift.server.endpoint import Endpoint
 from chairlift.server.errors import HANDLED, ApiError, answer_error, as_api_error, rerank_shape, shape_of, tei_shape
 from chairlift.server.exposition import Exposition, metrics_route
+from chairlift.server.files import FILES
 from chairlift.server.health import live, ready
 from chairlift.server.key import Key
 from chairlift.server.models import list_models, show_model
@@ -33,6 +36,8 @@ ROUTES: list[Route] = [
     Route("/predict", Endpoint(predict, tei_shape), methods=["POST"]),
     Route("/info", Endpoint(info, tei_shape), methods=["GET"]),
     *OIP_ROUTES,
+    *FILES,
+    *BATCHES,
     Route("/v1/models", list_models, methods=["GET"]),
     PREDICT,
     Route("/v1/models/{model:path}", show_model, methods=["GET"]),
@@ -43,13 +48,20 @@ ROUTES: list[Route] = [
 ]
 
 
-def create_app(models: Models, config: ServerConfig) -> ASGIApp:
-    """The application that serves these models."""
-    metrics = Exposition(models)
-    app: ASGIApp = _Routes(State({"models": models, "config": config, "metrics": metrics}))
+def create_app(models: Models, config: ServerConfig, batches: Batches | None = None) -> ASGIApp:
+    """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
+
+    Where no batches are given they begin when the first request for them comes.
+    """
+    batches = batches or Batches(models, config)
+    metrics = Exposition(models, batches.collect)
+    state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
+    app: ASGIApp = _Routes(State(state))
     if config.api_key is not None:
         app = _AskForKey(app, Key(config.api_key))
-    return _CountAnswers(app, metrics, Direct(models, config, metrics))
+    app = _CountAnswers(app, metrics, Direct(models, config, metrics))
+    batches.serve(app)
+    return app
 
 
 class _Routes:

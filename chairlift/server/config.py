@@ -6,6 +6,19 @@ import msgspec
 
 from chairlift.errors import ConfigError
 
+_AT_LEAST_ONE = (
+    "max_waiting",
+    "max_body_bytes",
+    "max_n",
+    "max_prompts_per_request",
+    "keep_alive_s",
+    "max_file_bytes",
+    "max_files_bytes",
+    "max_batch_lines",
+    "max_batches",
+    "max_running_batches",
+)
+
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of the HTTP front. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
@@ -25,11 +38,17 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     body_timeout_s: float = 30.0
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
+    data_dir: str = "chairlift-data"
+    max_file_bytes: int = 200 * 2**20
+    max_files_bytes: int = 10 * 2**30
+    max_batch_lines: int = 50_000
+    max_batches: int = 100
+    max_running_batches: int = 4
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:
         """Refuse values that no server could work with, by name."""
-        for name in ("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "keep_alive_s"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("port", "grpc_port"):

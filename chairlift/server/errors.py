@@ -19,8 +19,10 @@ from chairlift.errors import (
     DeadlineExceeded,
     InputTooLong,
     InvalidRequest,
+    JobError,
     QueueFull,
     RequestFailed,
+    StorageFull,
     Unavailable,
     UnsupportedModel,
     WorkerLost,
@@ -144,6 +146,11 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error))
         case RequestFailed():
             return ApiError(500, str(error), code="request_failed", kind="server_error")
+        case StorageFull():
+            return ApiError(507, str(error), code="storage_full", kind="server_error")
+        case JobError():
+            log.error("%s", error)
+            return ApiError(500, str(error), code="storage_failed", kind="server_error")
         case HTTPException():
             return ApiError(error.status_code, error.detail, headers=error.headers)
         case _:

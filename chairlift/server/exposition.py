@@ -1,7 +1,7 @@
 """GET /metrics: what is counted for all models, put together, and for the server itself."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -14,12 +14,13 @@ from chairlift.server.registry import Models
 
 
 class Exposition(Collector):
-    """All metrics of a server. `http` counts answers by method, route and code."""
+    """All metrics of a server, what `beside` gives included. `http` counts answers by method, route and code."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, beside: Callable[[], Iterable[Metric]]) -> None:
         self.http: Counter[tuple[str, str, int]] = Counter()
         self.registry = CollectorRegistry(auto_describe=False)
         self._models = models
+        self._beside = beside
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -31,6 +32,7 @@ class Exposition(Collector):
                 if known is not family:
                     known.samples += family.samples
         yield from families.values()
+        yield from self._beside()
         http = CounterMetricFamily("chairlift_http_requests", "Answers.", labels=["method", "route", "code"])
         for (method, route, code), count in self.http.items():
             http.add_metric([method, route, str(code)], count)

@@ -56,6 +56,12 @@ HELP = {
     "body_timeout_s": "seconds that a request body may take to arrive",
     "keep_alive_s": "seconds that an idle connection is kept",
     "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
+    "data_dir": "where files and batches are kept, made when the first one comes; '' turns both off",
+    "max_file_bytes": "bytes of an uploaded file",
+    "max_files_bytes": "bytes of all files together",
+    "max_batch_lines": "lines of a batch's input",
+    "max_batches": "batches that are not over yet, beyond which a new one gets 429",
+    "max_running_batches": "batches whose lines run at once; others wait for their turn",
     "log_level": "how much the server and its worker say",
 }
 

@@ -77,7 +77,8 @@ class LanguageModel:
         tokenizer = Tokenizer.from_folder(self._config.model)
         with contextlib.suppress(InvalidRequest):
             tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
-        return Service(self._client, tokenizer, self.served.name, self._server, self.served.share.version)
+        version, seats = self.served.share.version, self._config.seats
+        return Service(self._client, tokenizer, self.served.name, self._server, version, seats)
 
     async def wait_ready(self) -> None:
         """Wait for the worker."""

@@ -13,7 +13,7 @@ from chairlift.server.errors import ApiError
 T = TypeVar("T")
 
 # A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
-_DRAIN_FACTOR = 4
+DRAIN_FACTOR = 4
 _OCTETS = "application/octet-stream"
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
@@ -49,7 +49,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     more = True
-    while more and size <= max_bytes * _DRAIN_FACTOR:
+    while more and size <= max_bytes * DRAIN_FACTOR:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ApiError(499, "the client closed the connection before its body was complete")

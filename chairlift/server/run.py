@@ -21,6 +21,8 @@ from chairlift.server.settings import Settings
 if TYPE_CHECKING:
     import uvicorn
 
+    from chairlift.server.batch.service import Batches
+
 _BACKLOG = 2048
 
 
@@ -65,6 +67,7 @@ class _Front:
         self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
         self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
+        self._batches: Batches | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
 
@@ -79,6 +82,8 @@ class _Front:
             # In a thread, so that the loop can start the workers while this process still imports.
             server, grpc = await asyncio.to_thread(self._prepare)
             self._server = server
+            if self._batches is not None:
+                self._batches.resume()
             # A full collection walks every object that the imports made, in the middle of somebody's request.
             gc.collect()
             gc.freeze()
@@ -98,12 +103,16 @@ class _Front:
     def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
         """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app
+        from chairlift.server.batch.service import Batches
         from chairlift.server.http import make_server
         from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.registry import Models
 
         models = Models([self._loader.prepare(each) for each in self._first], self._loader)
-        return make_server(create_app(models, self._config), self._config), grpc_beside(models, self._config)
+        self._batches = Batches(models, self._config)
+        app = create_app(models, self._config, self._batches)
+        self._batches.open()
+        return make_server(app, self._config), grpc_beside(models, self._config)
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]
@@ -143,11 +152,16 @@ class _Front:
     async def _leave(self, name: str) -> None:
         print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
         # Still listening, so that probes see the change and newcomers get a clear 503.
+        if self._batches is not None:
+            # First, so that seats are free for live requests to end; the next server does what was under way anew.
+            await self._batches.leave()
         await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
         await self._stop()
         self._stop_server()
 
     async def _stop(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
         await asyncio.gather(*(each.stop() for each in self._loader.hosts))
 
     def _stop_server(self) -> None:

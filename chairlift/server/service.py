@@ -50,17 +50,24 @@ class Client(Protocol):
 
 
 class Service:
-    """One language model and its front."""
+    """One language model and its front. `seats` sequences may run at once."""
 
     task: Literal["generate"] = "generate"
 
     def __init__(
-        self, client: Client, tokenizer: Tokenizer, model: str, config: ServerConfig, version: str = "1"
+        self,
+        client: Client,
+        tokenizer: Tokenizer,
+        model: str,
+        config: ServerConfig,
+        version: str = "1",
+        seats: int = 64,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = model
         self.version = version
+        self.seats = seats
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(model, client)

@@ -87,7 +87,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
         found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
     # Paths in a file are relative to it, all others to the working directory.
     from_file = "model" in values and "model" not in above
-    return Settings((_model(found, path.parent if from_file else folder, None),), _server(found))
+    return Settings((_model(found, path.parent if from_file else folder, None),), _server(found, path.parent))
 
 
 def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
@@ -111,7 +111,7 @@ def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
     names = [(served.name, served.share.version) for served in models]
     if twice := next((pair for pair in names if names.count(pair) > 1), None):
         raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
-    return Settings(tuple(models), _server(found))
+    return Settings(tuple(models), _server(found, path.parent))
 
 
 def _model(found: _Found, folder: Path, name: str | None) -> Served:
@@ -150,8 +150,12 @@ def is_class(model: str) -> bool:
     return detect_kind(model) == "python"
 
 
-def _server(found: _Found) -> ServerConfig:
-    return ServerConfig(**_of(ServerConfig, found))
+def _server(found: _Found, folder: Path) -> ServerConfig:
+    """The server's settings; `folder` is that of the file."""
+    config = ServerConfig(**_of(ServerConfig, found))
+    if config.data_dir and "data_dir" in found and found["data_dir"].typed:
+        config.data_dir = str(folder / config.data_dir)
+    return config
 
 
 def _of(config: type, found: _Found) -> dict[str, Any]:
