@@ -105,11 +105,11 @@ def _vllm(python: str, model: str) -> Engine:
         program=(python, str(PEERS / "vllm_engine.py")),
         model=model,
         server=(*module, *limits, "--disable-uvicorn-access-log"),
-        env=_vllm_environment(Path(python)),
+        env=vllm_environment(Path(python)),
     )
 
 
-def _vllm_environment(python: Path) -> dict[str, str]:
+def vllm_environment(python: Path) -> dict[str, str]:
     """What vLLM's documentation advises for a CPU: tcmalloc and Intel's OpenMP, threads bound to all cores."""
     libraries = [
         *sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))[:1],

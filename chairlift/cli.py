@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"chairlift {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_run(commands, wanted=arguments[:1] == ["run"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
     args = parser.parse_args(arguments)
     try:
@@ -36,6 +37,16 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
     about = "serve a model over HTTP; every flag --a-b is also CHAIRLIFT_A_B and the key a_b of chairlift.toml"
     add_flags(commands.add_parser("serve", help="serve a model over HTTP", description=about))
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("run", help="send the lines of a file to a model, and write one result for each")
+    if wanted:
+        from chairlift.jobs.config import add_flags
+        from chairlift.jobs.run import main as run
+
+        add_flags(parser)
+        parser.set_defaults(run=run)
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from model_factory import model_folder
 
@@ -84,6 +85,36 @@ def alone() -> dict[str, list[int]]:
 def test_strategy_does_not_change_the_answer(settings: dict[str, Any], alone: dict[str, list[int]]) -> None:
     engine = Engine(config(**settings), DecoderRunner(config(**settings)))
     assert run(engine, requests()) == alone
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 8}, TIGHT], ids=str)
+def test_who_reads_along_does_not_change_the_answer(settings: dict[str, Any]) -> None:
+    """Held updates: the first token as soon as it is there, and all others with the end."""
+    params = SamplingParams(temperature=0, max_tokens=None, logprobs=1, prompt_logprobs=0)
+    jobs = requests(params=params)
+    given = config(**settings)
+    engine = Engine(given, DecoderRunner(given))
+    step_by_step: dict[str, list[SequenceUpdate]] = {job.id: [] for job in jobs}
+    held: dict[str, list[SequenceUpdate]] = {job.id: [] for job in jobs}
+    for hold, updates in ((False, step_by_step), (True, held)):
+        for job in jobs:
+            engine.add(msgspec.structs.replace(job, hold_updates=hold, use_prefix_cache=False))
+        while engine.num_unfinished:
+            output = engine.step()
+            assert output is not None
+            for update in output.updates:
+                updates[update.id].append(update)
+    for job in jobs:
+        each, (first, *rest) = step_by_step[job.id], held[job.id]
+        assert len(rest) == (len(each) > 1)
+        assert first.token_ids == each[0].token_ids
+        assert first.prompt_logprobs == each[0].prompt_logprobs
+        last = rest[0] if rest else first
+        assert (last.finish_reason, last.detail) == (each[-1].finish_reason, each[-1].detail)
+        assert [t for u in held[job.id] for t in u.token_ids] == [t for u in each for t in u.token_ids]
+        entries = [entry.token_id for u in held[job.id] for entry in u.logprobs or []]
+        assert entries == [entry.token_id for u in each for entry in u.logprobs or []]
+        assert len(entries) == job.max_tokens
 
 
 @pytest.mark.parametrize("strategy", ["continuous", "static"])

@@ -23,6 +23,7 @@ class Request(msgspec.Struct, kw_only=True):
     `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
     `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
+    With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     use_prefix_cache: bool = True
+    hold_updates: bool = False
 
 
 class Start(msgspec.Struct):

@@ -151,11 +151,15 @@ class EngineClient(Supervised):
         self._idle.clear()
         return streams
 
+    def close_line(self) -> None:
+        """Nobody else will come, so a static batch may leave with empty seats."""
+        self._send(CloseLine())
+
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
         self._worker.drain()
         if self._streams:
-            self._send(CloseLine())
+            self.close_line()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
 

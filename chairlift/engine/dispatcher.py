@@ -185,14 +185,19 @@ class Dispatcher:
         """Items that wait or run, and that somebody still wants."""
         return len(self._entries)
 
+    def close_line(self) -> None:
+        """Nobody else will come, so batches leave as they are."""
+        self.scheduler.closed = True
+        if self._loop is not None:
+            self._ask_soon(self._loop)
+
     async def drain(self, timeout: float) -> None:
         """Take no more items; give those that are here up to `timeout` seconds to end."""
         self._refusal = "the model is draining"
-        self.scheduler.closed = True
+        self.close_line()
         if not self._entries:
             return
         loop = asyncio.get_running_loop()
-        self._ask_soon(loop)
         if self._idle is None:
             self._idle = loop.create_future()
         await asyncio.wait([self._idle], timeout=timeout)

@@ -20,13 +20,24 @@ log = logging.getLogger(__name__)
 class _Progress:
     """What the engine must remember of a request between its first step and its last."""
 
-    __slots__ = ("answered", "first_scheduled", "num_cached_tokens", "prompt_logprobs")
+    __slots__ = (
+        "answered",
+        "first_scheduled",
+        "held",
+        "held_logprobs",
+        "holds",
+        "num_cached_tokens",
+        "prompt_logprobs",
+    )
 
-    def __init__(self, first_scheduled: float, num_cached_tokens: int) -> None:
+    def __init__(self, first_scheduled: float, num_cached_tokens: int, holds: bool) -> None:
         self.first_scheduled = first_scheduled
         self.num_cached_tokens = num_cached_tokens
         self.prompt_logprobs: list[TokenLogprob] = []
         self.answered = False
+        self.holds = holds
+        self.held: list[int] = []
+        self.held_logprobs: list[TokenLogprob] = []
 
 
 class Engine:
@@ -108,7 +119,8 @@ class Engine:
         for start in step.started:
             known = progress.get(start.request.id)
             if known is None:
-                progress[start.request.id] = _Progress(started, start.num_computed_tokens)
+                request = start.request
+                progress[request.id] = _Progress(started, start.num_computed_tokens, request.hold_updates)
             elif not known.answered:
                 known.prompt_logprobs = []  # preempted amid its prompt, which is computed anew from the start
         for request_id, entries in result.prompt_logprobs.items():
@@ -118,6 +130,12 @@ class Engine:
         updates = []
         for request_id in step.num_tokens:
             tokens, end = result.tokens.get(request_id), ends.get(request_id)
+            if end is None and tokens:
+                known = progress[request_id]
+                if known.holds and known.answered:
+                    known.held += tokens
+                    known.held_logprobs += result.logprobs.get(request_id, ())
+                    continue
             if tokens or end:
                 updates.append(self._update(request_id, tokens or [], end, result))
         stats = self.stats()
@@ -142,6 +160,10 @@ class Engine:
             update.prompt_logprobs = progress.prompt_logprobs or None
             progress.prompt_logprobs = []
             progress.answered = True
+        if progress.held:
+            update.token_ids = progress.held + tokens
+            if progress.held_logprobs:
+                update.logprobs = progress.held_logprobs + (update.logprobs or [])
         if end:
             del self._progress[request_id]
         return update

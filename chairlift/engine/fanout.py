@@ -22,6 +22,7 @@ def fan_out(
     priority: int = 0,
     cache_salt: str = "",
     use_prefix_cache: bool = True,
+    hold_updates: bool = False,
 ) -> list[Request]:
     """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
 
@@ -59,6 +60,7 @@ def fan_out(
                 stop_ids=stop_ids,
                 cache_salt=cache_salt,
                 use_prefix_cache=use_prefix_cache,
+                hold_updates=hold_updates,
             )
         )
     return requests

@@ -11,6 +11,7 @@ from chairlift.runners.base import ModelInfo
 class SequenceUpdate(msgspec.Struct, array_like=True):
     """What one step gave one request. Times in seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 
+    A request that holds its updates has two: of the first step that gave a token, and of all others, at its end.
     `detail` is the stop token's id when `finish_reason` is stop, or the error's text. `num_cached_tokens` and
     `first_scheduled` are those of the request's first boarding.
     """

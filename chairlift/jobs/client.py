@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive
+from starlette.types import ASGIApp, Message
 
 _JSON = b"application/json"
 
@@ -64,23 +64,25 @@ class AppClient:
             elif part := message.get("body"):
                 parts.append(part)
 
-        await self._app(scope, _receive(body), send)
+        await self._app(scope, _Sent(body), send)
         return Reply(status, headers, parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-def _receive(body: bytes) -> Receive:
-    """A client that sends its body and stays."""
-    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+class _Sent:
+    """What an application receives: a body in one piece, and then never that the client has gone."""
 
-    async def receive() -> Message:
-        nonlocal message
+    __slots__ = ("_message",)
+    stays = True
+
+    def __init__(self, body: bytes) -> None:
+        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def __call__(self) -> Message:
+        message, self._message = self._message, None
         if message is None:
             await asyncio.Event().wait()
-        given, message = message, None
-        assert given is not None
-        return given
-
-    return receive
+            raise AssertionError("unreachable")
+        return message
 
 
 @lru_cache(maxsize=256)

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # Reading stops while the oldest unfinished line lies so far behind.
 MAX_AHEAD = 16_384
 _LONGEST_PAUSE_S = 60.0
+# Sending stops while so many times `commit_bytes` wait to be written.
+_MOST_PENDING = 4
 
 
 class Outcome(enum.Enum):
@@ -56,7 +58,7 @@ class Options(msgspec.Struct, kw_only=True):
     expires_at: float | None = None
     stall_seconds: float | None = None
     commit_seconds: float = 1.0
-    commit_bytes: int = 8 * 2**20
+    commit_bytes: int = 4 * 2**20
 
 
 _WRITTEN_OFF = {
@@ -109,7 +111,8 @@ class Executor:
         self._written = asyncio.Event()
         self._grace = 0.0
         self._ended: asyncio.Future[Outcome] | None = None
-        self._answered_at = 0.0
+        self._done_before = -1
+        self._done_at = 0.0
 
     @property
     def counts(self) -> Counts:
@@ -137,7 +140,6 @@ class Executor:
         """
         loop = asyncio.get_running_loop()
         self._ended = self._ended or loop.create_future()
-        self._answered_at = loop.time()
         committing = self._watch(self._commit_regularly())
         feeding = self._watch(self._feed())
         lanes = [self._watch(self._lane()) for _ in range(self._options.concurrency)]
@@ -299,7 +301,7 @@ class Executor:
 
     def _take(self) -> Line | None:
         """The line to send next, if one may be sent now."""
-        if self._alone or self._ledger.pending_bytes > 2 * self._options.commit_bytes:
+        if self._alone or self._ledger.pending_bytes > _MOST_PENDING * self._options.commit_bytes:
             return None
         if self._suspects:
             if self._in_flight:
@@ -361,8 +363,10 @@ class Executor:
         """Raise JobError if waiting for the model is in vain."""
         if (reason := self._hopeless()) is not None:
             raise JobError(reason)
-        stall = self._options.stall_seconds
-        if stall is not None and asyncio.get_running_loop().time() - self._answered_at > stall:
+        stall, now = self._options.stall_seconds, asyncio.get_running_loop().time()
+        if self.counts.done != self._done_before:
+            self._done_before, self._done_at = self.counts.done, now
+        if stall is not None and now - self._done_at > stall:
             raise JobError(f"nothing was answered for {stall:g} s: {reply.body.decode('utf-8', 'replace')}")
 
     def _fail(self, line: Line, record: bytes) -> None:
@@ -375,7 +379,6 @@ class Executor:
     def _finish(self, line: Line) -> None:
         if self._trials:
             self._trials.pop(line.number, None)
-        self._answered_at = asyncio.get_running_loop().time()
         self._unfinished -= 1
         if self._ledger.pending_bytes > self._options.commit_bytes:
             self._commit_due.set()

@@ -126,8 +126,8 @@ class Ledger:
         files = (self._output, self._errors)
         checkpoint = pending.checkpoint
         try:
-            checkpoint.output_bytes = self._output.append(b"".join(pending.output))
-            checkpoint.error_bytes = self._errors.append(b"".join(pending.errors))
+            checkpoint.output_bytes = self._output.append(pending.output)
+            checkpoint.error_bytes = self._errors.append(pending.errors)
             self._store.commit(self._job_id, checkpoint)
         except StorageFull:
             for file in files:

@@ -2,10 +2,13 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from chairlift.errors import JobError, StorageFull
 
+# Joined before they are written, so that no second copy of all that is to be committed is made.
+_BLOCK_LINES = 256
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -33,20 +36,24 @@ class ResultFile:
         else:
             path.unlink(missing_ok=True)
 
-    def append(self, lines: bytes) -> int:
+    def append(self, lines: Sequence[bytes]) -> int:
         """Write to the disk, and return the length that the file then has. Blocks until it is there."""
         if lines:
             try:
                 fd = self._open() if self._fd is None else self._fd
-                view = memoryview(lines)
-                while view:
-                    written = os.pwrite(fd, view, self._length)
-                    self._length += written
-                    view = view[written:]
+                for start in range(0, len(lines), _BLOCK_LINES):
+                    self._write(fd, b"".join(lines[start : start + _BLOCK_LINES]))
                 os.fdatasync(fd)
             except OSError as error:
                 raise explain(error, self.path) from error
         return self._length
+
+    def _write(self, fd: int, block: bytes) -> None:
+        view = memoryview(block)
+        while view:
+            written = os.pwrite(fd, view, self._length)
+            self._length += written
+            view = view[written:]
 
     def keep(self) -> None:
         """What was appended counts from now on."""

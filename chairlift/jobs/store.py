@@ -134,6 +134,11 @@ class Store:
         with self._transaction() as db:
             db.execute("INSERT INTO jobs (id, record) VALUES (?, ?)", (job.id, msgspec.json.encode(job)))
 
+    def remove_job(self, job_id: str) -> None:
+        """Forget a job and how far it is."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+
     def job(self, job_id: str) -> Job | None:
         """A job, or None if there is no such job."""
         return self._get("jobs", job_id, Job)

@@ -94,14 +94,22 @@ def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
     }
 
 
+def stays(receive: Receive) -> bool:
+    """Whether this is a caller in this process, whose body is there at once and who never hangs up."""
+    return getattr(receive, "stays", False)
+
+
 class until_gone:
     """Cancels what is inside as soon as the client hangs up. The body must have been read."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._gone = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
+        if stays(self._receive):
+            return
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -110,7 +118,8 @@ class until_gone:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._gone and self._task.uncancel() <= 0 and kind is asyncio.CancelledError:
             raise ApiError(499, "the client closed the connection") from error
 

@@ -67,13 +67,25 @@ HELP = {
 # Their default depends on what the model is.
 _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((EngineConfig, "language models"), (OneShotConfig, "all other models"), (ServerConfig, "server"))
+# What means something to requests that come over no network.
+_OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give a parser a flag for every setting; a flag that is not given leaves nothing behind."""
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"{HELP['model']}, or a .toml file")
+    _add_groups(parser, set())
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The same for models that are not served over a network; the model is a flag as well."""
+    parser.add_argument("--model", default=argparse.SUPPRESS, help=HELP["model"])
+    _add_groups(parser, {field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE)
+
+
+def _add_groups(parser: argparse.ArgumentParser, left_out: set[str]) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings file (default: chairlift.toml, if it is there)")
-    seen = {"model"}
+    seen = {"model"} | left_out
     for config, title in _GROUPS:
         group = parser.add_argument_group(title)
         for field in msgspec.structs.fields(config):

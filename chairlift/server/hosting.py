@@ -38,6 +38,15 @@ class Host(Protocol):
         """What was loaded, in a few words."""
         ...
 
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced."""
+        ...
+
+    def close_line(self) -> None:
+        """Say that nobody else will come, so that no batch waits to be full."""
+        ...
+
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
         ...
@@ -84,6 +93,15 @@ class LanguageModel:
             size = self._config.batch_size
             about += f"; static: nobody is served until {size} requests wait, and dynamic suits live traffic"
         return about
+
+    @property
+    def restarts(self) -> int:
+        """Workers that died."""
+        return self._client.restarts
+
+    def close_line(self) -> None:
+        """Let batches leave as they are."""
+        self._client.close_line()
 
     async def drain(self, timeout: float) -> None:
         """Let what runs end."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from chairlift.server.endpoint import stays
 from chairlift.server.errors import ApiError
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ async def read_body(request: Request, max_bytes: int, timeout: float, binary: bo
     Raises ApiError: 415 for a wrong type, 413 beyond `max_bytes`, 408 after `timeout` seconds.
     """
     _check_type(request, binary)
+    if stays(request.receive):
+        return await _read(request, max_bytes)
     try:
         async with asyncio.timeout(timeout):
             return await _read(request, max_bytes)

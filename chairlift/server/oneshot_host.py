@@ -77,6 +77,15 @@ class OneShotHost:
             return ""
         return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
 
+    @property
+    def restarts(self) -> int:
+        """Workers that died, of all instances."""
+        return sum(executor.restarts for executor in self._executors)
+
+    def close_line(self) -> None:
+        """Let batches leave as they are."""
+        self._dispatcher.close_line()
+
     async def drain(self, timeout: float) -> None:
         """Let what waits and runs end."""
         self._leaving = True

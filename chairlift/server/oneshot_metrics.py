@@ -31,6 +31,11 @@ class OneShotMetrics:
         self._predicted_seconds = self._timed_seconds = 0.0
         self._failures: Counter[str] = Counter(dict.fromkeys(Failure, 0))
 
+    @property
+    def busy_seconds(self) -> float:
+        """The time that calls have taken, of all instances together."""
+        return self._timed_seconds
+
     def on_answers(self, answers: Sequence[Answer]) -> None:
         """Count a request that was answered, and its items."""
         self._finished["done"] += 1

@@ -153,6 +153,8 @@ class Service:
                 priority=priority if body.priority is None else body.priority,
                 cache_salt=body.cache_salt or "",
                 use_prefix_cache=body.cache_prompt is not False,
+                # Stop strings are found here, so the tokens have to come as they are made.
+                hold_updates=not body.stream and not params.stop_strings,
             )
         except InvalidRequest as error:
             if len(prompt) + (params.max_tokens or 1) > info.max_model_len:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from chairlift.server.endpoint import stays
 from chairlift.server.errors import as_api_error
 from chairlift.server.openai import StreamOptions
 from chairlift.server.samples import Piece, Sample, close_all, pieces, usage
@@ -130,6 +131,9 @@ async def _cancelled_on_disconnect(receive: Receive, samples: Sequence[Sample]) 
         for sample in samples:
             sample.stream.cancel()
 
+    if stays(receive):
+        yield
+        return
     watcher = asyncio.create_task(watch())
     try:
         yield
