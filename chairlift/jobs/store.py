@@ -147,11 +147,6 @@ class Store:
         """Jobs in the order in which they were added, or the other way round; those that follow the one named."""
         return self._list("jobs", Job, after, limit, newest_first)
 
-    def remove_job(self, job_id: str) -> None:
-        """Forget a job and how far it is."""
-        with self._transaction() as db:
-            db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
-
     def change_job(self, job_id: str, change: Callable[[Job], None], results: Sequence[StoredFile] = ()) -> Job:
         """Change a job, note files that came of it, and return it as it is then. Raises KeyError if there is none."""
         with self._transaction() as db:
