@@ -174,7 +174,7 @@ def test_cancel_list_and_validation(server: Server) -> None:
     assert listed[:2] == [bad.id, long.id]
     assert len(listed) == len(set(listed))
     with pytest.raises(openai.ConflictError, match="can't be cancelled"):
-        client.batches.cancel(long.id)
+        client.batches.cancel(bad.id)
     with pytest.raises(openai.BadRequestError, match="endpoint may be"):
         client.batches.create(input_file_id="file-x", endpoint="/v1/responses", completion_window="24h")
 

@@ -82,8 +82,6 @@ class _Front:
             # In a thread, so that the loop can start the workers while this process still imports.
             server, grpc = await asyncio.to_thread(self._prepare)
             self._server = server
-            if self._batches is not None:
-                self._batches.resume()
             # A full collection walks every object that the imports made, in the middle of somebody's request.
             gc.collect()
             gc.freeze()
@@ -121,6 +119,8 @@ class _Front:
         print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
         if grpc_port is not None:
             print(f"gRPC on port {grpc_port}", flush=True)
+        if self._batches is not None:
+            self._batches.resume()
         loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
         about = await asyncio.gather(*loaded)
         if None not in about:

@@ -274,7 +274,7 @@ class BatchRun:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     def _enter(self, state: State) -> None:
-        self.job = self._context.folder.store.change_job(self.job.id, lambda job: _move(job, state))
+        self.job = self._context.folder.store.enter(self.job.id, state, time.time())
 
     def _close(self, state: State, problems: list[Problem] | None = None) -> None:
         """End it, and in the same moment make files of its results."""
