@@ -120,7 +120,7 @@ def test_padding_and_failures() -> None:
 def numbers_of(service: OneShotService) -> dict[tuple[str, ...], float]:
     from prometheus_client.exposition import generate_latest
 
-    return seen(generate_latest(Exposition(Models([service])).registry).decode())
+    return seen(generate_latest(Exposition(Models([service]), tuple).registry).decode())
 
 
 def test_language_and_one_shot_models_share_a_page() -> None:
@@ -130,7 +130,7 @@ def test_language_and_one_shot_models_share_a_page() -> None:
         return Front()
 
     models = Models([asyncio.run(make()).service, embedder()[0]])
-    text = generate_latest(Exposition(models).registry).decode()
+    text = generate_latest(Exposition(models, tuple).registry).decode()
     assert text.count("# TYPE chairlift_requests_finished_total counter") == 1
     assert 'chairlift_requests_finished_total{model="tiny",reason="stop"} 0.0' in text
     assert 'chairlift_requests_finished_total{model="embedder",reason="done"} 0.0' in text

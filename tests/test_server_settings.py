@@ -191,6 +191,7 @@ ODD: dict[str, Any] = {
     "served_model_name": "x",
     "host": "::1",
     "api_key": "k",
+    "data_dir": "/d",
     "max_num_batched_tokens": 99,
     "kind": "encoder",
     "warm_up_sizes": [1, 3],
