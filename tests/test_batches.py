@@ -82,6 +82,7 @@ def test_a_batch_of_a_function(api: Api) -> None:
     assert times == sorted(times)
     assert batch["expires_at"] == batch["created_at"] + 86400
     check_doubled(api.content(batch["output_file_id"]), range(300))
+    assert [each["background"] for each in api.line.submitted] == [True] * 300
     output = api.http.get(f"/files/{batch['output_file_id']}").json()
     assert (output["purpose"], output["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
     assert api.metric("batches", state="completed") == 1

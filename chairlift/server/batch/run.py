@@ -106,8 +106,10 @@ class BatchRun:
         except Exception as error:
             if not isinstance(error, JobError | ApiError):
                 log.exception("%s failed", self.job.id)
+            problem = str(error)
             with contextlib.suppress(_Leaving):
-                await self._fail([Problem("batch_failed", str(error))])
+                async with self._changing:
+                    await self._persist(lambda: self._close("failed", [Problem("batch_failed", problem)]))
 
     async def cancel(self) -> Job:
         """Begin to cancel it, unless that has begun. Raises a 409 if it is too late, or StorageFull."""
@@ -148,11 +150,11 @@ class BatchRun:
             if not ended or self.job.state == "cancelling":
                 await self._persist(lambda: self._enter("cancelled"))
                 return False
-            if not validation.problems:
+            if validation.problems:
+                await self._persist(lambda: self._close("failed", validation.problems))
+            else:
                 await self._persist(lambda: self._begin(validation))
-                return True
-        await self._fail(validation.problems)
-        return False
+        return not validation.problems
 
     def _begin(self, validation: Validation) -> None:
         def change(job: Job) -> None:
@@ -163,10 +165,6 @@ class BatchRun:
             _move(job, "in_progress")
 
         self.job = self._context.folder.store.change_job(self.job.id, change)
-
-    async def _fail(self, problems: list[Problem]) -> None:
-        async with self._changing:
-            await self._persist(lambda: self._close("failed", problems))
 
     # Running
 
