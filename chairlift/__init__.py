@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chairlift.batching import batched
-    from chairlift.core.sampling import SamplingParams
+    from chairlift.core.sequences.sampling import SamplingParams
     from chairlift.llm import LLM
     from chairlift.outputs import CompletionOutput, RequestOutput
 
@@ -18,7 +18,7 @@ __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__vers
 _HOMES = {
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
-    "SamplingParams": "chairlift.core.sampling",
+    "SamplingParams": "chairlift.core.sequences.sampling",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
 }

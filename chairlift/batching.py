@@ -11,10 +11,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from chairlift.core.oneshot import BatchLimits
-from chairlift.engine.background import Background, background
-from chairlift.engine.dispatcher import Answer, Dispatcher
-from chairlift.engine.function_call import AsyncCall, ThreadCall, shape_of
+from chairlift.core.items.limits import BatchLimits
+from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.engine.items.function_call import AsyncCall, ThreadCall, shape_of
+from chairlift.engine.items.loop_thread import LoopThread, loop_thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ A = TypeVar("A")
 Awaits = Coroutine[Any, Any, R]
 
 
-class Options(msgspec.Struct, frozen=True):
+class BatchingOptions(msgspec.Struct, frozen=True):
     """What a batched function was given besides its limits; `call_timeout` in seconds."""
 
     limits: BatchLimits
@@ -47,7 +47,7 @@ class Options(msgspec.Struct, frozen=True):
 class _Batched:
     """What both kinds have in common: they look like their function, and on a class each object has its own."""
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], options: BatchingOptions) -> None:
         self._function = function
         self._options = options
         self._attribute: str | None = None
@@ -84,9 +84,9 @@ class BatchedFunction(_Batched, Generic[T, R]):
     first call.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], options: BatchingOptions) -> None:
         super().__init__(function, options)
-        self._home: tuple[Background, Dispatcher, list[ThreadCall]] | None = None
+        self._home: tuple[LoopThread, Dispatcher, list[ThreadCall]] | None = None
 
     @overload
     def __get__(self, owner: None, kind: type) -> "BatchedFunction[T, R]": ...
@@ -123,9 +123,9 @@ class BatchedFunction(_Batched, Generic[T, R]):
         """Await the item's result. Cancelling the awaiting task takes it out of the line."""
         return await asyncio.wrap_future(self.submit(item, priority=priority, timeout_ms=timeout_ms))
 
-    def _at_home(self) -> tuple[Background, Dispatcher, list[ThreadCall]]:
+    def _at_home(self) -> tuple[LoopThread, Dispatcher, list[ThreadCall]]:
         """Return the loop that keeps this function's line, and the line; after a fork both are new."""
-        here, home = background(), self._home
+        here, home = loop_thread(), self._home
         if home is None or home[0] is not here:
             with here.lock:
                 home = self._home
@@ -141,7 +141,7 @@ class BatchedFunction(_Batched, Generic[T, R]):
 class AsyncBatchedFunction(_Batched, Generic[T, R]):
     """A coroutine function. `await` it with one item, from any event loop; batches run, and form, on that loop."""
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], options: BatchingOptions) -> None:
         super().__init__(function, options)
         self._lines: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
 
@@ -166,7 +166,7 @@ class AsyncBatchedFunction(_Batched, Generic[T, R]):
 
 
 def _submit(
-    home: Background, line: Dispatcher, item: Any, fields: dict[str, Any], future: "concurrent.futures.Future[Any]"
+    home: LoopThread, line: Dispatcher, item: Any, fields: dict[str, Any], future: "concurrent.futures.Future[Any]"
 ) -> None:
     """Queue an item, in the thread of the line's loop, for a caller that waits in another."""
     if future.cancelled():
@@ -191,7 +191,7 @@ def _hand_over(future: "concurrent.futures.Future[Any]", ticket: "asyncio.Future
             future.set_result(ticket.result().value)
 
 
-def _withdraw(home: Background, ticket: "asyncio.Future[Answer]", future: "concurrent.futures.Future[Any]") -> None:
+def _withdraw(home: LoopThread, ticket: "asyncio.Future[Answer]", future: "concurrent.futures.Future[Any]") -> None:
     if future.cancelled():
         home.post(partial(_cancel, ticket))
 
@@ -343,7 +343,7 @@ def batched(
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     call_timeout = None if call_timeout_ms is None else call_timeout_ms / 1000
-    options = Options(limits, stack, call_timeout, workers, size, shape_key)
+    options = BatchingOptions(limits, stack, call_timeout, workers, size, shape_key)
 
     def decorate(function: Callable[..., Any]) -> Any:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    from chairlift.server.flags import add_flags
+    from chairlift.config.flags import add_flags
 
     about = "serve a model over HTTP; every flag --a-b is also CHAIRLIFT_A_B and the key a_b of chairlift.toml"
     add_flags(commands.add_parser("serve", help="serve a model over HTTP", description=about))
@@ -42,8 +42,8 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("run", help="send the lines of a file to a model, and write one result for each")
     if wanted:
-        from chairlift.jobs.config import add_flags
-        from chairlift.jobs.run import main as run
+        from chairlift.config.run import add_flags
+        from chairlift.run.main import main as run
 
         add_flags(parser)
         parser.set_defaults(run=run)
@@ -54,7 +54,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         # Only a name for --help: the benchmark's imports would slow down the start of the server.
         commands.add_parser("bench", help="measure this machine")
         return
-    from chairlift.bench.cli import add_parser
+    from chairlift.bench.command import add_parser
 
     add_parser(commands)
 
@@ -63,9 +63,9 @@ def _serve(args: argparse.Namespace, started: float) -> int:
     if find_spec("uvloop") is None:
         print("chairlift: the server needs uvloop, which this system does not have", file=sys.stderr)
         return 1
+    from chairlift.config.settings import load
     from chairlift.demo import demo_path
-    from chairlift.server.run import serve
-    from chairlift.server.settings import load
+    from chairlift.server.front import serve
 
     return serve(load(vars(args), os.environ, Path.cwd(), str(demo_path())), started)
 

@@ -6,11 +6,12 @@ class ChairliftError(Exception):
 
 
 class InvalidRequest(ChairliftError):
-    """The request can never be served as it is (HTTP 400). `param` names the field at fault."""
+    """The request can never be served as it is (HTTP 400). `param` names the field at fault, `code` is for programs."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class InputTooLong(InvalidRequest):

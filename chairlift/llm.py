@@ -7,12 +7,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from chairlift.config import EngineConfig
-from chairlift.core.request import FinishReason, Request, TokenLogprob
-from chairlift.core.sampling import SamplingParams
-from chairlift.engine.engine import Engine
-from chairlift.engine.fanout import fan_out
-from chairlift.engine.messages import SequenceUpdate
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.sequences.engine import Engine
+from chairlift.engine.sequences.fan_out import fan_out
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.text.output import TextStream
@@ -24,7 +25,7 @@ Prompt = str | Sequence[int] | dict[str, Any]
 class LLM:
     """A model in this process: `LLM("path/to/folder").generate(["Hello"], SamplingParams(max_tokens=32))`.
 
-    Takes the fields of `EngineConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
+    Takes the fields of `SequenceConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
     max_num_batched_tokens, max_model_len, block_size, kv_cache_gb, enable_prefix_caching, seed and so on. Raises
     UnsupportedModel or ConfigError, naming what is wrong, if the model can't be loaded so. Not thread-safe.
     """
@@ -34,10 +35,10 @@ class LLM:
 
         # Only a server gives its model a name, or has background requests.
         others = ("model", "served_model_name", "background_step_ms")
-        known = [name for name in EngineConfig.__struct_fields__ if name not in others]
+        known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")
-        self.config = EngineConfig(model=str(model), **settings)
+        self.config = SequenceConfig(model=str(model), **settings)
         self.tokenizer = Tokenizer.from_folder(self.config.model)
         self.engine = Engine(self.config, DecoderRunner(self.config))
         # All requests of a call are in line before its first step, so no batch need wait for more.

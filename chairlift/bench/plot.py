@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chairlift.bench.strategies import Run
+from chairlift.bench.strategies import StrategyRun
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 HUES = 12
 
 
-def plot(runs: list[Run], path: Path) -> None:
+def plot(runs: list[StrategyRun], path: Path) -> None:
     """Draw the runs below one another on one time axis. Raises ConfigError if matplotlib is missing."""
     try:
         import matplotlib
@@ -34,7 +34,7 @@ def plot(runs: list[Run], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw(axes: "Axes", run: Run, longest: float) -> None:
+def _draw(axes: "Axes", run: StrategyRun, longest: float) -> None:
     from matplotlib import colormaps
 
     colours = colormaps["Paired"]

@@ -3,9 +3,9 @@
 import time
 from dataclasses import dataclass, field
 
-from chairlift.core.request import Step, StepResult
-from chairlift.core.scheduler import Scheduler
-from chairlift.runners.base import ModelInfo, Runner
+from chairlift.core.sequences.request import Step, StepResult
+from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class StepRecord:
 class Recorder:
     """Passes steps on to `runner` and keeps a record. `scheduler` must be set before the first step."""
 
-    runner: Runner
-    scheduler: Scheduler | None = None
+    runner: SequenceRunner
+    scheduler: SequenceScheduler | None = None
     steps: list[StepRecord] = field(default_factory=list)
     rides: dict[str, Ride] = field(default_factory=dict)
     _aboard: dict[str, int] = field(default_factory=dict)
 
-    def load(self) -> ModelInfo:
+    def load(self) -> SequenceInfo:
         """Load the runner."""
         return self.runner.load()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from chairlift.bench.strategies import Run
+from chairlift.bench.strategies import StrategyRun
 
 QUANTILES = (50, 95, 99)
 COLUMNS = (
@@ -21,7 +21,7 @@ COLUMNS = (
 )
 
 
-def figures(run: Run) -> dict[str, Any]:
+def figures(run: StrategyRun) -> dict[str, Any]:
     """Sum up a run.
 
     `idle_seats_percent`: seats that rode empty, over all steps. `padding_percent`: of the rows that the model computed,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from chairlift.bench.recorder import Recorder
-from chairlift.bench.workload import Job
-from chairlift.config import EngineConfig, Strategy
-from chairlift.core.request import Request
-from chairlift.core.sampling import SamplingParams
-from chairlift.engine.engine import Engine
-from chairlift.engine.messages import StepOutput
-from chairlift.runners.base import Runner
+from chairlift.bench.workload import TimedRequest
+from chairlift.config.sequences import SequenceConfig, Strategy
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.sequences.engine import Engine
+from chairlift.engine.sequences.messages import StepOutput
+from chairlift.runners.sequences import SequenceRunner
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Run:
+class StrategyRun:
     """All that was seen while one strategy served the jobs."""
 
     strategy: str
@@ -42,7 +42,7 @@ class Driver:
     """Feeds jobs to an engine: as they arrive, or (closed loop) as one of `concurrency` clients comes free."""
 
     def __init__(
-        self, engine: Engine, jobs: list[Job], concurrency: int | None, on_finish: Callable[[], object]
+        self, engine: Engine, jobs: list[TimedRequest], concurrency: int | None, on_finish: Callable[[], object]
     ) -> None:
         self.engine = engine
         self.jobs = jobs
@@ -101,12 +101,12 @@ class Driver:
 
 
 def run_strategy(
-    config: EngineConfig,
-    make_runner: Callable[[EngineConfig], Runner],
-    jobs: list[Job],
+    config: SequenceConfig,
+    make_runner: Callable[[SequenceConfig], SequenceRunner],
+    jobs: list[TimedRequest],
     concurrency: int | None,
     on_finish: Callable[[], object] = lambda: None,
-) -> Run:
+) -> StrategyRun:
     """Serve the jobs under `config.strategy` with a freshly loaded model.
 
     `concurrency` clients each send their next request when the last is answered; None sends each job at its offset.
@@ -119,10 +119,10 @@ def run_strategy(
     gc.freeze()  # as a worker process does
     seconds = driver.run()
     engine.close()
-    return Run(config.strategy, config.seats, seconds, driver.lives, recorder)
+    return StrategyRun(config.strategy, config.seats, seconds, driver.lives, recorder)
 
 
-def with_strategy(config: EngineConfig, strategy: Strategy, seats: int, max_wait_ms: float = 5.0) -> EngineConfig:
+def with_strategy(config: SequenceConfig, strategy: Strategy, seats: int, max_wait_ms: float = 5.0) -> SequenceConfig:
     """Return the configuration with another strategy and that many seats, however the strategy calls them."""
     own: dict[Strategy, dict[str, float]] = {
         "none": {},

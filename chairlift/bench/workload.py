@@ -14,7 +14,7 @@ TRACE_COLUMNS = ("ContextTokens", "GeneratedTokens")
 
 
 @dataclass(slots=True)
-class Job:
+class TimedRequest:
     """One request of a benchmark. `offset` is its arrival in seconds after the start; lengths are in tokens."""
 
     offset: float
@@ -31,7 +31,7 @@ def make_jobs(
     max_model_len: int,
     rate: float | None = None,
     seed: int = 0,
-) -> list[Job]:
+) -> list[TimedRequest]:
     """Return `count` jobs, the same for the same arguments.
 
     With `rate`, arrivals are a Poisson process of that many a second; without, all offsets are 0 (closed loop). Lengths
@@ -47,7 +47,7 @@ def make_jobs(
             offset += rng.expovariate(rate)
         output = min(max(1, outputs()), max_model_len - 1)
         prompt = min(max(1, prompts()), max_model_len - output)
-        jobs.append(Job(offset, [rng.randrange(vocab_size) for _ in range(prompt)], output))
+        jobs.append(TimedRequest(offset, [rng.randrange(vocab_size) for _ in range(prompt)], output))
     return jobs
 
 

@@ -17,7 +17,7 @@ from chairlift.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "restarting", "draining", "failed"]
+WorkerState = Literal["loading", "ready", "restarting", "draining", "failed"]
 MAX_BACKOFF_S = 10.0
 
 
@@ -35,9 +35,9 @@ class Supervisor:
         take: Callable[[list[zmq.Frame]], None],
         lost: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
-        on_state: Callable[[State], None] | None = None,
+        on_state: Callable[[WorkerState], None] | None = None,
     ) -> None:
-        self.state: State = "loading"
+        self.state: WorkerState = "loading"
         self.failure: str | None = None
         self.restarts = 0
         self._command = (module, arguments)
@@ -173,7 +173,7 @@ class Supervisor:
         while True:
             self._take(await socket.recv_multipart(copy=False))
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: WorkerState) -> None:
         self.state = state
         self._changed.set()
         self._changed = asyncio.Event()
@@ -187,7 +187,7 @@ class Supervised:
     _worker: Supervisor
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """What the worker is at."""
         return self._worker.state
 

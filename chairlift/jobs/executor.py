@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
-from chairlift.jobs.client import AppClient, Reply
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import Line, LineError, Reader
-from chairlift.jobs.order import Order, arrange
-from chairlift.jobs.records import Usage, answered, unanswered, usage_of
-from chairlift.jobs.retry import Trials, Verdict
+from chairlift.jobs.order import arrange
+from chairlift.jobs.records import LineUsage, answered, unanswered, usage_of
+from chairlift.jobs.replies import Client, Reply
+from chairlift.jobs.retry import Attempts, LineVerdict
 from chairlift.jobs.store import Counts
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _LONGEST_PAUSE_S = 60.0
 _MOST_PENDING = 4
 
 
-class Outcome(enum.Enum):
+class JobOutcome(enum.Enum):
     """How a run of a job ended. All but COMPLETED, CANCELLED and EXPIRED leave lines to be done by another run."""
 
     COMPLETED = "completed"
@@ -40,7 +41,7 @@ class Outcome(enum.Enum):
     TOO_MANY_FAILURES = "too_many_failures"
 
 
-class Options(msgspec.Struct, kw_only=True):
+class JobOptions(msgspec.Struct, kw_only=True):
     """How to run a job. Times in seconds; `expires_at` in Unix seconds.
 
     `concurrency` lines are under way at once. An error of the server's ends a line after `max_attempts`; more than
@@ -62,12 +63,12 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 _WRITTEN_OFF = {
-    Outcome.CANCELLED: LineError("batch_cancelled", "the batch was cancelled before this line was done"),
-    Outcome.EXPIRED: LineError("batch_expired", "the batch expired before this line was done"),
+    JobOutcome.CANCELLED: LineError("batch_cancelled", "the batch was cancelled before this line was done"),
+    JobOutcome.EXPIRED: LineError("batch_expired", "the batch expired before this line was done"),
 }
 
 
-class Executor:
+class JobExecutor:
     """One run of one job. All methods belong to one event loop.
 
     `open_reader` opens the input, from its start. `hopeless` says why the model will never answer, if that is so.
@@ -76,15 +77,15 @@ class Executor:
 
     def __init__(
         self,
-        client: AppClient,
+        client: Client,
         ledger: Ledger,
         open_reader: Callable[[], Reader],
         job_id: str,
-        options: Options,
+        options: JobOptions,
         *,
         hopeless: Callable[[], str | None] = lambda: None,
         on_last: Callable[[], None] = lambda: None,
-        on_answer: Callable[[Line, Usage], None] = lambda line, usage: None,
+        on_answer: Callable[[Line, LineUsage], None] = lambda line, usage: None,
     ) -> None:
         self.total: int | None = None
         self.problem: str | None = None
@@ -95,7 +96,7 @@ class Executor:
         self._queue: deque[Line] = deque()
         self._again: deque[Line] = deque()
         self._suspects: deque[Line] = deque()
-        self._trials: dict[int, Trials] = {}
+        self._trials: dict[int, Attempts] = {}
         self._in_flight = 0
         self._alone = False
         self._unfinished = 0
@@ -110,7 +111,7 @@ class Executor:
         self._leaving = asyncio.Event()
         self._written = asyncio.Event()
         self._grace = 0.0
-        self._ended: asyncio.Future[Outcome] | None = None
+        self._ended: asyncio.Future[JobOutcome] | None = None
         self._done_before = -1
         self._done_at = 0.0
 
@@ -127,13 +128,13 @@ class Executor:
     def stop(self, grace: float = 0.0) -> None:
         """Send no more; what is under way gets `grace` seconds. The rest is left for another run."""
         self._leaving.set()
-        self._end(Outcome.STOPPED, grace)
+        self._end(JobOutcome.STOPPED, grace)
 
     def cancel(self, grace: float = 0.0) -> None:
         """Send no more; what is under way gets `grace` seconds. The rest gets an error each."""
-        self._end(Outcome.CANCELLED, grace)
+        self._end(JobOutcome.CANCELLED, grace)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> JobOutcome:
         """Run the job to its end, or until told otherwise; everything that is done is committed on return.
 
         Raises JobError if it can't go on: StorageFull, an unreadable input, or a model that will never answer.
@@ -150,7 +151,7 @@ class Executor:
             if (error := _WRITTEN_OFF.get(outcome)) is not None:
                 feeding.cancel()
                 if not await self._write_off(error):
-                    outcome = Outcome.STOPPED
+                    outcome = JobOutcome.STOPPED
         except BaseException:
             self._leaving.set()
             raise
@@ -169,7 +170,7 @@ class Executor:
 
     # Ending
 
-    def _end(self, outcome: Outcome, grace: float = 0.0) -> None:
+    def _end(self, outcome: JobOutcome, grace: float = 0.0) -> None:
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
         if not self._ended.done():
@@ -190,7 +191,9 @@ class Executor:
 
     def _set_expiry(self, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
         moment = self._options.expires_at
-        return None if moment is None else loop.call_later(max(moment - time.time(), 0.0), self._end, Outcome.EXPIRED)
+        return (
+            None if moment is None else loop.call_later(max(moment - time.time(), 0.0), self._end, JobOutcome.EXPIRED)
+        )
 
     async def _settle(self, lanes: "list[asyncio.Task[None]]") -> None:
         """Let what is under way end, for as long as it may."""
@@ -343,12 +346,12 @@ class Executor:
 
     def _judge(self, line: Line, reply: Reply) -> None:
         """Deal with an answer that is an error."""
-        trials = self._trials.setdefault(line.number, Trials())
+        trials = self._trials.setdefault(line.number, Attempts())
         verdict = trials.judge(reply.status, _worker_lost(reply), self._options.max_attempts)
-        if verdict is Verdict.FAILED:
+        if verdict is LineVerdict.FAILED:
             self._fail(line, answered(self._result_id(line), line, reply))
             return
-        if verdict is Verdict.WAIT:
+        if verdict is LineVerdict.WAIT:
             self._check_hope(reply)
         self.counts.retries += 1
         delay = trials.delay(_retry_after(reply), random.random())
@@ -374,7 +377,7 @@ class Executor:
         self._finish(line)
         most = self._options.max_failures
         if most is not None and self.counts.failed > most:
-            self._end(Outcome.TOO_MANY_FAILURES)
+            self._end(JobOutcome.TOO_MANY_FAILURES)
 
     def _finish(self, line: Line) -> None:
         if self._trials:
@@ -386,7 +389,7 @@ class Executor:
 
     def _end_if_done(self) -> None:
         if self._exhausted and not self._unfinished:
-            self._end(Outcome.COMPLETED)
+            self._end(JobOutcome.COMPLETED)
 
     def _result_id(self, line: Line) -> str:
         """The same whenever the line is done, so that one done again after a crash can be told to be the same."""

@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.errors import StorageFull
 from chairlift.jobs.progress import Progress
-from chairlift.jobs.records import Usage
+from chairlift.jobs.records import LineUsage
 from chairlift.jobs.results import ResultFile
 from chairlift.jobs.store import Checkpoint, Store
 
@@ -44,7 +44,7 @@ class Ledger:
         self._writing: asyncio.Future[None] | None = None
         self._broken: BaseException | None = None
 
-    def complete(self, number: int, record: bytes, usage: Usage) -> None:
+    def complete(self, number: int, record: bytes, usage: LineUsage) -> None:
         """A line has its answer."""
         self._finish(number, record)
         self._new_output.append(record)

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from chairlift.errors import JobError
-from chairlift.server.errors import ApiError
-from chairlift.server.limits import decode
+from chairlift.bodies import decode
+from chairlift.errors import InvalidRequest, JobError
 
 MAX_LINE_BYTES = 16 * 2**20
 
@@ -139,25 +138,25 @@ def parse_batch_line(number: int, raw: bytes) -> Line:
         given = decode(raw, _batch_line)
         body = bytes(given.body)
         _check(given, body)
-    except ApiError as error:
-        code = error.body.code or "invalid_line"
-        problem = LineError(code, f"line {number}: {error.body.message}", error.body.param)
+    except InvalidRequest as error:
+        code = error.code or "invalid_line"
+        problem = LineError(code, f"line {number}: {error}", error.param)
         return Line(number=number, custom_id=_custom_id(raw), error=problem)
     return Line(number=number, custom_id=msgspec.json.encode(given.custom_id), url=given.url, body=body)
 
 
 def _check(given: BatchLine, body: bytes) -> None:
-    """Raise an ApiError for what no route would take."""
+    """Raise InvalidRequest for what no route would take."""
     if given.method != "POST":
-        raise ApiError(400, f"method must be POST, got {given.method!r}", "method", "invalid_method")
+        raise InvalidRequest(f"method must be POST, got {given.method!r}", "method", "invalid_method")
     if not given.url.startswith("/") or "?" in given.url or "#" in given.url:
         message = f"url must be a path such as /v1/chat/completions, got {given.url!r}"
-        raise ApiError(400, message, "url", "invalid_url")
+        raise InvalidRequest(message, "url", "invalid_url")
     if not body.startswith(b"{"):
-        raise ApiError(400, "body must be an object", "body", "invalid_body")
+        raise InvalidRequest("body must be an object", "body", "invalid_body")
     if b'"stream"' in body and decode(body, _streamed).stream:
         message = "stream must be false: a batch gives each line's answer as a whole"
-        raise ApiError(400, message, "body.stream", "stream_not_supported")
+        raise InvalidRequest(message, "body.stream", "stream_not_supported")
 
 
 class _Named(msgspec.Struct):

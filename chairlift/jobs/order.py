@@ -1,10 +1,11 @@
 """The order in which a window of lines is sent. Pure."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
+
+from chairlift.config.run import Order
 
 T = TypeVar("T")
-Order = Literal["file", "prefix", "length"]
 
 # Where the text begins that models read, in the bodies that have one.
 _TEXTS = (b'"messages"', b'"prompt"', b'"input"')

@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
-from chairlift.jobs.client import Reply
 from chairlift.jobs.lines import Line, LineError
+from chairlift.jobs.replies import Reply
 
 # Answers that say how many tokens they took do so at their end, and no text in JSON holds an unescaped quote.
 _USAGE = re.compile(rb'"usage":(\{.*\})\}$')
@@ -18,7 +18,7 @@ class Details(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class Usage(msgspec.Struct):
+class LineUsage(msgspec.Struct):
     """The tokens that an answer says it took."""
 
     prompt_tokens: int = 0
@@ -26,8 +26,8 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: Details | None = None
 
 
-_usage = msgspec.json.Decoder(Usage)
-_NO_USAGE = Usage()
+_usage = msgspec.json.Decoder(LineUsage)
+_NO_USAGE = LineUsage()
 
 
 def answered(result_id: str, line: Line, reply: Reply) -> bytes:
@@ -48,7 +48,7 @@ def unanswered(result_id: str, line: Line, error: LineError) -> bytes:
     return b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n' % (result_id.encode(), line.custom_id, about)
 
 
-def usage_of(body: bytes) -> Usage:
+def usage_of(body: bytes) -> LineUsage:
     """What an answer says of its tokens; zeros if it says nothing."""
     found = _USAGE.search(body, max(len(body) - _USAGE_BYTES, 0))
     try:

@@ -12,7 +12,7 @@ _MAX_DELAY = 30.0
 _TIMES = frozenset({408, 424, 500, 502, 504})
 
 
-class Verdict(enum.Enum):
+class LineVerdict(enum.Enum):
     """What becomes of a line."""
 
     DONE = "done"
@@ -22,33 +22,33 @@ class Verdict(enum.Enum):
     ALONE = "alone"
 
 
-class Trials(msgspec.Struct):
+class Attempts(msgspec.Struct):
     """How often a line was answered with an error of the server's, or was there when a worker died, or had to wait."""
 
     errors: int = 0
     lost: int = 0
     waits: int = 0
 
-    def judge(self, status: int, worker_lost: bool, max_attempts: int) -> Verdict:
+    def judge(self, status: int, worker_lost: bool, max_attempts: int) -> LineVerdict:
         """Count an answer and say what follows.
 
         A server that is full or not ready makes the line WAIT, however often. Errors of its own end at `max_attempts`.
         A line that was there when a worker died may be the cause: after the second time it must run ALONE.
         """
         if status < 300:
-            return Verdict.DONE
+            return LineVerdict.DONE
         if worker_lost:
             self.lost += 1
             if self.lost >= MAX_LOST:
-                return Verdict.FAILED
-            return Verdict.ALONE if self.suspect else Verdict.AGAIN
+                return LineVerdict.FAILED
+            return LineVerdict.ALONE if self.suspect else LineVerdict.AGAIN
         if status in (429, 503):
             self.waits += 1
-            return Verdict.WAIT
+            return LineVerdict.WAIT
         if status in _TIMES:
             self.errors += 1
-            return Verdict.AGAIN if self.errors < max_attempts else Verdict.FAILED
-        return Verdict.FAILED
+            return LineVerdict.AGAIN if self.errors < max_attempts else LineVerdict.FAILED
+        return LineVerdict.FAILED
 
     @property
     def suspect(self) -> bool:

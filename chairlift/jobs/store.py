@@ -11,7 +11,7 @@ import msgspec
 
 from chairlift.errors import JobError, StorageFull, StoreBusy
 
-State = Literal[
+JobState = Literal[
     "validating",
     "in_progress",
     "finalizing",
@@ -68,8 +68,8 @@ class Job(msgspec.Struct, kw_only=True):
     """
 
     id: str
-    state: State
-    entered: dict[State, float]
+    state: JobState
+    entered: dict[JobState, float]
     total: int | None = None
     about: dict[str, Any] = {}
 
@@ -159,7 +159,7 @@ class Store:
             db.executemany("INSERT INTO files (id, record) VALUES (?, ?)", rows)
             return job
 
-    def enter(self, job_id: str, state: State, now: float) -> Job:
+    def enter(self, job_id: str, state: JobState, now: float) -> Job:
         """Put a job into a state at a time in Unix seconds, and return it."""
 
         def change(job: Job) -> None:

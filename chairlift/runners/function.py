@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest
-from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
+from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.locate import find_class
-from chairlift.runners.oneshot import OneShotInfo, TensorSpec
 from chairlift.runners.tensors import as_bytes, check_tensors, dtype_of, groups, split, stack
 
 _MAX_THREADS = 4
@@ -40,7 +40,7 @@ class FunctionRunner:
     - `example(self)`: an item to warm up with; without it there is no warm-up.
     """
 
-    def __init__(self, config: OneShotConfig) -> None:
+    def __init__(self, config: ItemConfig) -> None:
         self._config = config
         self._hooks: Hooks | None = None
 
@@ -51,12 +51,12 @@ class FunctionRunner:
             raise ConfigError(f"{self._config.model} is not loaded")
         return self._hooks
 
-    def load(self) -> OneShotInfo:
+    def load(self) -> ItemInfo:
         """Import the class, make an instance and load it. Raises ConfigError, and what the class raises."""
         threads = self._config.num_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         hooks = self._hooks = Hooks(find_class(self._config.model), self._config.options, threads)
         hooks.load()
-        return OneShotInfo(
+        return ItemInfo(
             task="tensors" if hooks.inputs else "python",
             device="",
             dtype="",

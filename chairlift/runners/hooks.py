@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from chairlift.errors import ConfigError
-from chairlift.runners.oneshot import TensorSpec
+from chairlift.runners.items import TensorSpec
 from chairlift.runners.tensors import dtype_of
 
 Hook = Callable[..., Any]

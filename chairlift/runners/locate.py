@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from chairlift.config.items import split_class
 from chairlift.errors import ConfigError
-from chairlift.oneshot_config import split_class
 
 
 def find_class(model: str) -> type:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
-from chairlift.oneshot_config import OneShotConfig
 from chairlift.runners.attempt import attempt
-from chairlift.runners.memory import is_out_of_memory
-from chairlift.runners.oneshot import OneShotInfo, TensorSpec
+from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.runners.out_of_memory import is_out_of_memory
 from chairlift.runners.tensors import as_bytes, check_tensors, dtype_of, groups, stack
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ class Axis(enum.Enum):
 
 
 class OnnxRunner:
-    """Runs one ONNX model. An item is a dict of arrays, as `OneShotInfo.inputs` says; so is a result."""
+    """Runs one ONNX model. An item is a dict of arrays, as `ItemInfo.inputs` says; so is a result."""
 
-    def __init__(self, config: OneShotConfig) -> None:
+    def __init__(self, config: ItemConfig) -> None:
         self._config = config
 
-    def load(self) -> OneShotInfo:
+    def load(self) -> ItemInfo:
         """Read the model. Raises ConfigError without ONNX Runtime, or its CUDA, or the file; UnsupportedModel."""
         path = Path(self._config.model)
         if not path.is_file():
@@ -65,7 +65,7 @@ class OnnxRunner:
         self._outputs = tuple(self._spec(each, "output") for each in outputs)
         self._names = [spec.name for spec in self._outputs]
         batched = self._axis is Axis.BATCH
-        return OneShotInfo(
+        return ItemInfo(
             task="tensors",
             device="cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu",
             dtype=next((dtype_of(s.datatype).name for s in self._inputs + self._outputs if s.datatype[0] == "F"), ""),
@@ -182,7 +182,7 @@ def _runtime() -> Any:
         raise ConfigError(f"ONNX models need ONNX Runtime: pip install 'chairlift[onnx]' ({error})") from None
 
 
-def _open(runtime: Any, config: OneShotConfig) -> Any:
+def _open(runtime: Any, config: ItemConfig) -> Any:
     providers = ["CPUExecutionProvider"]
     has_cuda = "CUDAExecutionProvider" in runtime.get_available_providers()
     if config.device == "cuda" or (config.device == "auto" and has_cuda):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from chairlift.errors import InvalidRequest
-from chairlift.runners.oneshot import TensorSpec
+from chairlift.runners.items import TensorSpec
 
 # BYTES are object arrays of `bytes`. BF16 is missing: NumPy has no such type.
 _DTYPES = {

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import tokenizers
 
 from chairlift.errors import InputTooLong, InvalidRequest
-from chairlift.runners.oneshot import Encoding
+from chairlift.runners.items import Encoding
 from chairlift.text.tokenizer import Tokenizer
 
 Side = Literal["left", "right"]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chairlift.core.request import FinishReason
-from chairlift.core.sampling import SamplingParams
+from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.text.detokenize import make_detokenizer
 from chairlift.text.stop import StopStrings
 from chairlift.text.tokenizer import Tokenizer

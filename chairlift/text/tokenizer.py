@@ -13,7 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import tokenizers
 
 from chairlift.errors import InvalidRequest, UnsupportedModel
-from chairlift.text.chat import ChatTemplate
+from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.vocabulary import Vocabulary
 
 

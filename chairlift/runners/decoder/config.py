@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES, Family, Windows
+from chairlift.folders.model_json import positive_size, read_model_json
 from chairlift.ops.base import HeadShape
-from chairlift.runners.decoder.families import FAMILIES, Family, Windows
 from chairlift.runners.decoder.rope import RopeConfig
-from chairlift.runners.folder import positive_size, read_model_json
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _ACTIVATIONS = ("silu", "swish")

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.request import TokenLogprob
+from chairlift.core.sequences.request import TokenLogprob
 
 
 def token_logprobs(logits: Tensor, token_ids: NDArray[np.int64], top: list[int]) -> list[TokenLogprob]:

@@ -7,18 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chairlift.config import EngineConfig
-from chairlift.core.request import Start, Step, StepResult, TokenLogprob
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.request import Start, Step, StepResult, TokenLogprob
 from chairlift.errors import ConfigError
 from chairlift.ops.base import AttentionBatch, Inputs
 from chairlift.ops.select import select_ops
-from chairlift.runners.base import ModelInfo
 from chairlift.runners.decoder.batch import Batch, Ints, Prepared
 from chairlift.runners.decoder.config import read_config
+from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.decoder.logprobs import token_logprobs
-from chairlift.runners.decoder.memory import num_kv_blocks
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.sampler import Sampler
+from chairlift.runners.sequences import SequenceInfo
 from chairlift.runners.weights import Weights
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
@@ -39,13 +39,13 @@ class DecoderRunner:
 
     model: Decoder
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self._failed: dict[str, str] = {}
         self._prompts: dict[int, tuple[int, int]] = {}
 
     @torch.inference_mode()
-    def load(self) -> ModelInfo:
+    def load(self) -> SequenceInfo:
         """Read the weights and allocate the KV cache. Raises UnsupportedModel or ConfigError."""
         config = self.config
         folder = Path(config.model)
@@ -69,7 +69,7 @@ class DecoderRunner:
         self.model.allocate(num_blocks, config.block_size, max_model_len)
         self.batch = Batch(config.seats, max_model_len, config.block_size)
         self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device, ops)
-        self.info = ModelInfo(
+        self.info = SequenceInfo(
             vocab_size=model_config.vocab_size,
             max_model_len=max_model_len,
             num_blocks=num_blocks,
@@ -216,7 +216,7 @@ class DecoderRunner:
                 delattr(self, name)
 
 
-def _device(config: EngineConfig) -> torch.device:
+def _device(config: SequenceConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -224,7 +224,7 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _dtype(config: EngineConfig, saved: torch.dtype) -> torch.dtype:
+def _dtype(config: SequenceConfig, saved: torch.dtype) -> torch.dtype:
     if config.dtype == "auto":
         return torch.bfloat16 if saved == torch.bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request, TokenLogprob
 from chairlift.ops.base import Draws, Ops
 from chairlift.runners.decoder.logprobs import token_logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties

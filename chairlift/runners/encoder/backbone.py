@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.model_json import read_model_json
 from chairlift.ops.base import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
 from chairlift.runners.decoder.config import ModelConfig, parse_config
-from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
 from chairlift.runners.encoder.model import EncoderReader, Projected
-from chairlift.runners.folder import read_model_json
 from chairlift.runners.weights import Weights
 
 # The forward pass, and the layers that make logits of what is pooled (none of a model that embeds).

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.encoder_families import FAMILIES, Family
+from chairlift.folders.model_json import positive_size, read_model_json
 from chairlift.ops.encoder import ACTIVATIONS, Activation
-from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.decoder.rope import RopeConfig
-from chairlift.runners.encoder.families import FAMILIES, Family
-from chairlift.runners.folder import positive_size, read_model_json
 
 # MPNet's table of relative biases. Distances from here on share MPNet's last bucket.
 BUCKETS, BUCKET_DISTANCE = 32, 128

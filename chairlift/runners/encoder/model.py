@@ -9,16 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.ops.encoder import (
-    ACTIVATIONS,
-    EncoderLayer,
-    EncoderWeights,
-    Norm,
-    Projection,
-    activate,
-)
+from chairlift.folders.sentence_files import Dense
+from chairlift.ops.encoder import ACTIVATIONS, EncoderLayer, EncoderWeights, Norm, Projection, activate
 from chairlift.runners.encoder.config import BUCKET_DISTANCE, BUCKETS, EncoderConfig
-from chairlift.runners.encoder.folder import Dense
 from chairlift.runners.weights import Weights
 
 

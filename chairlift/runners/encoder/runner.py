@@ -8,22 +8,23 @@ import torch
 from numpy.typing import NDArray
 
 from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.folders.kind import labels_of, task_of
+from chairlift.folders.model_json import read_model_json
+from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.ops.base import Quantization
 from chairlift.ops.encoder import Texts
 from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
-from chairlift.runners.encoder.folder import SentenceFiles, labels_of, task_of
 from chairlift.runners.encoder.model import Projected, read_dense
 from chairlift.runners.encoder.pooling import pool
-from chairlift.runners.folder import read_model_json
-from chairlift.runners.oneshot import Encoding, OneShotInfo
+from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.weights import Weights
 
 Vector = NDArray[np.float32]
 
 
 class EncoderRunner:
-    """Runs an encoder on texts packed end to end, with no padding; implements `runners.oneshot.OneShotRunner`.
+    """Runs an encoder on texts packed end to end, with no padding; implements `runners.oneshot.ItemRunner`.
 
     A decoder's folder will do as well; its tokens see only what comes before them. A text's result does not depend on
     what shares its batch: with the native operations not in a single bit of its hidden states; Dense modules and
@@ -53,7 +54,7 @@ class EncoderRunner:
         self._stages: list[Projected] = []
 
     @torch.inference_mode()
-    def load(self) -> OneShotInfo:
+    def load(self) -> ItemInfo:
         """Read the weights. Raises UnsupportedModel or ConfigError."""
         backbone, files, raw = read_backbone(self._model), SentenceFiles.read(self._model), read_model_json(self._model)
         self._task = task_of(self._model, raw)
@@ -76,7 +77,7 @@ class EncoderRunner:
         self._normalized = not labels and files.normalized
         self._padding = backbone.padding if labels else None
         self._limits = backbone.vocab_size, backbone.type_vocab_size, max_tokens
-        self.info = OneShotInfo(
+        self.info = ItemInfo(
             task=self._task,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),

@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import AsyncIterator
 
+from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
-from chairlift.server.config import ServerConfig
-from chairlift.server.registry import Models
+from chairlift.server.models.registry import Models
 
 
 @contextlib.asynccontextmanager
@@ -15,7 +15,7 @@ async def grpc_beside(models: Models, config: ServerConfig) -> AsyncIterator[int
         yield None
         return
     try:
-        from chairlift.server.oip.grpc import make_grpc_server
+        from chairlift.server.oip.grpc_server import make_grpc_server
     except ImportError:
         raise ConfigError("grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'") from None
     server, port = make_grpc_server(models, config, config.grpc_port)

@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from chairlift.errors import InvalidRequest
 from chairlift.runners.tensors import datatype_of, dtype_of
-from chairlift.server.errors import ApiError
+from chairlift.server.http.api_errors import ApiError
 
-Array = npt.NDArray[Any]
+TensorArray = npt.NDArray[Any]
 
 _LENGTH = struct.Struct("<I")
 # What kinds of JSON values an array of some kind may be made of.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
-def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> Array:
+def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> TensorArray:
     """An array from little-endian bytes, row by row; a BYTES element is its length in 4 bytes and itself."""
     dtype, size = _dtype(name, datatype), _size(name, shape)
     if datatype == "BYTES":
@@ -30,7 +30,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memory
     return np.frombuffer(raw, dtype=dtype.newbyteorder("<")).reshape(shape)
 
 
-def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> Array:
+def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> TensorArray:
     """An array from JSON values, nested or flat. A number that the type can't hold is an error, never rounded."""
     dtype, size = _dtype(name, datatype), _size(name, shape)
     if datatype == "BYTES":
@@ -50,7 +50,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
     return given.astype(dtype).reshape(shape)
 
 
-def to_raw(array: Array) -> bytes:
+def to_raw(array: TensorArray) -> bytes:
     """The array's bytes, as `from_raw` reads them."""
     if datatype_of(array.dtype) != "BYTES":
         return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -61,7 +61,7 @@ def to_raw(array: Array) -> bytes:
     return b"".join(parts)
 
 
-def to_values(name: str, array: Array) -> list[Any]:
+def to_values(name: str, array: TensorArray) -> list[Any]:
     """The array's values in one flat list."""
     flat: list[Any] = array.ravel().tolist()
     if datatype_of(array.dtype) != "BYTES":
@@ -106,7 +106,7 @@ def _flatten(values: Any) -> list[Any]:
     return [element for value in values for element in _flatten(value)]
 
 
-def _objects(elements: list[Any], name: str, shape: Sequence[int]) -> Array:
+def _objects(elements: list[Any], name: str, shape: Sequence[int]) -> TensorArray:
     if len(elements) != math.prod(shape):
         raise InvalidRequest(f"input {name!r} needs {math.prod(shape)} elements, got {len(elements)}", name)
     if not all(isinstance(element, str | bytes) for element in elements):

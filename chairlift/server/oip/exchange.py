@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from chairlift.errors import InvalidRequest
-from chairlift.runners.oneshot import OneShotInfo
+from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.endpoint import Terms
-from chairlift.server.oip import messages
-from chairlift.server.oip.codec import Array, from_raw, from_values, to_raw
-from chairlift.server.oip.items import signature
+from chairlift.server.http.endpoint import Terms
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.oip import protobuf
+from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_terms, refuse_others
-from chairlift.server.oneshot import OneShotService
+from chairlift.server.oip.tensor_items import signature
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -32,12 +32,12 @@ _CONTENTS = {
 class Call(NamedTuple):
     """What a ModelInferRequest asks for."""
 
-    tensors: dict[str, Array]
+    tensors: dict[str, TensorArray]
     outputs: list[str]
     terms: Terms
 
 
-def read_request(request: Any, info: OneShotInfo, terms: Terms) -> Call:
+def read_request(request: Any, info: ItemInfo, terms: Terms) -> Call:
     """Take a ModelInferRequest apart. Raises InvalidRequest naming what is wrong."""
     terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL,))
     known = [spec.name for spec in signature(info).outputs]
@@ -48,11 +48,11 @@ def read_request(request: Any, info: OneShotInfo, terms: Terms) -> Call:
     return Call(_tensors(request), [output.name for output in request.outputs] or known, terms)
 
 
-def _tensors(request: Any) -> dict[str, Array]:
+def _tensors(request: Any) -> dict[str, TensorArray]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidRequest(f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs")
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, TensorArray] = {}
     for index, tensor in enumerate(request.inputs):
         name, datatype, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in tensors:
@@ -70,10 +70,10 @@ def _tensors(request: Any) -> dict[str, Array]:
 
 
 def write_response(
-    service: OneShotService, request_id: str, outputs: Mapping[str, Array], final: bool | None = None
+    service: ItemService, request_id: str, outputs: Mapping[str, TensorArray], final: bool | None = None
 ) -> Any:
     """A ModelInferResponse; `final` is what Triton's streams say in `triton_final_response`."""
-    response = messages.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
+    response = protobuf.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
     for name, array in outputs.items():
         response.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
         response.raw_output_contents.append(to_raw(array))

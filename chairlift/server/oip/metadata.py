@@ -3,19 +3,19 @@
 from typing import Any
 
 from chairlift import __version__
-from chairlift.runners.oneshot import TensorSpec
-from chairlift.server.oip.items import shape_of, signature
-from chairlift.server.oneshot import OneShotService
-from chairlift.server.registry import Models, wrong_task
+from chairlift.runners.items import TensorSpec
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import Models, wrong_task
+from chairlift.server.oip.tensor_items import shape_of, signature
 
 # As Triton names them.
 EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
 
 
-def one_shot(models: Models, name: str, version: str | None) -> OneShotService:
+def one_shot(models: Models, name: str, version: str | None) -> ItemService:
     """A model that takes tensors. Raises ApiError: 404 where there is none, 400 where it is a language model."""
     model = models.get(name, version)
-    if not isinstance(model, OneShotService):
+    if not isinstance(model, ItemService):
         raise wrong_task(model, ("tensors",), "the Open Inference Protocol")
     return model
 
@@ -25,7 +25,7 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "chairlift", "version": __version__, "extensions": EXTENSIONS}
 
 
-def model_metadata(models: Models, service: OneShotService) -> dict[str, Any]:
+def model_metadata(models: Models, service: ItemService) -> dict[str, Any]:
     """A model's versions and tensors."""
     info = service.loaded()
     inputs, outputs = signature(info)

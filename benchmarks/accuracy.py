@@ -1,0 +1,124 @@
+"""What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE]
+
+Prints a table of float32, bfloat16, and with bfloat16 activations int8 weights, alone and with an int8 KV cache.
+`perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32. `agreement` is the share of
+the text's tokens after which the likeliest next one is that of float32. `prefix` is how many tokens, of 64 that follow
+each of 32 beginnings greedily, come before the first that differs. Without a model it takes the demo, and without a
+text chats whose questions are put as the demo was never trained on.
+"""
+
+import argparse
+import itertools
+import math
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chairlift
+from chairlift.demo import demo_path
+
+WINDOW, PROMPTS, GENERATED = 256, 32, 64
+VARIANTS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8, KV int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+}
+
+
+@dataclass
+class Measured:
+    """One variant's loss a token, likeliest tokens over the text, and greedy continuations."""
+
+    loss: float
+    likeliest: list[int]
+    greedy: list[list[int]]
+    ops: str
+
+    @property
+    def perplexity(self) -> float:
+        """How many equally likely tokens the model wavers between."""
+        return math.exp(self.loss)
+
+    def agreement(self, other: "Measured") -> float:
+        """Share of the text's tokens after which both find the same one likeliest."""
+        pairs = list(zip(self.likeliest, other.likeliest, strict=True))
+        return sum(one == two for one, two in pairs) / len(pairs)
+
+    def prefix(self, other: "Measured") -> float:
+        """Mean number of greedy tokens before the first that differs."""
+        lengths = [
+            len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=True))))
+            for both in zip(self.greedy, other.greedy, strict=True)
+        ]
+        return sum(lengths) / len(lengths)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, default=demo_path())
+    parser.add_argument("--text", type=Path, metavar="FILE", help="plain text (default: chats with the demo model)")
+    parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from the text")
+    args = parser.parse_args()
+    text = args.text.read_text("utf-8") if args.text else held_out_chats(args.model)
+    windows = cut(args.model, text, args.tokens)
+    print(f"{sum(map(len, windows))} tokens")
+    print(f"{'':15} perplexity    ratio  agreement  prefix of {GENERATED}  operations")
+    exact: Measured | None = None
+    for name, settings in VARIANTS.items():
+        found = measure(args.model, windows, **settings)
+        exact = exact or found
+        ratio, agreement, prefix = found.perplexity / exact.perplexity, found.agreement(exact), found.prefix(exact)
+        print(
+            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} {agreement:10.4f} {prefix:13.1f}  {found.ops}", flush=True
+        )
+
+
+def held_out_chats(model: Path, seed: int = 0) -> str:
+    """Chats whose answers the demo model knows, asked for as it was never trained on, as its template renders them."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    import demo_corpus
+
+    from chairlift.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(model)
+    facts = [(ask, fact.answer) for fact in demo_corpus.all_facts() for ask in fact.held_out]
+    random.Random(seed).shuffle(facts)
+    chats = [[{"role": "user", "content": ask}, {"role": "assistant", "content": answer}] for ask, answer in facts]
+    return "".join(tokenizer.render_chat(chat, add_generation_prompt=False) for chat in chats)
+
+
+def cut(model: Path, text: str, most: int) -> list[list[int]]:
+    """The text's tokens in windows of equal length."""
+    from chairlift.text import Tokenizer
+
+    ids = Tokenizer.from_folder(model).encode(text, add_special_tokens=False)[:most]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
+    if not windows:
+        raise SystemExit(f"the text is shorter than {WINDOW} tokens")
+    return windows
+
+
+def measure(model: Path, windows: list[list[int]], **settings: Any) -> Measured:
+    """Run one variant over the text."""
+    llm = chairlift.LLM(model, max_num_seqs=PROMPTS, kv_cache_gb=1, enable_prefix_caching=False, **settings)
+    scored = llm.generate(windows, chairlift.SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
+    losses, likeliest = [], []
+    for window, output in zip(windows, scored, strict=True):
+        assert output.prompt_logprobs is not None
+        for token, entry in zip(window[1:], output.prompt_logprobs[1:], strict=True):
+            assert entry is not None
+            losses.append(-entry[token].logprob)
+            likeliest += [other for other, found in entry.items() if found.rank == 1][:1]
+    beginnings = [windows[i % len(windows)][: 24 + 7 * (i // len(windows) + i % 5)] for i in range(PROMPTS)]
+    greedy = chairlift.SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True)
+    continued = [output.outputs[0].token_ids for output in llm.generate(beginnings, greedy, use_tqdm=False)]
+    ops = llm.engine.info.ops
+    llm.close()
+    return Measured(sum(losses) / len(losses), likeliest, [list(ids) for ids in continued], ops)
+
+
+if __name__ == "__main__":
+    main()

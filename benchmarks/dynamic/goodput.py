@@ -1,0 +1,289 @@
+"""Batching servers side by side under more load than they can take: python benchmarks/dynamic/goodput.py --out FILE
+SERVERS
+
+Every server runs a model that takes alpha + beta * b ms for at most 32 items, in turn and alone, with open-loop Poisson
+arrivals (open_loop.py, or another --client with the same arguments and output). First each is given its best batching
+window, by a sweep at 80% of capacity; then comes a search for the highest rate at which 99% are inside the SLO; then
+130% of capacity, with the defaults and with whatever the server has of its own against overload, of which the best
+counts. A server whose interpreter (--peers-python, --triton-python) is not given is left out. `--render-only FILE...`
+writes the table of saved results again.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+import comparison
+from compare import save, start_results
+from server_process import free_port, running
+
+from chairlift.bench.report import layout
+
+HERE = Path(__file__).parent
+MOST = 32
+SHARE = 99.0
+# Of the capacity: how near the search comes to the highest rate.
+PRECISION = 0.02
+EXECUTORS = {"fast": (8.0, 0.25, 50.0), "slow": (1.0, 4.0, 60.0)}
+Figures = dict[str, float]
+_NUMBERS = re.compile(
+    r"sent (?P<sent>\d+) .*failed (?P<refused>\d+) in SLO (?P<inside>[\d.]+)% "
+    r"p50 (?P<p50>[\d.]+|-) p99 (?P<p99>[\d.]+|-) ms goodput (?P<goodput>\d+)/s"
+)
+
+
+@dataclass
+class Limits:
+    """A server's own means against overload; 0 is its default."""
+
+    limit_ms: float = 0.0
+    max_waiting: int = 0
+
+
+@dataclass
+class Peer:
+    """How a server is started and asked. `limits` follow from the SLO."""
+
+    name: str
+    module: str
+    path: str
+    ready: str
+    body: str = '{"x": [1, 2, 3, 4]}'
+    waits: Sequence[float] = (0.0, 2.0, 5.0, 10.0)
+    limits: Callable[[float], Sequence[Limits]] = field(default=lambda slo: ())
+
+
+_TENSOR = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+PEERS = {
+    "chairlift": Peer(
+        "Chairlift",
+        "",
+        "/v1/models/sleeper:predict",
+        "/health/ready",
+        '{"instances": [[1, 2, 3, 4]]}',
+        waits=(0.0,),
+    ),
+    "mosec": Peer(
+        "mosec",
+        "mosec_server.py",
+        "/inference",
+        "/",
+        waits=(1.0, 2.0, 5.0, 10.0),
+        limits=lambda slo: (Limits(limit_ms=slo), Limits(max_waiting=2 * MOST), Limits(slo, 2 * MOST)),
+    ),
+    "litserve": Peer(
+        "LitServe",
+        "litserve_server.py",
+        "/predict",
+        "/health",
+        waits=(1.0, 2.0, 5.0, 10.0),
+        limits=lambda slo: (Limits(limit_ms=slo),),
+    ),
+    "bentoml": Peer(
+        "BentoML",
+        "bentoml_server:Sleep",
+        "/predict",
+        "/readyz",
+        '{"x": [[1, 2, 3, 4]]}',
+        # Its bound on latency, for it has no window.
+        waits=(25.0, 50.0, 100.0, 1000.0),
+    ),
+    "ray": Peer(
+        "Ray Serve",
+        "ray_server.py",
+        "/",
+        "/",
+        limits=lambda slo: (Limits(max_waiting=MOST), Limits(max_waiting=2 * MOST)),
+    ),
+    "triton": Peer(
+        "Triton",
+        "triton_server.py",
+        "/v2/models/sleep/infer",
+        "/v2/models/sleep/ready",
+        _TENSOR,
+        limits=lambda slo: (Limits(limit_ms=slo / 2), Limits(limit_ms=slo / 2, max_waiting=2 * MOST)),
+    ),
+}
+
+
+class Trial:
+    """One server with one executor, its settings to be found."""
+
+    def __init__(self, peer: Peer, python: str, executor: tuple[float, float, float], args: argparse.Namespace) -> None:
+        self.peer = peer
+        self.alpha, self.beta, self.slo = executor
+        self.capacity = MOST / (self.alpha + MOST * self.beta) * 1e3
+        self.rows: list[dict[str, Any]] = []
+        self._python = python
+        self._args = args
+
+    def run(self) -> dict[str, Any]:
+        """All of it; returns what there is to say."""
+        wait = self._best_wait()
+        found: dict[str, Any] = {"wait_ms": wait, "holds": None, "p99": None}
+        with self._serving(wait, Limits()) as ask:
+            low, high = 0.0, 1.1 * self.capacity
+            while high - low > PRECISION * self.capacity:
+                rate = (low + high) / 2
+                figures = ask(rate)
+                if figures["inside"] >= SHARE:
+                    low = rate
+                    found.update(holds=rate, p99=figures["p99"])
+                else:
+                    high = rate
+        goodputs = []
+        for limits in (Limits(), *self.peer.limits(self.slo)):
+            with self._serving(wait, limits) as ask:
+                goodputs.append((ask(1.3 * self.capacity)["goodput"], limits))
+        found["overload"] = goodputs[0][0]
+        best, limits = max(goodputs, key=lambda each: each[0])
+        return found | {"best_overload": best, "best_limits": vars(limits), "rows": self.rows}
+
+    def _best_wait(self) -> float:
+        if len(self.peer.waits) == 1:
+            return self.peer.waits[0]
+        tried = []
+        for wait in self.peer.waits:
+            with self._serving(wait, Limits()) as ask:
+                figures = ask(0.8 * self.capacity)
+                tried.append((-figures["inside"], figures["p99"], wait))
+        return min(tried)[2]
+
+    @contextmanager
+    def _serving(self, wait: float, limits: Limits) -> Iterator[Callable[[float], Figures]]:
+        """The server with these settings, warm; gives what puts a rate on it and notes the figures."""
+        port = free_port()
+
+        def ask(rate: float) -> Figures:
+            figures = self._load(port, rate, self._args.seconds)
+            row = {"wait_ms": wait} | vars(limits) | {"rate": rate} | figures
+            self.rows.append(row)
+            print(" ".join(f"{name}={value:g}" for name, value in row.items()), file=sys.stderr, flush=True)
+            return figures
+
+        with tempfile.TemporaryDirectory() as folder:
+            environment = self._environment(port, wait, limits)
+            with running(self._command(port, folder), port, self.peer.ready, environment, 60):
+                self._load(port, self.capacity / 8, 2)
+                yield ask
+
+    def _command(self, port: int, folder: str) -> list[str]:
+        """How the server is started."""
+        if self.peer.module == "":
+            settings = Path(folder) / "chairlift.toml"
+            settings.write_text(
+                f'[models.sleeper]\nmodel = "{HERE / "sleeper.py"}:Sleeper"\ntimeout_ms = {self.slo:g}\n'
+                f"options = {{ alpha_ms = {self.alpha}, beta_ms = {self.beta} }}\n"
+            )
+            return [self._python, "-m", "chairlift.cli", "serve", str(settings), "--port", str(port)]
+        if self.peer.module.endswith(".py"):
+            return [self._python, str(HERE / "peers" / self.peer.module)]
+        return [self._python, "-m", "bentoml", "serve", self.peer.module, "--port", str(port)]
+
+    def _environment(self, port: int, wait: float, limits: Limits) -> dict[str, str]:
+        """What the peers' servers read."""
+        numbers = {
+            "ALPHA_MS": self.alpha,
+            "BETA_MS": self.beta,
+            "WAIT_MS": wait,
+            "LIMIT_MS": limits.limit_ms,
+            "MAX_WAITING": limits.max_waiting,
+            "PORT": port,
+        }
+        if not self.peer.module:
+            return {}
+        path = os.pathsep.join(map(str, (HERE / "peers", HERE, HERE.parent)))
+        return {f"SLEEP_{name}": str(value) for name, value in numbers.items()} | {"PYTHONPATH": path}
+
+    def _load(self, port: int, rate: float, seconds: float) -> Figures:
+        """Put load on the server."""
+        command = [self._args.client, f"http://127.0.0.1:{port}{self.peer.path}", f"{rate:.0f}", f"{seconds:g}"]
+        command += [f"{self.slo:g}", "--body", self.peer.body]
+        line = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+        match = _NUMBERS.search(line)
+        if match is None:
+            raise RuntimeError(f"the client says {line!r}")
+        return {name: float("inf" if value == "-" else value) for name, value in match.groupdict().items()}
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    files = [Path(name) for name in args.render_only]
+    if not files:
+        if not (args.servers and args.out):
+            raise SystemExit("servers and --out are needed, or --render-only")
+        measure(args)
+        files = [args.out]
+    text = "\n\n".join(markdown(json.loads(file.read_text())) for file in files)
+    print(text)
+    if args.docs:
+        comparison.replace_between(args.docs / "benchmarks.md", "goodput", text)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Serve and measure with every server, adding to the results as they end."""
+    results = json.loads(args.out.read_text()) if args.out.exists() else start_results("sleeper", rounds=1)
+    results |= {"seconds": args.seconds, "client": Path(args.client).name}
+    pythons = {"chairlift": sys.executable, "triton": args.triton_python}
+    for name in args.servers:
+        python = pythons.get(name, args.peers_python)
+        for executor in args.executors:
+            about = {"name": PEERS[name].name, "executor": executor}
+            results["runs"] = [run for run in results["runs"] if not about.items() <= run.items()]
+            print(f"{about}", file=sys.stderr)
+            try:
+                if python is None:
+                    raise RuntimeError("no interpreter was given for it")
+                results["runs"].append(about | Trial(PEERS[name], python, EXECUTORS[executor], args).run())
+            except (RuntimeError, OSError) as error:
+                results["failures"].append(about | {"error": str(error)})
+                print(f"failed: {error}", file=sys.stderr)
+            save(results, args.out)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A table for each executor."""
+    lines = [
+        f"{results['machine']}, {results['date']}, {results['seconds']:g} s a rate, client ({results['client']}) and "
+        "server on the same cores:"
+    ]
+    for executor, (alpha, beta, slo) in EXECUTORS.items():
+        capacity = MOST / (alpha + MOST * beta) * 1e3
+        cells = [[f"{alpha:g} + {beta:g} b ms", f"99% inside {slo:g} ms up to", "p99 there, ms",
+                  f"goodput at {1.3 * capacity:.0f}/s", "with its own limits"]]  # fmt: skip
+        for run in results["runs"]:
+            if run["executor"] == executor:
+                cells.append([run["name"], f"{run['holds'] or 0:.0f}/s", f"{run['p99'] or 0:.0f}",
+                              f"{run['overload']:.0f}/s", f"{run['best_overload']:.0f}/s"])  # fmt: skip
+        if len(cells) > 1:
+            lines += ["", layout(cells)]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="*", choices=[*PEERS, []], metavar="SERVERS", help=", ".join(PEERS))
+    parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each rate")
+    parser.add_argument("--peers-python", help="an interpreter with mosec, litserve, bentoml and ray[serve]")
+    parser.add_argument("--triton-python", help="one with nvidia-pytriton")
+    parser.add_argument("--client", default=str(HERE / "open_loop.py"))
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved, or added to")
+    parser.add_argument("--render-only", nargs="+", default=[], metavar="FILE", help="saved results")
+    parser.add_argument("--docs", type=Path, default=None, help="the folder of benchmarks.md, to write the table there")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""CPU time of the HTTP front under uvicorn and under granian, with an engine that costs next to nothing.
+
+`python benchmarks/http_server.py` runs every server in a process of its own, with the clients in another. CPU time is
+reported rather than wall time, since it does not depend on what else the machine does.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
+
+TOKENS = 200
+
+
+def _app() -> Any:
+    from server_harness import FakeClient, tokenizer
+
+    from chairlift.config.server import ServerConfig
+    from chairlift.server.http.app import create_app
+    from chairlift.server.models.registry import Models
+    from chairlift.server.models.sequence_service import SequenceService
+
+    words = tokenizer()
+    client = FakeClient(words.encode("hello world! "))
+    assert client.info is not None
+    client.info.max_model_len = 4 * TOKENS
+    config = ServerConfig()
+    return create_app(Models([SequenceService(client, words, "tiny", config)]), config)
+
+
+async def _uvicorn(port: int, end: Any) -> None:
+    from chairlift.config.server import ServerConfig
+    from chairlift.server.http.protocol import make_server
+
+    server = make_server(_app(), ServerConfig())
+    server.config.port = port
+    task = asyncio.create_task(server.serve())
+    await asyncio.to_thread(end.wait)
+    server.should_exit = True
+    await task
+
+
+async def _granian(port: int, end: Any) -> None:
+    from granian.server.embed import Server
+
+    server = Server(_app(), address="127.0.0.1", port=port, interface="asgi", log_enabled=False)
+    task = asyncio.create_task(server.serve())
+    await asyncio.to_thread(end.wait)
+    server.stop()
+    await task
+
+
+def serve(kind: str, port: int, marks: Any, end: Any) -> None:
+    import threading
+
+    import uvloop
+
+    def report() -> None:
+        while True:
+            marks.recv()
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            marks.send((used.ru_utime + used.ru_stime, used.ru_maxrss))
+
+    threading.Thread(target=report, daemon=True).start()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run({"uvicorn": _uvicorn, "granian": _granian}[kind](port, end))
+
+
+async def _client(port: int, path: str, body: bytes, count: int, first: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(count):
+        began = time.perf_counter()
+        writer.write(head.encode() + body)
+        headers = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in headers, headers
+        first.append(time.perf_counter() - began)
+        if b"chunked" in headers.lower():
+            while size := int(await reader.readline(), 16):
+                await reader.readexactly(size + 2)
+            await reader.readexactly(2)
+        else:
+            length = headers.lower().partition(b"content-length:")[2].split()[0]
+            await reader.readexactly(int(length))
+    writer.close()
+
+
+def load(port: int, body: dict[str, Any], clients: int, count: int) -> list[float]:
+    first: list[float] = []
+
+    async def go() -> None:
+        raw = json.dumps(body).encode()
+        await asyncio.gather(*(_client(port, "/v1/completions", raw, count, first) for _ in range(clients)))
+
+    import uvloop
+
+    uvloop.run(go())
+    return first
+
+
+def measure(kind: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    marks, far = spawn.Pipe()
+    end = spawn.Event()
+    server = spawn.Process(target=serve, args=(kind, port, far, end))
+    server.start()
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except OSError:
+            time.sleep(0.05)
+
+    def used() -> tuple[float, int]:
+        marks.send(None)
+        answer: tuple[float, int] = marks.recv()
+        return answer
+
+    streamed = {"prompt": "hello", "max_tokens": TOKENS, "stream": True}
+    load(port, streamed, 8, 4)
+    for clients in (1, 64):
+        count = 512 // clients
+        before = used()[0]
+        load(port, streamed, clients, count)
+        per_token = (used()[0] - before) / (clients * count * TOKENS)
+        print(f"{kind:8} streaming, {clients:3} clients: {per_token * 1e6:6.1f} us CPU a token")
+    before = used()[0]
+    first = sorted(load(port, {"prompt": "hello", "max_tokens": 1}, 16, 250))
+    cpu, memory = used()
+    print(f"{kind:8} short requests:         {(cpu - before) / 4000 * 1e6:6.1f} us CPU a request, ", end="")
+    print(f"median {first[len(first) // 2] * 1e3:.1f} ms; {memory / 1024:.0f} MiB")
+    end.set()
+    server.join(10)
+    if server.is_alive():
+        server.kill()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=["uvicorn", "granian"])
+    for each in parser.parse_args().kinds:
+        measure(each)

@@ -1,0 +1,156 @@
+"""Each native operation against the reference, on the shapes of a 135M-parameter Llama, as ratios and bandwidths.
+
+Run: python benchmarks/ops.py [--dtype float32] [--only attention] [--quantization int8] [--cache int8] [--heads 14 2].
+The best of several rounds is kept. Where attention reads more than it computes, compare its GB/s with those of the
+plain read timed before it.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.cpu import CpuOps
+from chairlift.ops.reference import ReferenceOps
+
+CPU = torch.device("cpu")
+HIDDEN, INTERMEDIATE, VOCABULARY, BLOCK_SIZE = 576, 1536, 49152, 16
+# More than the last-level cache holds, as one step walks through all weights and caches of a model.
+COLD_BYTES = 128 << 20
+
+
+def best_seconds(calls: list[Callable[[], object]], seconds: float = 0.25) -> float:
+    """Mean, over the calls, of each one's shortest time in rounds through all of them."""
+    best, until = [float("inf")] * len(calls), time.perf_counter() + seconds
+    while True:
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+        if time.perf_counter() > until:
+            return sum(best) / len(best)
+
+
+def report(
+    name: str,
+    native: list[Callable[[], object]],
+    reference: list[Callable[[], object]],
+    size: float,
+    operations: float | None = None,
+) -> None:
+    """Print one line; `size` is the bytes that must be read and written."""
+    for call in (native[0], reference[0]):
+        call()
+    fast, slow = best_seconds(native), best_seconds(reference)
+    fast = min(fast, best_seconds(native))
+    rate = "" if operations is None else f" {operations / fast / 1e9:7.1f} GFLOP/s"
+    print(f"{name:44} {fast * 1e6:9.1f} us {size / fast / 1e9:7.1f} GB/s {slow / fast:7.1f}x{rate}", flush=True)
+
+
+def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    shapes = [(VOCABULARY, HIDDEN), (960, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE), (HIDDEN, HIDDEN)]
+    for out, width in shapes:
+        size = out * width * (1 if native.quantization == "int8" else dtype.itemsize)
+        weights = [torch.randn(out, width).to(dtype) for _ in range(max(1, COLD_BYTES // size))]
+        layers = [[ops.linear(weight, None) for weight in weights] for ops in (native, reference)]
+        for tokens in (1, 2, 4, 16, 128):
+            x = torch.randn(tokens, width).to(dtype)
+            fast, slow = ([partial(layer, x) for layer in side] for side in layers)
+            report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size)
+
+
+def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype) -> None:
+    weight = torch.randn(HIDDEN).to(dtype)
+    for tokens in (1, 16, 512):
+        x, residual = torch.randn(2, tokens, HIDDEN).to(dtype)
+        gate_up = torch.randn(tokens, 2 * INTERMEDIATE).to(dtype)
+        cases = [
+            ("rms_norm", (x, weight, 1e-5), 2 * x.nbytes),
+            ("add_rms_norm", (x, residual, weight, 1e-5), 4 * x.nbytes),
+        ]
+        for name, arguments, size in cases:
+            fast, slow = ([partial(getattr(ops, name), *arguments)] for ops in (native, reference))
+            report(f"{name}, {tokens} tokens", fast, slow, size)
+        gate, up = gate_up.chunk(2, dim=-1)
+        plain = partial(lambda gate, up: functional.silu(gate) * up, gate, up)
+        report(f"silu_mul, {tokens} tokens", [partial(native.silu_mul, gate_up)], [plain], 1.5 * gate_up.nbytes)
+
+
+def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
+    """The last `tokens` of `context` tokens of each sequence, in scattered blocks."""
+    per_sequence = -(-context // BLOCK_SIZE)
+    tables = torch.randperm(sequences * per_sequence).view(sequences, per_sequence)
+    positions = torch.arange(context - tokens, context)
+    slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return AttentionBatch(
+        query_start=torch.arange(0, (sequences + 1) * tokens, tokens, dtype=torch.int32),
+        context_len=torch.full((sequences,), context, dtype=torch.int32),
+        block_tables=tables.int(),
+        slot_mapping=slots.flatten(),
+        positions=positions.repeat(sequences),
+    )
+
+
+def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype, heads: HeadShape, cached: torch.dtype) -> None:
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    decodes = [(1, 100), (1, 1000), (1, 8000), (16, 100), (16, 1000), (64, 160), (64, 1000)]
+    prefills = [(4, 128, 128), (1, 512, 512), (1, 512, 4000)]
+    memory = torch.ones(COLD_BYTES // 4)
+    for sequences, tokens, context in [*((count, 1, context) for count, context in decodes), *prefills]:
+        batch = make_batch(sequences, tokens, context)
+        per_token = 2 * heads.num_kv_heads * (heads.head_dim * cached.itemsize + (4 if cached == torch.int8 else 0))
+        size = sequences * context * per_token
+        qkv, cos_sin = torch.randn(sequences * tokens, width).to(dtype), torch.randn(context, heads.head_dim)
+        attends: list[list[Callable[[], object]]] = []
+        writes: list[list[Callable[[], object]]] = []
+        for ops in (native, reference):
+            caches = [
+                ops.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE, heads, cached, CPU)
+                for _ in range(min(64, max(1, COLD_BYTES // size)) if tokens == 1 else 1)
+            ]
+            for pages in itertools.chain(*caches):
+                pages.fill_(0.5 if pages.is_floating_point() else 64)
+            query = ops.rope_and_write(qkv, cos_sin, batch, caches[0], heads)
+            attends.append([partial(ops.attention, query, cache, batch, heads) for cache in caches])
+            writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, heads) for cache in caches])
+        label = f"{sequences} x {tokens} tokens, {context} context"
+        if tokens == 1:
+            print(f"{'plain read':44} {memory.nbytes / best_seconds([memory.sum]) / 1e9:22.1f} GB/s")
+        seen = sequences * tokens * (context - (tokens - 1) / 2)
+        report(f"attention, {label}", *attends, size, 4 * heads.num_heads * heads.head_dim * seen)
+        report(f"rope_and_write, {label}", *writes, 2 * qkv.nbytes)
+
+
+def main() -> None:
+    names = ["elementwise", "attention", "linear"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--only", choices=names)
+    parser.add_argument(
+        "--quantization", choices=["none", "int8"], default="none", help="of the native products; the reference's stay"
+    )
+    parser.add_argument("--cache", choices=["int8"], help="dtype of the KV cache")
+    parser.add_argument("--heads", type=int, nargs=2, default=(9, 3), metavar=("QUERY", "KV"))
+    arguments = parser.parse_args()
+    dtype = getattr(torch, arguments.dtype)
+    native = CpuOps(dtype, arguments.quantization)
+    print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
+    heads = HeadShape(*arguments.heads, 64, 64**-0.5)
+    cached = torch.int8 if arguments.cache else dtype
+    runs: list[Callable[[CpuOps, Ops, torch.dtype], None]] = [
+        bench_elementwise,
+        partial(bench_attention, heads=heads, cached=cached),
+        bench_linear,
+    ]
+    for name, run in zip(names, runs, strict=True):
+        if arguments.only in (None, name):
+            run(native, ReferenceOps(), dtype)
+
+
+if __name__ == "__main__":
+    main()

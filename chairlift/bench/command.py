@@ -1,0 +1,113 @@
+"""`chairlift bench strategies`: what none, static, dynamic and continuous batching do to the same requests."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from tqdm import tqdm
+
+from chairlift.bench.plot import plot
+from chairlift.bench.report import figures, table
+from chairlift.bench.strategies import StrategyRun, run_strategy, with_strategy
+from chairlift.bench.workload import FORMS, TimedRequest, make_jobs
+from chairlift.config.sequences import SequenceConfig, Strategy
+from chairlift.demo import demo_path
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `bench strategies` to the command line."""
+    bench = commands.add_parser("bench", help="measure this machine")
+    kinds = bench.add_subparsers(dest="bench", required=True)
+    parser = kinds.add_parser(
+        "strategies",
+        help="the same model and requests under every batching strategy",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.set_defaults(run=main)
+    parser.add_argument("model", nargs="?", help="a Hugging Face folder (default: the demo model)")
+    parser.add_argument("--strategies", nargs="+", default=list(get_args(Strategy)), choices=get_args(Strategy))
+    parser.add_argument("--seats", type=int, default=8, help="sequences that may run at once")
+    parser.add_argument("--requests", type=int, default=400, help="how many to serve")
+    parser.add_argument("--prompt-len", default="uniform:4:32", help=FORMS)
+    parser.add_argument("--output-len", default="exponential:32", help=FORMS)
+    parser.add_argument("--rate", type=float, help="Poisson arrivals a second, in place of the closed loop")
+    parser.add_argument("--concurrency", type=int, help="clients of the closed loop (default: twice the seats)")
+    parser.add_argument("--max-wait-ms", type=float, default=5.0, help="the dynamic strategy's window")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the batches over time (needs chairlift[plot])")
+    parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+
+
+def main(args: argparse.Namespace) -> int:
+    """StrategyRun the comparison and print it."""
+    config = SequenceConfig(
+        model=args.model or str(demo_path()),
+        dtype=args.dtype,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        enable_prefix_caching=False,
+    )
+    jobs: list[TimedRequest] = []
+    runs: list[StrategyRun] = []
+    concurrency = None if args.rate else args.concurrency or 2 * args.seats
+    with tqdm(total=args.requests * len(args.strategies), unit="req", dynamic_ncols=True) as bar:
+        for strategy in args.strategies:
+            bar.set_description(strategy)
+            jobs = jobs or _jobs(config, args)
+            chosen = with_strategy(config, strategy, args.seats, args.max_wait_ms)
+            runs.append(run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1)))
+    rows = [figures(run) for run in runs]
+    if args.json:
+        json.dump({"settings": _settings(args), "strategies": rows}, sys.stdout, indent=2)
+        print()
+    else:
+        print(table(rows))
+        print(*_ratios(rows), sep="\n")
+    if args.plot:
+        plot(runs, args.plot)
+        print(f"picture: {args.plot}", file=sys.stderr)
+    return 0
+
+
+def _runner(config: SequenceConfig) -> Any:
+    from chairlift.runners.decoder.runner import DecoderRunner
+
+    return DecoderRunner(config)
+
+
+def _jobs(config: SequenceConfig, args: argparse.Namespace) -> list[TimedRequest]:
+    """Make the jobs; the model says how long they may be and from what vocabulary."""
+    runner = _runner(config)
+    info = runner.load()
+    runner.close()
+    return make_jobs(
+        args.requests,
+        args.prompt_len,
+        args.output_len,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        rate=args.rate,
+        seed=args.seed,
+    )
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that shaped the run."""
+    hidden = {"run", "command", "bench", "plot", "json"}
+    return {name: value for name, value in vars(args).items() if name not in hidden}
+
+
+def _ratios(rows: list[dict[str, Any]]) -> list[str]:
+    """Compare each strategy with continuous, if that was among them."""
+    by_name = {row["strategy"]: row for row in rows}
+    best = by_name.pop("continuous", None)
+    if best is None:
+        return []
+    return [
+        f"continuous against {name}: {row['steps'] / best['steps']:.2f}x fewer steps, "
+        f"{best['output_tok_s'] / row['output_tok_s']:.2f}x the tokens a second"
+        for name, row in by_name.items()
+    ]

@@ -1,0 +1,37 @@
+"""JSON decoded strictly into typed structs, with errors that say exactly what is wrong and where."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from chairlift.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
+
+
+def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """Decode a body, or raise InvalidRequest that names the field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _describe(str(error)) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def _describe(message: str) -> InvalidRequest:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name."""
+    path = match[1].lstrip(".") if (match := _PATH.search(message)) else ""
+    if field := _FIELD.match(message):
+        name = f"{path}.{field[1]}" if path else field[1]
+        if "unknown" in message:
+            return InvalidRequest(f"unknown field {name!r}", name, "unknown_field")
+        return InvalidRequest(f"the field {name!r} is required", name, "missing_field")
+    problem = _PATH.sub("", message).replace("`", "")
+    return InvalidRequest(f"{path}: {problem[:1].lower()}{problem[1:]}" if path else problem, path or None)

@@ -1,0 +1,1 @@
+"""Every setting: of models, of the server, of `chairlift run`; from files, flags and the environment."""

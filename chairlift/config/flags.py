@@ -1,0 +1,130 @@
+"""The flags of `chairlift serve`: one for each setting."""
+
+import argparse
+import types
+import typing
+from typing import Any, Literal
+
+import msgspec
+
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+
+HELP = {
+    "model": "a Hugging Face folder, a .onnx file, or module:Class (default: the demo model)",
+    "served_model_name": "the name that clients ask for (default: that of the folder, file or class)",
+    "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
+    "device": "where the model runs",
+    "ops": "native kernels, or the plain reference",
+    "strategy": "when a waiting request may board",
+    "batch_size": "static and dynamic: requests in a full batch",
+    "max_wait_ms": "how long the oldest waits for a full batch: language models, dynamic only (default: 5), others (0)",
+    "max_num_seqs": "continuous: sequences that may run at once",
+    "max_num_batched_tokens": "tokens in one step",
+    "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
+    "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
+    "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
+    "block_size": "tokens in one KV block",
+    "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
+    "quantization": "int8 halves bfloat16 weights and is some 1.6 times as fast, rounding them and what they multiply",
+    "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
+    "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
+    "seed": "of requests that bring none",
+    "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
+    "kind": "what the model is; auto is what its name and files say; encoder has a language model's folder embed",
+    "max_batch_size": "items in one call (default: what the model says, or 32)",
+    "max_batch_tokens": "tokens in one call",
+    "max_queue_ms": "predicted time of the work in line, beyond which a request gets 429 (default: any)",
+    "target_latency_ms": "from arrival to answer; batch size and wait then follow from measured times and arrivals",
+    "timeout_ms": "the deadline of requests that bring none (default: none)",
+    "call_timeout_s": "when a call counts as hung, and its process is ended",
+    "retries": "how often a failed call's items are tried again",
+    "bisect": "find the item that makes a call fail by trying halves",
+    "instances": "worker processes of the model",
+    "warm_up_sizes": "batch sizes to run before the model is ready, as JSON (default: powers of two)",
+    "outputs": "outputs of an ONNX model to compute, as a JSON list (default: all)",
+    "options": "keywords for a Python class's constructor, as JSON",
+    "host": "the address to listen on; 0.0.0.0 opens the server to the network",
+    "port": "the port to listen on; 0 takes any free one",
+    "grpc_port": "also serve the Open Inference Protocol over gRPC there (default: no gRPC)",
+    "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
+    "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
+    "max_body_bytes": "bytes of a request body",
+    "max_n": "samples of one request",
+    "max_prompts_per_request": "prompts of one completion request",
+    "body_timeout_s": "seconds that a request body may take to arrive",
+    "keep_alive_s": "seconds that an idle connection is kept",
+    "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
+    "data_dir": "where files and batches are kept, made when the first one comes; '' turns both off",
+    "max_file_bytes": "bytes of an uploaded file",
+    "max_files_bytes": "bytes of all files together",
+    "max_batch_lines": "lines of a batch's input",
+    "max_batches": "batches that are not over yet, beyond which a new one gets 429",
+    "max_running_batches": "batches whose lines run at once; others wait for their turn",
+    "log_level": "how much the server and its worker say",
+}
+
+# Their default depends on what the model is.
+_BY_KIND = ("max_wait_ms", "max_waiting")
+_GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
+# What means something to requests that come over no network.
+_OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a parser a flag for every setting; a flag that is not given leaves nothing behind."""
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"{HELP['model']}, or a .toml file")
+    _add_groups(parser, set())
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The same for models that are not served over a network; the model is a flag as well."""
+    parser.add_argument("--model", default=argparse.SUPPRESS, help=HELP["model"])
+    _add_groups(parser, {field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE)
+
+
+def _add_groups(parser: argparse.ArgumentParser, left_out: set[str]) -> None:
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: chairlift.toml, if it is there)")
+    seen = {"model"} | left_out
+    for config, title in _GROUPS:
+        group = parser.add_argument_group(title)
+        for field in msgspec.structs.fields(config):
+            if field.name not in seen:
+                seen.add(field.name)
+                _add_flag(group, field)
+
+
+def dashed(name: str) -> str:
+    """A setting's name as a flag has it."""
+    return name.replace("_", "-")
+
+
+def choices(kind: Any) -> list[str]:
+    """The words that a setting of this type may be; none if it is not one of a few words."""
+    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
+
+
+def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:
+    kind, default, described = field.type, field.default, HELP[field.name]
+    if default is not None and default is not msgspec.NODEFAULT and field.name not in _BY_KIND:
+        described = f"{described} (default: {default})"
+    flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=missing, help=described)
+    elif words := choices(kind):
+        group.add_argument(flag, choices=words, default=missing, help=described)
+    else:
+        group.add_argument(flag, metavar=_metavar(kind), default=missing, help=described)
+
+
+def holds_json(kind: Any) -> bool:
+    """Whether a setting of this type is more than a word or a number, so that text must spell it as JSON."""
+    return any(typing.get_origin(part) in (dict, tuple) for part in (kind, *typing.get_args(kind)))
+
+
+def _metavar(kind: Any) -> str:
+    if holds_json(kind):
+        return "JSON"
+    inner = [part for part in typing.get_args(kind) if part is not types.NoneType] or [kind]
+    return {int: "N", float: "X", str: "TEXT"}[inner[0]]

@@ -1,0 +1,84 @@
+"""Every setting of one model's engine, with its default, in one place."""
+
+from typing import Literal, get_args, get_origin
+
+import msgspec
+
+from chairlift.errors import ConfigError
+
+Strategy = Literal["none", "static", "dynamic", "continuous"]
+
+
+# Settings that only some strategies read.
+_READ_BY: dict[str, tuple[Strategy, ...]] = {
+    "batch_size": ("static", "dynamic"),
+    "max_wait_ms": ("dynamic",),
+    "max_num_seqs": ("continuous",),
+    "target_itl_ms": ("continuous",),
+}
+
+
+class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
+
+    `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic, `max_num_seqs` and
+    `target_itl_ms` to continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and
+    `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
+    most `background_step_ms`. Raises ConfigError naming the setting.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    ops: Literal["auto", "native", "reference"] = "auto"
+    strategy: Strategy = "continuous"
+    batch_size: int = 8
+    max_wait_ms: float = 5.0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    target_itl_ms: float | None = None
+    background_step_ms: float = 40.0
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_gb: float | None = None
+    quantization: Literal["none", "int8"] = "none"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions and unknown choices by name."""
+        for field in msgspec.structs.fields(self):
+            choices, value = get_args(field.type), getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in choices:
+                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_wait_ms < 0:
+            raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
+        for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms", "background_step_ms"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        defaults = dict(zip(self.__struct_fields__[::-1], self.__struct_defaults__[::-1], strict=False))
+        for name, strategies in _READ_BY.items():
+            if self.strategy not in strategies and getattr(self, name) != defaults[name]:
+                raise ConfigError(
+                    f"{name} has no effect under the {self.strategy} strategy: it belongs to "
+                    f"{' and '.join(strategies)}; leave it out, or choose another strategy"
+                )
+        if self.max_num_batched_tokens < self.seats:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of seats "
+                f"({self.seats}), or a running sequence could get no token in a step"
+            )
+
+    @property
+    def seats(self) -> int:
+        """The most sequences that may run at once under the chosen strategy."""
+        if self.strategy == "none":
+            return 1
+        return self.max_num_seqs if self.strategy == "continuous" else self.batch_size

@@ -1,0 +1,214 @@
+"""Settings from four places: flag, then environment, then chairlift.toml, then the default."""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from chairlift.config.flags import choices, dashed, holds_json
+from chairlift.config.items import ItemConfig, detect_kind
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.errors import ConfigError
+from chairlift.folders.kind import is_encoder
+
+ENV_PREFIX = "CHAIRLIFT_"
+DEFAULT_FILE = "chairlift.toml"
+
+ModelConfig = SequenceConfig | ItemConfig
+
+
+class Share(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What only a model beside others has: its version, and its weight in sharing the machine (0: it needs no turn)."""
+
+    version: str = "1"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none."""
+        if not 0 <= self.weight < math.inf:
+            raise ConfigError(f"weight must not be negative, got {self.weight}")
+
+
+class ServedModel(NamedTuple):
+    """One model, under the name that clients ask for."""
+
+    name: str
+    config: ModelConfig
+    share: Share = Share()
+
+
+class Settings(NamedTuple):
+    """All that `chairlift serve` needs to know."""
+
+    models: tuple[ServedModel, ...]
+    server: ServerConfig
+
+
+class _Given(NamedTuple):
+    """A setting as it was found, and where. Only a file has types: everything else is text."""
+
+    value: Any
+    source: str
+    typed: bool
+
+
+_Found = dict[str, _Given]
+_FIELDS: dict[type, dict[str, Any]] = {
+    config: {field.name: field.type for field in msgspec.structs.fields(config)}
+    for config in (SequenceConfig, ItemConfig, ServerConfig, Share)
+}
+_OF_MODELS = _FIELDS[SequenceConfig] | _FIELDS[ItemConfig]
+_KNOWN = _OF_MODELS | _FIELDS[ServerConfig]
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, default_model: str) -> Settings:
+    """Merge all sources; raises ConfigError naming the setting and where it came from."""
+    flags = {name: value for name, value in flags.items() if name in _KNOWN or name == "config"}
+    file = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
+    if str(flags.get("model", "")).endswith(".toml"):
+        if file:
+            raise ConfigError("name one settings file, not two")
+        file = flags.pop("model")
+    path = folder / (file or DEFAULT_FILE)
+    values = _read(path) if file or path.is_file() else {}
+    above = _from_environment(environ)
+    above |= {name: _Given(value, f"--{dashed(name)}", typed=False) for name, value in flags.items()}
+    if "models" in values:
+        return _several(values, path, above)
+    found = _from_file(values, path, _KNOWN, "") | above
+    if "model" not in found:
+        found["model"] = _Given(default_model, "the default", typed=True)
+        found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
+    # Paths in a file are relative to it, all others to the working directory.
+    from_file = "model" in values and "model" not in above
+    return Settings((_model(found, path.parent if from_file else folder, None),), _server(found, path.parent))
+
+
+def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
+    """Settings of a file with [models.NAME] tables; paths in it are relative to it."""
+    tables = values.pop("models")
+    if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(f"{path}: models must hold tables, [models.NAME], one for each model")
+    found = _from_file(values, path, _KNOWN, "") | above
+    for name, given in found.items():
+        if name not in _FIELDS[ServerConfig]:
+            raise ConfigError(
+                f"{given.source} is a model's setting, but {path} has several models: put it under [models.NAME]"
+            )
+    models = []
+    for name, table in tables.items():
+        known = _OF_MODELS | _FIELDS[Share]
+        of_model = _from_file(table, path, known, f"models.{name}.")
+        if "model" not in of_model:
+            raise ConfigError(f"{path}: models.{name} must say where the model is: model = ...")
+        models.append(_model(of_model, path.parent, name))
+    names = [(served.name, served.share.version) for served in models]
+    if twice := next((pair for pair in names if names.count(pair) > 1), None):
+        raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
+    return Settings(tuple(models), _server(found, path.parent))
+
+
+def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
+    """One model's settings. Raises ConfigError for those that its kind does not have."""
+    given = str(_convert("model", found["model"], str))
+    path = folder / given
+    if not (path.is_dir() or path.is_file() or is_class(given)):
+        raise ConfigError(
+            f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder, a .onnx file, or "
+            "a class as module:Class"
+        )
+    if folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
+        found = found | {"model": found["model"]._replace(value=str(path))}
+    config: type[ModelConfig] = ItemConfig
+    if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
+        config = SequenceConfig
+    wrong = [key for key in found if key in _OF_MODELS and key not in _FIELDS[config] | _FIELDS[ServerConfig]]
+    for key in wrong:
+        if key != "kind":
+            what = "is a language model" if config is SequenceConfig else "is not a language model"
+            raise ConfigError(f"{found[key].source} has no effect on {given!r}, which {what}; leave it out")
+    made = config(**_of(config, found))
+    return ServedModel(made.served_model_name or name or name_of(given), made, Share(**_of(Share, found)))
+
+
+def name_of(model: str) -> str:
+    """The name of a model that was given none: that of its folder, file or class."""
+    if is_class(model):
+        return model.rpartition(":")[2]
+    path = Path(model)
+    return path.stem if path.suffix == ".onnx" else path.resolve().name
+
+
+def is_class(model: str) -> bool:
+    """Whether this is module:Class or file.py:Class."""
+    return detect_kind(model) == "python"
+
+
+def _server(found: _Found, folder: Path) -> ServerConfig:
+    """The server's settings; `folder` is that of the file."""
+    config = ServerConfig(**_of(ServerConfig, found))
+    if config.data_dir and "data_dir" in found and found["data_dir"].typed:
+        config.data_dir = str(folder / config.data_dir)
+    return config
+
+
+def _of(config: type, found: _Found) -> dict[str, Any]:
+    """The settings of one class, as its types want them."""
+    return {name: _convert(name, found[name], kind) for name, kind in _FIELDS[config].items() if name in found}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], prefix: str) -> _Found:
+    """The settings of a table. Raises ConfigError for one that is not known."""
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint}")
+    return {name: _Given(value, f"{path}: {prefix}{name}", typed=True) for name, value in values.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Found:
+    found = {}
+    for name in _KNOWN:
+        variable = ENV_PREFIX + name.upper()
+        value = environ.get(variable)
+        if not value:
+            continue
+        if value.startswith("tcp://"):
+            raise ConfigError(
+                f"{variable} is {value!r}: Kubernetes sets that for a service called 'chairlift'. "
+                "Set enableServiceLinks: false on the pod, or name the service otherwise."
+            )
+        found[name] = _Given(value, variable, typed=False)
+    return found
+
+
+def _convert(name: str, given: _Given, kind: Any) -> Any:
+    value = given.value
+    if not given.typed and holds_json(kind):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ConfigError(f"{given.source}: must be JSON, got {value!r}") from None
+    try:
+        return msgspec.convert(value, kind, strict=given.typed)
+    except msgspec.ValidationError as error:
+        problem = str(error).replace("`", "").lower()
+        if words := choices(kind):
+            problem = "must be one of " + ", ".join(words)
+        raise ConfigError(f"{given.source}: {problem}, got {given.value!r}") from None

@@ -1,0 +1,32 @@
+"""Every decision has a reason that a person can read."""
+
+import enum
+
+import msgspec
+
+
+class Reason(enum.StrEnum):
+    """The reason inside a `Decision`."""
+
+    BOARDED = "boarded"
+    RESUMED = "resumed"
+    PREEMPTED = "preempted"
+    SEATS = "waiting_for_seats"
+    TOKENS = "waiting_for_tokens"
+    ITL = "waiting_for_itl"
+    BLOCKS = "waiting_for_blocks"
+    WINDOW = "waiting_for_window"
+    BATCH = "waiting_for_batch"
+    LIVE = "waiting_for_live"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One decision and its reason. A waiting one names the head of the line and speaks for all `count` that wait.
+
+    Background requests have one of their own, which speaks for those who ride and get no tokens, too.
+    """
+
+    why: Reason
+    request_id: str
+    detail: str
+    count: int = 1

@@ -1,0 +1,92 @@
+"""Items whose call failed, and that go again in smaller batches until it is known who is to blame."""
+
+from collections import deque
+
+import msgspec
+
+from chairlift.core.items.item import Batch, Failure, Item
+from chairlift.core.items.limits import BatchLimits
+
+# One culprit among n takes 2 log2(n) calls to find. Where there are more than about four, the model itself is at fault.
+_CULPRITS = 4
+
+
+class Bisection(msgspec.Struct, eq=False):
+    """The calls that may still be made for all that a failed batch was split into."""
+
+    calls_left: int
+
+
+class BatchPart(msgspec.Struct, eq=False):
+    """A part of a failed batch; `detail` says what happened to it."""
+
+    items: list[Item]
+    search: Bisection
+    detail: str
+
+
+class Bisections:
+    """Who goes again, next first: halves of the batch that failed last, so that a search ends before another begins."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.num_bisections = 0
+        self._limits = limits
+        self._trials: deque[BatchPart] = deque()
+        self._homes: dict[str, BatchPart] = {}
+
+    def __len__(self) -> int:
+        """How many items wait here."""
+        return len(self._homes)
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._homes
+
+    def find(self, item_id: str) -> BatchPart:
+        """Return what an item is a part of. Raises KeyError."""
+        return self._homes[item_id]
+
+    def remove(self, item_id: str) -> None:
+        """Forget an item. Raises KeyError."""
+        trial = self._homes.pop(item_id)
+        trial.items = [item for item in trial.items if item.id != item_id]
+
+    def take(self) -> BatchPart | None:
+        """Return who goes next, or None."""
+        while self._trials:
+            trial = self._trials.popleft()
+            if trial.items:
+                for item in trial.items:
+                    del self._homes[item.id]
+                return trial
+        return None
+
+    def split(
+        self, batch: Batch, items: list[Item], failure: Failure, search: Bisection | None, what: str
+    ) -> str | None:
+        """Put what is left of a failed batch to the front, in halves; return None, or why its items must fail instead.
+
+        `search` is that of the trial which the batch was, if it was one.
+        """
+        alone = len(batch.items) == 1
+        if failure in (Failure.RAISED, Failure.OUT_OF_MEMORY):
+            if alone or not self._limits.bisect:
+                return ""
+        elif self._limits.retries == 0:
+            return ""
+        elif alone and items[0].attempts > self._limits.retries:
+            return f" (in each of {items[0].attempts} calls)"
+        if search is None:
+            search = Bisection(2 * _CULPRITS * max(len(batch.items) - 1, 1).bit_length())
+        if failure is not Failure.OUT_OF_MEMORY and not alone:
+            if search.calls_left < 2:
+                return "; smaller batches of the same items failed as well, too many to look for each that is to blame"
+            search.calls_left -= 2
+        self.num_bisections += not alone
+        middle = (len(items) + 1) // 2
+        for part in (items[middle:], items[:middle]):
+            if part:
+                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(part)}"
+                trial = BatchPart(part, search, detail)
+                self._trials.appendleft(trial)
+                self._homes.update((item.id, trial) for item in part)
+        return None

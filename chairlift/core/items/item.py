@@ -1,0 +1,106 @@
+"""One-shot batching: an item of work that ends in one call, the batch that carries it, and what became of it."""
+
+import enum
+from collections.abc import Hashable
+
+import msgspec
+
+from chairlift.core.decision import Decision
+
+
+class Item(msgspec.Struct, kw_only=True, eq=False):
+    """One request to a model that answers in one call. Its payload stays with the engine.
+
+    `size` is what a batch's time follows from: tokens, pixels, or 1 where all items take as long. Only items of equal
+    `shape_key` share a batch; ragged runners give all the same. `arrival` and `deadline` are seconds on the clock that
+    `schedule(now)` is given. `priority` 0 is the default, lower is sooner. `attempts` counts the calls that it was in
+    and that did not give it an answer. A `background` item runs only while no live one waits; its priority counts among
+    its like.
+    """
+
+    id: str
+    arrival: float
+    size: float = 1.0
+    shape_key: Hashable = None
+    priority: int = 0
+    deadline: float | None = None
+    attempts: int = 0
+    background: bool = False
+
+
+class Batch(msgspec.Struct, kw_only=True, eq=False):
+    """Items that are computed in one call of one instance; `predicted` seconds is how long that should take.
+
+    `reason` says why it leaves now. `size` is the sum of its items' sizes, and `computed` what the runner makes of it:
+    the same, or where it pads, the longest times their number. `started` is when it left, or where it was sent `ahead`,
+    when the batch before it ends: as predicted, and later as it was. `due` is when its answers were promised.
+    """
+
+    id: int
+    instance: int
+    items: list[Item]
+    size: float
+    computed: float
+    predicted: float
+    started: float
+    reason: Decision
+    ahead: bool = False
+    due: float = 0.0
+
+
+class Failure(enum.StrEnum):
+    """How a call failed as a whole."""
+
+    RAISED = "raised"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    DIED = "died"
+    UNTRIED = "untried"  # it was sent ahead, and its instance was gone before it began
+
+
+class BatchResult(msgspec.Struct, kw_only=True):
+    """What a call came to: the seconds it took, and if it failed as a whole, how, and the error's text.
+
+    `errors` has, by item id, the text for those items alone that failed in a call that went well. `idle` is how many
+    seconds the instance had nothing to do before it.
+    """
+
+    seconds: float
+    failure: Failure | None = None
+    detail: str = ""
+    errors: dict[str, str] = {}
+    idle: float | None = None
+
+
+class ShedReason(enum.StrEnum):
+    """Why an item is not (or no longer) in the line."""
+
+    QUEUE_FULL = "queue_full"  # max_waiting items
+    QUEUE_SECONDS = "queue_seconds"  # more seconds of work wait than are allowed
+    DEADLINE = "deadline"  # it would not be done in time
+
+
+class Shed(Exception):
+    """The item is refused, or was dropped before it ran. `retry_after` is in seconds."""
+
+    def __init__(self, reason: ShedReason, detail: str, retry_after: float) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class Verdict(enum.StrEnum):
+    """How an item ended."""
+
+    DONE = "done"
+    ERROR = "error"
+    SHED = "shed"
+
+
+class Ended(msgspec.Struct, eq=False):
+    """An item that will not be seen again, and why: for an error its text, for a shed one the reason."""
+
+    item: Item
+    verdict: Verdict
+    detail: str = ""
+    shed: ShedReason | None = None

@@ -1,0 +1,55 @@
+"""What a one-shot model's batches, and the line for them, are held to."""
+
+from math import inf
+
+import msgspec
+
+
+class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
+    """Settings of a `ItemScheduler`, in items, sizes (as in `Item.size`) and seconds. Raises ValueError if absurd.
+
+    A batch holds at most `max_batch_size` items, for which the runner computes at most `max_batch_tokens` (padding
+    included). It leaves when an instance is free and it is full, or its oldest item has waited `max_wait`. With
+    `target_latency` both follow from what calls take and how fast items arrive, so that answers come within it: then
+    `max_wait` must be 0, and `max_batch_size` is the most. It refuses nobody: that is for deadlines.
+
+    `max_waiting` items, and `max_queue_seconds` of predicted work, may wait; `default_timeout` is the deadline of items
+    that bring none. One level of priority is worth `priority_ageing` seconds of waiting. A batch of background items is
+    to take `background_step` seconds at most, or twice what a call costs by itself. As many of them may wait; they
+    have no deadline unless they bring one.
+
+    A runner that pads each item to the longest sets `sort_window`: the most urgent so many batches of the line, among
+    whom those of like length are put together; 0 says that nothing is padded. Nobody is passed over by later items of
+    its shape in more than `max_passed_over` batches.
+
+    A call that raised, or ran out of memory, is tried again in halves if `bisect`. One that died or timed out is tried
+    again in halves, and an item alone until it was in `retries` such calls more than its first; 0 tries nothing again.
+    """
+
+    max_batch_size: int = 32
+    max_wait: float = 0.0
+    max_batch_tokens: float | None = None
+    max_waiting: int = 1024
+    max_queue_seconds: float | None = None
+    target_latency: float | None = None
+    default_timeout: float | None = None
+    priority_ageing: float = 1.0
+    background_step: float = 0.04
+    sort_window: int = 0
+    max_passed_over: int = 16
+    retries: int = 2
+    bisect: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_wait", "priority_ageing", "sort_window", "max_passed_over", "retries"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("background_step", "max_batch_tokens", "max_queue_seconds", "target_latency", "default_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"{name} must be more than 0, got {value}")
+        if self.target_latency is not None and self.max_wait:
+            raise ValueError("with target_latency the wait follows from it; leave max_wait at 0")

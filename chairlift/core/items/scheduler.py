@@ -1,0 +1,523 @@
+"""Batches for models that answer in one call: who is computed together, when, and what follows from a failure.
+
+    batch = scheduler.schedule(now)
+    outcome = executor.run(batch)
+    ended = scheduler.update(batch, outcome, now)
+
+A batch is put together at the moment when an instance is free to run it (late binding, as in Triton), or as little
+before as it takes to get there: an instance that would have to wait for its next batch is sent it ahead.
+What a call takes is learned from the calls, and with that a batch is chosen such that all its members are done by their
+deadlines; whoever would make it late is refused instead. So an overloaded model answers as many in time as ever.
+Background items run, in batches of their own, while no live one waits.
+"""
+
+from collections import Counter
+from math import inf
+
+from chairlift.core.decision import Decision, Reason
+from chairlift.core.items.background import BackgroundItems
+from chairlift.core.items.batch_time import BatchTime, LinearCost
+from chairlift.core.items.bisection import Bisection, Bisections
+from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
+from chairlift.core.items.instance import Instance
+from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.items.latency_target import LatencyTarget
+from chairlift.core.items.limits import BatchLimits as BatchLimits
+from chairlift.core.items.memory_limit import MemoryLimit
+from chairlift.core.items.waiting import ShapeLine, Waiter, Waiting
+
+# Batches' worth of the line that are looked at where nothing is sorted, and at least so many items.
+_WINDOW, _LEAST_WINDOW = 4, 64
+# Asking again a little after somebody has become too late, not a rounding error before.
+_LATER = 1e-6
+# Timers are a millisecond's business: a batch that is to leave within half of that leaves now.
+_SOON = 5e-4
+_WHAT = {
+    Failure.RAISED: "raised an error",
+    Failure.OUT_OF_MEMORY: "ran out of memory",
+    Failure.TIMED_OUT: "took too long",
+    Failure.DIED: "ended its process",
+}
+
+
+class ItemScheduler:
+    """Decides, and remembers just what it needs to decide. Pure: `now` comes in, in seconds on the caller's clock.
+
+    `ask_again` is when `schedule` may answer otherwise although nothing was added, cancelled or updated since it
+    last returned None. `closed` says that nobody else will come, so batches leave as they are. With `ahead` an instance
+    that runs a batch may be sent another, which it begins by itself once it is done.
+    """
+
+    def __init__(self, limits: BatchLimits, num_instances: int = 1, ahead: bool = False) -> None:
+        self.limits = limits
+        self.instances = {number: Instance() for number in range(num_instances)}
+        self.ahead = ahead
+        self.memory = MemoryLimit()
+        self.closed = False
+        self.ask_again: float | None = None
+        self.num_batches = 0
+        self.num_shed: Counter[ShedReason] = Counter()
+        self._waiting = Waiting(limits.priority_ageing)
+        self._trials = Bisections(limits)
+        self._background = BackgroundItems(limits)
+        self._in_flight: dict[str, Batch] = {}
+        self._cancelled: set[str] = set()
+        self._dropped: list[Ended] = []
+        self._rules = Rules(limits.sort_window > 0, limits.max_passed_over)
+        self._target = None if limits.target_latency is None else LatencyTarget(limits.target_latency)
+        self._now = 0.0
+
+    # What the engine calls
+
+    def add(self, item: Item, now: float) -> None:
+        """Put an item in the line. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
+
+        An item without a deadline gets the default one, unless it is a background item.
+        """
+        waits = item.id in self._waiting or item.id in self._trials or item.id in self._background
+        if waits or item.id in self._in_flight:
+            raise ValueError(f"item id {item.id!r} is already in use")
+        if not 0 < item.size < inf:
+            raise ValueError(f"an item's size must be a positive number, got {item.size}")
+        most = self.limits.max_batch_tokens
+        if most is not None and item.size > most:
+            raise ValueError(f"the item's size is {item.size:g}, and a batch's at most {most:g} (max_batch_tokens)")
+        if item.deadline is None and self.limits.default_timeout is not None and not item.background:
+            item.deadline = item.arrival + self.limits.default_timeout
+        shed = self._refusal(item, now)
+        if shed is not None:
+            self.num_shed[shed.reason] += 1
+            raise shed
+        if item.background:
+            self._background.waiting.push(item)
+            return
+        if self._target is not None:
+            self._target.arrived(item.size, now)
+        self._waiting.push(item)
+
+    def cancel(self, item_id: str) -> bool:
+        """Forget an item: nothing more will be heard of it. False if it is not here."""
+        if item_id in self._waiting:
+            self._waiting.remove([self._waiting.find(item_id)])
+        elif item_id in self._trials:
+            self._trials.remove(item_id)
+        elif item_id in self._background:
+            self._background.remove(item_id)
+        elif item_id in self._in_flight and item_id not in self._cancelled:
+            self._cancelled.add(item_id)
+        else:
+            return False
+        return True
+
+    def schedule(self, now: float) -> Batch | None:
+        """Return a batch for an instance that is free or about to be, or None: nothing leaves before `ask_again`."""
+        self._now = now
+        self.ask_again = None
+        free = [number for number, instance in self.instances.items() if instance.alive and instance.batch is None]
+        self._expire(now, bool(free))
+        batch = None
+        if free:
+            batch = self._try_again(self._trials, free, now) or self._depart(free, now, now)
+            if batch is None and self._background and not self.num_waiting:
+                batch = self._try_again(self._background.trials, free, now) or self._run_background(free, now)
+        elif self.ahead and not len(self._trials):
+            batch = self._send_ahead(now)
+        if batch is None:
+            deadline = self._waiting.next_deadline()
+            if deadline is not None:
+                self._ask_by(deadline - (0.0 if free else self._quickest().call) + _LATER)
+            deadline = self._background.waiting.next_deadline()
+            if deadline is not None:
+                self._ask_by(deadline + _LATER)
+        return batch
+
+    def take_dropped(self) -> list[Ended]:
+        """Return who was shed from the line since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def update(self, batch: Batch, outcome: BatchResult, now: float) -> list[Ended]:
+        """Take in what became of a batch, and free its instance; return who ended. All others will be tried again.
+
+        Raises ValueError if the batch is not running.
+        """
+        instance = self.instances[batch.instance]
+        search = instance.end(batch, now)
+        items = []
+        for item in batch.items:
+            del self._in_flight[item.id]
+            if item.id in self._cancelled:
+                self._cancelled.remove(item.id)
+            else:
+                items.append(item)
+        if outcome.failure is not None:
+            return self._failed(batch, items, outcome, search)
+        instance.observe(batch, outcome, now)
+        self.memory.fitted(batch.computed, len(batch.items))
+        errors = outcome.errors
+        return [
+            Ended(item, Verdict.ERROR, errors[item.id]) if item.id in errors else Ended(item, Verdict.DONE)
+            for item in items
+        ]
+
+    def instance_lost(self, number: int) -> None:
+        """Give an instance no more work. What it runs is still in flight until `update` says what became of it."""
+        self.instances[number].alive = False
+
+    def instance_back(self, number: int) -> None:
+        """Give an instance work again, or for the first time."""
+        if number in self.instances:
+            self.instances[number].alive = True
+        else:
+            self.instances[number] = Instance()
+
+    # What others may know
+
+    @property
+    def has_free(self) -> bool:
+        """Whether an instance is up and has nothing to do."""
+        return any(instance.alive and instance.batch is None for instance in self.instances.values())
+
+    def has(self, batch: Batch) -> bool:
+        """Whether a batch is still to be updated."""
+        return self.instances[batch.instance].has(batch)
+
+    @property
+    def num_waiting(self) -> int:
+        """Live items that are in no running batch."""
+        return len(self._waiting) + len(self._trials)
+
+    @property
+    def num_running(self) -> int:
+        """Live items in batches that run, or were sent ahead to run next."""
+        return len(self._in_flight) - self.num_background_running
+
+    @property
+    def num_background_waiting(self) -> int:
+        """Background items that are in no running batch."""
+        return len(self._background)
+
+    @property
+    def num_background_running(self) -> int:
+        """Background items in batches that run; none is ever sent ahead."""
+        batches = (instance.batch for instance in self.instances.values())
+        return sum(len(batch.items) for batch in batches if batch is not None and batch.items[0].background)
+
+    @property
+    def num_bisections(self) -> int:
+        """How often a failed batch was split."""
+        return self._trials.num_bisections + self._background.trials.num_bisections
+
+    @property
+    def prediction_error(self) -> float:
+        """By how much calls of late took more or less than predicted, relative, as a mean over the instances."""
+        errors = [instance.time.error for instance in self.instances.values() if instance.time.num_observed]
+        return sum(errors) / len(errors) if errors else 0.0
+
+    def queue_seconds(self) -> float:
+        """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
+        return self._seconds(*self._waiting.load())
+
+    def explain(self, item_id: str) -> Decision | None:
+        """Say where an item is and why, as of the last `schedule`, or None if it is not here."""
+        if item_id in self._in_flight:
+            batch = self._in_flight[item_id]
+            detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
+            return Decision(Reason.BOARDED, item_id, detail)
+        if item_id in self._trials:
+            return Decision(Reason.BATCH, item_id, self._trials.find(item_id).detail)
+        if item_id in self._background:
+            return self._explain_background(item_id)
+        if item_id not in self._waiting:
+            return None
+        waiter = self._waiting.find(item_id)
+        line = self._waiting.lines[waiter.item.shape_key]
+        ahead = sum(other.rank < waiter.rank for each in self._waiting.lines.values() for other in each.waiters)
+        place = f"{ahead} of {len(self._waiting)} are ahead of it"
+        if waiter.passed_over:
+            place += f", and it was passed over {waiter.passed_over} times"
+        alive = [instance for instance in self.instances.values() if instance.alive]
+        if not any(instance.batch is None for instance in alive):
+            state = f"all {len(alive)} instances are busy" if alive else "no instance is up"
+            return Decision(Reason.SEATS, item_id, f"{state}; {place}", len(self._waiting))
+        leaves = self._leaves_at(line, self._room(self._quickest()), self._quickest(), self._now)
+        detail = (
+            f"{len(line.waiters)} of its shape wait up to {max(leaves - self._now, 0.0):.3g} s for company; {place}"
+        )
+        return Decision(Reason.WINDOW, item_id, detail, len(self._waiting))
+
+    def _explain_background(self, item_id: str) -> Decision:
+        background = self._background
+        count = len(background)
+        if self.num_waiting:
+            return Decision(Reason.LIVE, item_id, f"{self.num_waiting} live requests wait", count)
+        if item_id in background.trials:
+            return Decision(Reason.BATCH, item_id, background.trials.find(item_id).detail)
+        ahead = background.ahead(background.waiting.find(item_id).item)
+        return Decision(Reason.SEATS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
+
+    # Refusing
+
+    def _refusal(self, item: Item, now: float) -> Shed | None:
+        """Say why an item may not join the line, or return None.
+
+        By its deadline it is refused only if even the best that can happen is too late: those ahead leave in full
+        batches, and it follows alone. Nothing is refused so while an instance is free, so a wrong prediction is
+        always put to the test.
+        """
+        limits = self.limits
+        if item.background:
+            if len(self._background) < limits.max_waiting:
+                return None
+            detail = f"{len(self._background)} background requests wait already, which is the limit"
+            return Shed(ShedReason.QUEUE_FULL, detail, self._seconds(*self._background.waiting.load()) or 1.0)
+        if self.num_waiting >= limits.max_waiting:
+            detail = f"{self.num_waiting} requests wait already, which is the limit"
+            return Shed(ShedReason.QUEUE_FULL, detail, self.queue_seconds() or 1.0)
+        if limits.max_queue_seconds is not None:
+            excess = self.queue_seconds() - limits.max_queue_seconds
+            if excess > 0:
+                detail = (
+                    f"{self.queue_seconds():.3g} s of work wait already, the limit is {limits.max_queue_seconds:g} s"
+                )
+                return Shed(ShedReason.QUEUE_SECONDS, detail, excess)
+        if item.deadline is None:
+            return None
+        start = self._next_free(now)
+        done = start + self._ahead(item, start) + self._quickest().seconds(item.size)
+        if start > now and done > item.deadline:
+            detail = f"it would be done {done - item.deadline:.3g} s after its deadline"
+            return Shed(ShedReason.DEADLINE, detail, done - item.deadline)
+        return None
+
+    def _ahead(self, item: Item, start: float) -> float:
+        """The seconds that full batches of those ahead of an item will surely take from `start` on."""
+        most = self.limits.max_batch_size
+        count, size = self._waiting.load(item.priority)
+        full = count // most * most
+        if not full:
+            return 0.0
+        # If the first can't be in a full batch any more, a batch of them may be dropped in favour of those behind.
+        mean = size / count
+        first = self._waiting.next_deadline()
+        if first is not None and first < start + self._quickest().seconds(mean * most):
+            full -= most
+        return self._seconds(full, mean * full)
+
+    def _expire(self, now: float, is_free: bool) -> None:
+        """Drop who is past the deadline, or while all instances are busy, can't be done by it any more."""
+        for waiter in self._waiting.take_expired(now if is_free else now + self._quickest().call):
+            self._drop(waiter.item, now)
+        for waiter in self._background.waiting.take_expired(now):
+            self._drop(waiter.item, now)
+
+    def _drop(self, item: Item, now: float) -> None:
+        late = now + self._quickest().seconds(item.size) - (item.deadline or 0.0)
+        detail = f"it waited {now - item.arrival:.3g} s and would be done {max(late, 0.0):.3g} s after its deadline"
+        self.num_shed[ShedReason.DEADLINE] += 1
+        self._dropped.append(Ended(item, Verdict.SHED, detail, ShedReason.DEADLINE))
+
+    # Forming batches
+
+    def _send_ahead(self, now: float) -> Batch | None:
+        """Send off a batch to an instance whose own ends so soon that it would have to wait for the next."""
+        ending = []
+        for number, instance in self.instances.items():
+            if not instance.alive or instance.batch is None or instance.following is not None:
+                continue
+            ends = instance.free_at(now)
+            leaves = ends - instance.lead.seconds
+            if leaves - now <= _SOON:
+                ending.append((ends, number))
+            else:
+                self._ask_by(leaves)
+        for ends, number in sorted(ending):
+            if (batch := self._depart([number], now, ends)) is not None:
+                return batch
+        return None
+
+    def _depart(self, free: list[int], now: float, start: float) -> Batch | None:
+        """Send off a batch of the line that is next among those whose time has come when it starts."""
+        number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
+        time = self._time(number).cautious
+        room = self._room(time)
+        skipped: list[ShapeLine] = []
+        while (line := self._next_line(room, time, skipped, start)) is not None:
+            window = line.waiters[: self._window()]
+            formed = form(window, room, time, self._rules, start)
+            if not formed.chosen and not self._in_flight:
+                # All are too late, it is said. Nothing runs that could tell otherwise, so one of them does.
+                last = max(window, key=lambda waiter: waiter.item.deadline or inf)
+                formed = Formed([last], last.item.size, [waiter for waiter in window if waiter is not last])
+            full = len(line.waiters) >= room.items or line.size >= room.size
+            if not self._settle(window, formed, number, now):
+                skipped.append(line)
+            if formed.chosen:
+                why = "it is full" if full else "the line is closed" if self.closed else "its oldest waited long enough"
+                return self._send(number, [w.item for w in formed.chosen], formed.computed, why, now)
+        return None
+
+    def _settle(self, window: list[Waiter], formed: Formed, number: int, now: float) -> bool:
+        """Take the batch out of the line, drop who is late for every instance, and note who was passed over.
+
+        Return whether anybody left.
+        """
+        gone = list(formed.chosen)
+        for waiter in formed.late:
+            if waiter.passed_over >= self.limits.max_passed_over or not self._elsewhere(waiter.item, number, now):
+                gone.append(waiter)
+                self._drop(waiter.item, now)
+        self._waiting.leave(window, formed.chosen, gone)
+        return bool(gone)
+
+    def _elsewhere(self, item: Item, number: int, now: float) -> bool:
+        """Whether another instance should come free in time for an item."""
+        for other, instance in self.instances.items():
+            if other == number or not instance.alive:
+                continue
+            start = instance.free_at(now)
+            if item.deadline is None or start + self._time(other).cautious.seconds(item.size) <= item.deadline:
+                return True
+        return False
+
+    def _next_line(
+        self, room: BatchCapacity, time: LinearCost, skipped: list[ShapeLine], now: float
+    ) -> ShapeLine | None:
+        """Return the line whose first is the most urgent among those that at this moment need wait no longer."""
+        best: ShapeLine | None = None
+        for line in self._waiting.lines.values():
+            leaves = self._leaves_at(line, room, time, now)
+            if leaves > now:
+                self._ask_by(leaves)
+            elif line not in skipped and (best is None or line.waiters[0].rank < best.waiters[0].rank):
+                best = line
+        return best
+
+    def _leaves_at(self, line: ShapeLine, room: BatchCapacity, time: LinearCost, now: float) -> float:
+        """Return when a batch of this line should leave if nobody else comes."""
+        if self.closed or len(line.waiters) >= room.items or line.size >= room.size:
+            return now
+        if self._target is not None:
+            return self._target.leaves_at(len(line.waiters), line.oldest, time, line.size, now)
+        return line.oldest + self.limits.max_wait
+
+    def _ask_by(self, moment: float) -> None:
+        self.ask_again = moment if self.ask_again is None else min(self.ask_again, moment)
+
+    def _run_background(self, free: list[int], now: float) -> Batch | None:
+        """Send off background items on an instance that no live one wants; they need no company."""
+        background = self._background
+        if not background.waiting:
+            return None
+        number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
+        time = self._time(number).expected
+        formed = background.board(background.room(self._most(), time), time, self._rules, self._window())
+        items = [waiter.item for waiter in formed.chosen]
+        return self._send(number, items, formed.computed, "no live request waits", now)
+
+    def _most(self) -> BatchCapacity:
+        """What a batch may hold, however long it takes."""
+        limits, memory = self.limits, self.memory
+        size = min(limits.max_batch_tokens or inf, memory.max_size)
+        return BatchCapacity(int(min(limits.max_batch_size, memory.max_items)), size)
+
+    def _room(self, time: LinearCost) -> BatchCapacity:
+        room = self._most()
+        if self._target is None:
+            return room
+        most = self._target.most_computed(time, max(len(self.instances), 1), self._now)
+        return room._replace(size=min(room.size, most))
+
+    def _window(self) -> int:
+        limits = self.limits
+        return max((limits.sort_window or _WINDOW) * limits.max_batch_size, _LEAST_WINDOW)
+
+    def _try_again(self, trials: Bisections, free: list[int], now: float) -> Batch | None:
+        """Send off a part of a batch that failed."""
+        while (trial := trials.take()) is not None:
+            items = []
+            for item in trial.items:
+                if item.deadline is not None and item.deadline < now:
+                    self._drop(item, now)
+                else:
+                    items.append(item)
+            if items:
+                size = sum(item.size for item in items)
+                computed = max(item.size for item in items) * len(items) if self._rules.pads else size
+                batch = self._send(free[0], items, computed, trial.detail, now)
+                self.instances[free[0]].search = trial.search
+                return batch
+        return None
+
+    def _send(self, number: int, items: list[Item], computed: float, why: str, now: float) -> Batch:
+        instance = self.instances[number]
+        start, predicted = instance.free_at(now), self._time(number).expected.seconds(computed)
+        batch = Batch(
+            id=self.num_batches,
+            instance=number,
+            items=items,
+            size=sum(item.size for item in items),
+            computed=computed,
+            predicted=predicted,
+            started=start,
+            reason=Decision(Reason.BOARDED, items[0].id, why, len(items)),
+            ahead=instance.batch is not None,
+            due=start + predicted,
+        )
+        self.num_batches += 1
+        instance.begin(batch)
+        for item in items:
+            self._in_flight[item.id] = batch
+        return batch
+
+    # Failures
+
+    def _failed(self, batch: Batch, items: list[Item], outcome: BatchResult, search: Bisection | None) -> list[Ended]:
+        failure = outcome.failure or Failure.RAISED
+        if failure is Failure.UNTRIED:
+            for item in items:
+                (self._background.waiting if item.background else self._waiting).push(item)
+            return []
+        for item in items:
+            item.attempts += 1
+        if failure is Failure.OUT_OF_MEMORY:
+            self.memory.exceeded(batch.computed, len(batch.items))
+        if not items:
+            return []
+        trials = self._background.trials if items[0].background else self._trials
+        refusal = trials.split(batch, items, failure, search, _WHAT[failure])
+        if refusal is None:
+            return []
+        detail = (outcome.detail or f"the call {_WHAT[failure]}") + refusal
+        return [Ended(item, Verdict.ERROR, detail) for item in items]
+
+    # Predictions
+
+    def _time(self, number: int) -> BatchTime:
+        """What is known of an instance's speed; until it has run something, that of another."""
+        time = self.instances[number].time
+        if time.num_observed:
+            return time
+        return next((other.time for other in self.instances.values() if other.time.num_observed), time)
+
+    def _quickest(self) -> LinearCost:
+        """The times of the instance that takes the least for one more item."""
+        lines = [instance.time.expected for instance in self.instances.values() if instance.time.num_observed]
+        return min(lines, key=lambda line: line.call, default=LinearCost(0.0, 0.0))
+
+    def _next_free(self, now: float) -> float:
+        """When an instance should next be free; now, if none is up to tell."""
+        soonest = inf
+        for instance in self.instances.values():
+            if instance.alive:
+                soonest = min(soonest, instance.free_at(now))
+        return soonest if soonest < inf else now
+
+    def _seconds(self, count: int, size: float) -> float:
+        """The time that this much work takes in full batches on all instances that are up."""
+        call, each = self._quickest()
+        num_alive = sum(instance.alive for instance in self.instances.values())
+        return (-(-count // self.limits.max_batch_size) * call + each * size) / max(num_alive, 1)
+
+
+__all__ = ["BatchLimits", "Instance", "ItemScheduler"]

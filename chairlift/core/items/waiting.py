@@ -1,0 +1,163 @@
+"""The lines of a one-shot model: one for each shape key, most urgent first."""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from operator import attrgetter
+
+import msgspec
+
+from chairlift.core.items.item import Item
+
+Rank = tuple[float, int]
+_rank = attrgetter("rank")
+
+
+class Waiter(msgspec.Struct, eq=False):
+    """An item in the line. The lowest `rank` boards first; `passed_over` counts the batches in which later ones did."""
+
+    item: Item
+    rank: Rank
+    passed_over: int = 0
+
+
+class ShapeLine:
+    """Those who may share a batch, by rank. `size` is the sum of theirs."""
+
+    def __init__(self) -> None:
+        self.waiters: list[Waiter] = []
+        self.size = 0.0
+        self._oldest: float | None = None
+
+    def push(self, waiter: Waiter) -> None:
+        """Join in order of rank; nearly always that is at the end."""
+        waiters = self.waiters
+        if not waiters or waiters[-1].rank < waiter.rank:
+            waiters.append(waiter)
+        else:
+            insort(waiters, waiter, key=_rank)
+        self.size += waiter.item.size
+        if self._oldest is not None:
+            self._oldest = min(self._oldest, waiter.item.arrival)
+
+    def remove(self, gone: Iterable[Waiter]) -> None:
+        """Take some out, wherever they stand."""
+        serials = set()
+        for waiter in gone:
+            serials.add(waiter.rank[1])
+            self.size -= waiter.item.size
+        if len(serials) == 1:
+            del self.waiters[bisect_left(self.waiters, waiter.rank, key=_rank)]
+        else:
+            self.waiters = [waiter for waiter in self.waiters if waiter.rank[1] not in serials]
+        self._oldest = None
+        if not self.waiters:
+            self.size = 0.0  # and no rounding errors pile up
+
+    @property
+    def oldest(self) -> float:
+        """The earliest arrival. Raises ValueError if nobody waits."""
+        if self._oldest is None:
+            self._oldest = min(waiter.item.arrival for waiter in self.waiters)
+        return self._oldest
+
+
+class Waiting:
+    """Everyone who waits.
+
+    The order is by arrival, one level of priority being worth `ageing` seconds of it: whoever waits is overtaken only
+    by more urgent items that came at most so much later, so no level starves. Joining and leaving take O(log n) steps
+    and a shift of pointers.
+    """
+
+    def __init__(self, ageing: float) -> None:
+        self.lines: dict[Hashable, ShapeLine] = {}
+        self._ageing = ageing
+        self._waiters: dict[str, Waiter] = {}
+        self._load: dict[int, tuple[int, float]] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._waiters
+
+    def find(self, item_id: str) -> Waiter:
+        """Return who waits under this id. Raises KeyError."""
+        return self._waiters[item_id]
+
+    def push(self, item: Item) -> None:
+        """Join the line of its shape."""
+        self._serial = serial = self._serial + 1
+        waiter = Waiter(item, (item.arrival + item.priority * self._ageing, serial))
+        self._waiters[item.id] = waiter
+        line = self.lines.get(item.shape_key)
+        if line is None:
+            line = self.lines[item.shape_key] = ShapeLine()
+        line.push(waiter)
+        count, size = self._load.get(item.priority, (0, 0.0))
+        self._load[item.priority] = count + 1, size + item.size
+        if item.deadline is not None:
+            heapq.heappush(self._deadlines, (item.deadline, serial, item.id))
+
+    def remove(self, gone: list[Waiter]) -> None:
+        """Take some of one shape out of the line. `gone` must not be empty."""
+        key = gone[0].item.shape_key
+        line = self.lines[key]
+        line.remove(gone)
+        if not line.waiters:
+            del self.lines[key]
+        for waiter in gone:
+            item = waiter.item
+            del self._waiters[item.id]
+            count, size = self._load[item.priority]
+            if count > 1:
+                self._load[item.priority] = count - 1, size - item.size
+            else:
+                del self._load[item.priority]
+        if len(self._deadlines) > 2 * len(self._waiters) + 64:
+            self._deadlines = [entry for entry in self._deadlines if self._is_waiting(entry)]
+            heapq.heapify(self._deadlines)
+
+    def leave(self, window: list[Waiter], chosen: list[Waiter], gone: list[Waiter]) -> None:
+        """Take some of a line's first ones out; those who stay behind while later ones are `chosen` are passed over."""
+        if chosen:
+            last = max(waiter.rank for waiter in chosen)
+            leaving = {waiter.rank[1] for waiter in gone}
+            for waiter in window:
+                if waiter.rank >= last:
+                    break
+                if waiter.rank[1] not in leaving:
+                    waiter.passed_over += 1
+        if gone:
+            self.remove(gone)
+
+    def load(self, priority: int | None = None) -> tuple[int, float]:
+        """Return how many wait (of this priority or more urgent ones) and the sum of their sizes."""
+        count, total = 0, 0.0
+        for level, (number, size) in self._load.items():
+            if priority is None or level <= priority:
+                count += number
+                total += size
+        return count, total
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline of anyone in the line."""
+        while self._deadlines and not self._is_waiting(self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def take_expired(self, moment: float) -> list[Waiter]:
+        """Take out everyone whose deadline is before this moment."""
+        gone = []
+        while (deadline := self.next_deadline()) is not None and deadline < moment:
+            waiter = self._waiters[heapq.heappop(self._deadlines)[2]]
+            self.remove([waiter])
+            gone.append(waiter)
+        return gone
+
+    def _is_waiting(self, entry: tuple[float, int, str]) -> bool:
+        waiter = self._waiters.get(entry[2])
+        return waiter is not None and waiter.rank[1] == entry[1]

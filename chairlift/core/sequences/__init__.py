@@ -1,0 +1,1 @@
+"""Deciding for models that generate token by token: who runs in a step, and with how many tokens."""

@@ -1,0 +1,129 @@
+"""How much of a step prompts may have, when the time between two tokens of everyone else is to stay inside a target."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from chairlift.core.cost import CostModel
+from chairlift.core.sequences.request import Step
+from chairlift.core.sequences.sequence import Sequence
+
+# Prompt tokens that every step has time for. Without them prompts would stop whenever the decodes alone take longer
+# than the target, perhaps for ever, and their clients would wait for nothing: a target that can't be met is not met any
+# better by starving half of the requests. So few cost little beside such decodes.
+FLOOR = 8
+
+
+class StepBudget(Protocol):
+    """Hands out a step's tokens beyond the one that each running sequence gets in any case.
+
+    It is asked in order of urgency, and once someone got less than was wanted, nobody gets any more in that step: a
+    long prompt is not passed by those to whom a token costs less.
+    """
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """Start a step in which all of these get one token."""
+        ...
+
+    def room(self, computed: int) -> int:
+        """Return how many tokens a prompt that boards now, with this many found in the prefix cache, could be given."""
+        ...
+
+    def grant(self, computed: int, wanted: int, boards: bool) -> int:
+        """Give a sequence up to `wanted` tokens more: from none if it boards, else beyond its one."""
+        ...
+
+    def end(self, running: Iterable[Sequence], step: Step) -> None:
+        """The step is what it will be."""
+        ...
+
+    def observe(self, seconds: float) -> None:
+        """Take in how long it took."""
+        ...
+
+    def explain(self) -> str:
+        """Say why a prompt must wait for the next step."""
+        ...
+
+
+class LatencyBudget:
+    """Gives prompts what the decodes leave of `target` seconds, by a cost model that learns from every step.
+
+    Chunks grow smaller as a prompt grows longer, since its attention grows dearer. `predicted` and `seconds` are the
+    last step's duration as foreseen and as it was; `tokens` is how many that step could have held: one each, and a
+    prompt from its start. At least `FLOOR` prompt tokens go into every step, whatever the target, and it
+    never gives more than `most`, the scheduler's limit. After Sarathi-Serve (OSDI 2024), which finds such a limit by
+    profiling and then keeps it.
+    """
+
+    def __init__(self, target: float, most: int, model: CostModel | None = None) -> None:
+        self.target = target
+        self.most = most
+        self.model = model or CostModel()
+        self.tokens = most
+        self.predicted = 0.0
+        self.seconds = 0.0
+        self._floor = 0
+        self._given_out = False
+        self._decodes = 0
+        self._holds = (0, 0, 0)
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """Start with one token for each, attending to all before it."""
+        count = read = 0
+        for sequence in running:
+            count += 1
+            read += sequence.num_computed_tokens + 1
+        self._floor = FLOOR
+        self._given_out = False
+        self._decodes = count
+        self._holds = count, read, read
+        self.tokens = min(count + self.room(0), self.most)
+
+    def room(self, computed: int) -> int:
+        """Return how many tokens a prompt that boards now, with `computed` of them cached, has time for."""
+        return self._time_for(computed, self._holds[1])
+
+    def grant(self, computed: int, wanted: int, boards: bool) -> int:
+        """Give up to `wanted` tokens of time to a sequence with `computed` tokens in the KV cache."""
+        tokens, read, pairs = self._holds
+        if not boards:
+            computed += 1
+        # The context of one that runs is among what is read already.
+        given = min(wanted, self._time_for(computed, read if boards else read - computed))
+        self._given_out |= given < wanted
+        self._floor = max(self._floor - given, 0)
+        read += given + computed if boards else given
+        self._holds = tokens + given, read, pairs + given * computed + given * (given + 1) // 2
+        return given
+
+    def _time_for(self, computed: int, read: int) -> int:
+        if self._given_out:
+            return 0
+        tokens, _, pairs = self._holds
+        if not self.model.num_observed:
+            return self._floor  # a guess might be wrong by a hundred times
+        within = self.model.tokens_within(self.target, tokens, read, pairs, computed)
+        return max(self.most if within is None else min(within, self.most), self._floor)
+
+    def end(self, running: Iterable[Sequence], step: Step) -> None:
+        """Predict the step as it is: whoever was preempted is not in it."""
+        tokens = read = pairs = 0
+        for sequence in running:
+            given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
+            tokens += given
+            read += computed + given
+            pairs += given * computed + given * (given + 1) // 2
+        self._holds = tokens, read, pairs
+        self.predicted = self.model.predict(tokens, read, pairs)
+
+    def observe(self, seconds: float) -> None:
+        """Learn from the step that just ended."""
+        self.seconds = seconds
+        self.model.observe(seconds, *self._holds)
+
+    def explain(self) -> str:
+        """Say what the step's time went to."""
+        return (
+            f"the step's {self.target * 1000:g} ms are given out: {self._holds[0]} tokens, "
+            f"{self._decodes} of them one each for those who ran"
+        )

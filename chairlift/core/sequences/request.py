@@ -1,0 +1,88 @@
+"""The contract between deciding and computing: what nearly every other file speaks."""
+
+import msgspec
+
+from chairlift.core.decision import Decision
+from chairlift.core.sequences.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One sequence to generate, validated and tokenized; `n` samples are `n` requests.
+
+    `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
+    `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
+    `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
+    A `background` request rides in seats that no other needs, and yields at once; priorities count among its like.
+    With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    arrival: float
+    priority: int = 0
+    stop_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    use_prefix_cache: bool = True
+    background: bool = False
+    hold_updates: bool = False
+
+
+class Start(msgspec.Struct):
+    """All that a runner needs to begin (or, after a preemption, begin again) a sequence.
+
+    `token_ids` is the prompt and whatever was generated before a preemption; the first `num_computed_tokens` of them
+    already lie in the KV cache, in the first blocks of `block_table`.
+    """
+
+    request: Request
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_table: list[int]
+
+
+class Step(msgspec.Struct):
+    """One forward pass: how many tokens of each request; those that ran already, most urgent first, then who starts.
+
+    Background requests follow in the same order, save for those that ride but are left out of this step.
+    `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
+    `released` ended or were preempted since the last step: a runner drops all it holds for them.
+    """
+
+    id: int
+    num_tokens: dict[str, int]
+    started: list[Start]
+    new_blocks: dict[str, list[int]]
+    released: list[str]
+    decisions: list[Decision]
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens computed in this pass, over all requests."""
+        return sum(self.num_tokens.values())
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """A token's log-probability, its rank (1 is the likeliest), and the likeliest alternatives as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class StepResult(msgspec.Struct):
+    """What a forward pass gave. A request whose prompt is not yet fully computed has no entry in `tokens`.
+
+    `prompt_logprobs` holds one entry per prompt token of this pass, for requests that asked for them; the prompt's very
+    first token has none. `errors` ends a request and says why. `seconds` is the time that the pass took. `num_rows` is
+    how many rows of activations the model computed; what exceeds the step's tokens is padding.
+    """
+
+    tokens: dict[str, list[int]]
+    num_rows: int = 0
+    seconds: float = 0.0
+    logprobs: dict[str, list[TokenLogprob]] = {}
+    prompt_logprobs: dict[str, list[TokenLogprob]] = {}
+    errors: dict[str, str] = {}

@@ -1,0 +1,490 @@
+"""One loop for every batching strategy: who runs in the next step, and with how many tokens.
+
+    step = scheduler.schedule(now)
+    result = runner.execute(step)
+    finished = scheduler.update(step, result, now)
+
+There is no prefill phase and no decode phase. Every sequence has some tokens (its prompt and what was generated) and
+some of them computed; each step gives it tokens until the two meet, whereupon the model samples one more. Chunked
+prefill, prefix hits and recomputation after preemption all follow from that rule. The idea is Orca's iteration-level
+scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's chunks (OSDI 2024).
+"""
+
+from bisect import insort
+
+from chairlift.core.decision import Decision, Reason
+from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.sequences.background import BackgroundSequences
+from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.budget import StepBudget
+from chairlift.core.sequences.fits import check_fits
+from chairlift.core.sequences.policy import Admission, Policy
+from chairlift.core.sequences.prefix_cache import PrefixCache
+from chairlift.core.sequences.request import Request, Start, Step, StepResult
+from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.waiting import WaitingQueue
+
+
+def _urgency(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.key
+
+
+class SequenceScheduler:
+    """Decides, and remembers just what it needs to decide. Pure: `now` comes in, a `Step` comes out.
+
+    `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
+    batch that have not started, or that were preempted. All others wait in `line`. A `budget` may hold a step below
+    `max_num_batched_tokens`. All of these are live; requests that can wait are in `background`, and get what is left,
+    within a budget of their own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: BlockPool,
+        *,
+        block_size: int = 16,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int = 2048,
+        enable_prefix_caching: bool = True,
+        budget: StepBudget | None = None,
+        background_budget: StepBudget | None = None,
+    ) -> None:
+        self.policy = policy
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
+        self.budget = budget
+        self.line: WaitingQueue[Sequence] = WaitingQueue()
+        self.seated: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.background = BackgroundSequences(background_budget)
+        self.ask_again: float | None = None
+        self.waiting_decision: Decision | None = None
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._released: list[str] = []
+        self._learner: StepBudget | None = None
+        self._serial = 0
+
+    # What the engine calls
+
+    def add(self, request: Request) -> None:
+        """Put a request in the line. Raises ValueError, saying why, if it could never be served."""
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is already in use")
+        prompt = len(request.prompt_ids)
+        check_fits(
+            prompt,
+            request.max_tokens,
+            max_model_len=self.max_model_len,
+            num_blocks=self.pool.num_blocks,
+            block_size=self.block_size,
+        )
+        self._serial += 1
+        sequence = Sequence(request, self._serial)
+        if self.prefixes.may_read(sequence):
+            sequence.hash_blocks(prompt // self.block_size, self.block_size)
+        self._sequences[request.id] = sequence
+        (self.background.line if request.background else self.line).push(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request, wherever it is; its seat and blocks are free at once. False if it is not here."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._remove(sequence)
+        return True
+
+    def close_line(self) -> None:
+        """Nobody else will come: a static batch may leave with empty seats."""
+        self.line.closed = True
+
+    def schedule(self, now: float, yields: bool = False) -> Step:
+        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`.
+
+        `yields` leaves background requests out of it: somebody else wants the machine for live ones.
+        """
+        step = Step(self.num_steps, {}, [], {}, [], [])
+        self.ask_again = None
+        self._continue_running(step)
+        self.waiting_decision = None
+        last = step.decisions[-1] if step.decisions else None
+        if last is not None and not self._sequences[last.request_id].request.background:
+            # Admission after a preemption would take the very blocks that were just found missing.
+            head = self._head()
+            if head is not None:
+                detail = f"{last.request_id} was just preempted: {last.detail}"
+                self.waiting_decision = Decision(Reason.BLOCKS, head.id, detail, self.num_waiting)
+        elif self.num_waiting:
+            self._board_waiting(step, now)
+        if self.waiting_decision is not None:
+            step.decisions.append(self.waiting_decision)
+        self._learner = self.budget
+        if self.background:
+            self._fill_with_background(step, yields, now)
+            self._learner = self.budget or self.background.budget
+        if step.num_tokens:
+            if self._learner is not None:
+                riders = [sequence for sequence in self.background.riding if sequence.id in step.num_tokens]
+                self._learner.end(self.running + riders, step)
+            self.num_steps += 1
+            step.released, self._released = self._released, []
+        return step
+
+    def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
+        """Take in what a step computed; return who ended and why. Their seats and blocks are free from here on.
+
+        Whoever shares a block that a failed request should have filled in this step starts anew, and loses its token.
+        """
+        if self._learner is not None:
+            self._learner.observe(result.seconds)
+        finished: list[Finished] = []
+        end: Finished | None
+        spoilt = self.prefixes.end_step(step, result.errors, self._sequences)
+        for request_id, num_tokens in step.num_tokens.items():
+            sequence = self._sequences.get(request_id)
+            if sequence is None or not sequence.block_table:
+                continue  # aborted while the step ran, and perhaps sent again under the same id
+            if request_id in result.errors:
+                end = Finished(request_id, FinishReason.ERROR, result.errors[request_id])
+            elif spoilt and not spoilt.isdisjoint(sequence.block_table):
+                result.tokens.pop(request_id, None)
+                self._put_back(sequence)
+                continue
+            else:
+                sequence.num_computed_tokens += num_tokens
+                end = self._take_tokens(sequence, result.tokens.get(request_id))
+            if end is not None:
+                self._remove(sequence)
+                finished.append(end)
+        return finished
+
+    # What a person asks
+
+    @property
+    def num_waiting(self) -> int:
+        """Live requests that hold no blocks: in the line, seated but not started, or preempted."""
+        return len(self.line) + len(self.seated)
+
+    @property
+    def num_unfinished(self) -> int:
+        """All requests that are here."""
+        return len(self._sequences)
+
+    def explain(self, request_id: str) -> Decision | None:
+        """Say why a request runs or still waits; None if it is not here."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        if sequence.request.background:
+            return self.background.explain(sequence)
+        if sequence.block_table:
+            return Decision(Reason.BOARDED, request_id, f"runs since {sequence.started:.3f} s")
+        head = self.waiting_decision
+        if head is None or head.request_id not in self._sequences:
+            return Decision(Reason.TOKENS, request_id, "no step was scheduled since the line moved")
+        if head.request_id == request_id:
+            return head
+        return Decision(head.why, request_id, f"waits behind {head.request_id}: {head.detail}")
+
+    # Running sequences
+
+    def _continue_running(self, step: Step) -> None:
+        """Give tokens to all that run, most urgent first.
+
+        Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
+        blocks run out the least urgent makes room, so the most urgent always moves and there is no livelock.
+        """
+        running, budget, limit = self.running, self.max_num_batched_tokens, self.budget
+        num_tokens, block_size = step.num_tokens, self.block_size
+        if limit is not None:
+            limit.begin(running)
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            computed = sequence.num_computed_tokens
+            given = len(sequence.token_ids) - computed
+            if given > 1:
+                given = min(given, budget - (len(running) - index - 1))
+                if limit is not None:
+                    given = 1 + limit.grant(computed, given - 1, boards=False)
+            if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
+                break  # it made room for others itself, and was the last
+            num_tokens[sequence.id] = given
+            budget -= given
+            if (computed + given) // block_size > sequence.num_published:
+                self.prefixes.publish(sequence, computed + given)
+            index += 1
+
+    def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
+        """Take blocks for more tokens, preempting others if need be; False if there is none, or it was one of them."""
+        target = self._blocks_for(sequence.num_computed_tokens + num_tokens)
+        missing = target - len(sequence.block_table)
+        while self.pool.num_free < missing:
+            victim = self._victim(step, sequence)
+            if victim is None:
+                return False
+            count = len(self.running) + len(self.background.riding)
+            detail = f"no free block for {sequence.id}, and this one is the least urgent of {count}"
+            self._preempt(step, victim, detail)
+            if victim is sequence:
+                return False
+        blocks = [self.pool.take() for _ in range(missing)]
+        sequence.block_table += blocks
+        step.new_blocks[sequence.id] = blocks
+        return True
+
+    def _victim(self, step: Step, needy: Sequence) -> Sequence | None:
+        """Return who gives up its blocks: for a background rider, a younger one that has nothing of this step yet."""
+        if needy.request.background:
+            return self.background.youngest(behind=needy, without=step.num_tokens)
+        return self.background.youngest() or self.running[-1]
+
+    def _preempt(self, step: Step, victim: Sequence, detail: str) -> None:
+        """Take back a sequence's seat and blocks for a more urgent one."""
+        self._put_back(victim)
+        self.num_preemptions += 1
+        step.decisions.append(Decision(Reason.PREEMPTED, victim.id, detail))
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Take a sequence off; it keeps its place by arrival and is computed anew when there is room."""
+        self._riders(sequence).remove(sequence)
+        self._release_blocks(sequence)
+        if sequence.request.background:
+            self.background.line.push(sequence)
+        elif self.policy.closes_batch:
+            insort(self.seated, sequence, key=_urgency)
+        else:
+            self.line.push(sequence)
+
+    # Admission
+
+    def _head(self) -> Sequence | None:
+        """Return who is next to start, or None if nobody waits."""
+        return self.seated[0] if self.seated else self.line.head()
+
+    def _board_waiting(self, step: Step, now: float) -> None:
+        """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
+        boarding = self.policy.board(self.line, len(self.running) + len(self.seated), now)
+        if self.policy.closes_batch and boarding.seats > 0:
+            while self.line and len(self.seated) < boarding.seats:
+                self.seated.append(self.line.pop())
+                self._clear_seat(step, self.seated[-1])
+        seats = 0 if self.policy.closes_batch else boarding.seats
+        budget = self.max_num_batched_tokens - step.total_tokens
+        while True:
+            sequence = self._head()
+            if sequence is None:
+                return
+            refusal = self._refusal(step, sequence, boarding, seats, budget)
+            if refusal is not None:
+                self.ask_again = boarding.ask_again
+                self.waiting_decision = refusal
+                return
+            if self.seated:
+                self.seated.pop(0)
+            else:
+                self.line.pop()
+                seats -= 1
+                self._clear_seat(step, sequence, 1)
+            budget -= self._start(step, sequence, budget, now)
+
+    def _clear_seat(self, step: Step, needy: Sequence, taken: int = 0) -> None:
+        """Have background riders leave until all live sequences, and so many that are about to start, have seats."""
+        taken += len(self.running) + len(self.seated)
+        while taken + len(self.background.riding) > self.policy.seats:
+            victim = self.background.youngest()
+            assert victim is not None, "the policy gave more seats than there are"
+            self._preempt(step, victim, f"its seat is needed for {needy.id}")
+
+    def _refusal(self, step: Step, sequence: Sequence, boarding: Admission, seats: int, budget: int) -> Decision | None:
+        """Say why the head of the line can't start now, or None if it can. Blocks of background riders are its own."""
+        count = self.num_waiting
+        if not self.seated and seats < 1:
+            detail = boarding.detail if boarding.seats < 1 else "every seat was given in this step"
+            return Decision(boarding.why, sequence.id, detail, count)
+        if budget < 1:
+            detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
+            return Decision(Reason.TOKENS, sequence.id, detail, count)
+        hits = self.prefixes.match(sequence)
+        if self.budget is not None and self.budget.room(len(hits) * self.block_size) < 1:
+            return Decision(Reason.ITL, sequence.id, self.budget.explain(), count)
+        while lack := self._lack_of_blocks(sequence, hits, len(self.running)):
+            victim = self.background.youngest()
+            if victim is None:
+                return Decision(Reason.BLOCKS, sequence.id, lack, count)
+            self._preempt(step, victim, f"its blocks are needed for {sequence.id}")
+        return None
+
+    def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_riders: int) -> str:
+        """Say how many blocks are missing for a sequence to start beside so many others; nothing if they are there."""
+        # A hit that nobody holds lies in the free list, so it uses up a free block as well.
+        free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
+        needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
+        # One spare block for each rider, else the next block any of them needs would throw the newcomer off again. No
+        # rider is owed more than that: had one been given less than its known tokens, there would be none to give.
+        if needed <= free - num_riders:
+            return ""
+        return f"needs {needed} blocks; of {free} free, {num_riders} are kept for those running"
+
+    def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
+        """Give a sequence its first blocks and tokens; return how many tokens."""
+        hits = self.prefixes.match(sequence)
+        for block in hits:
+            self.pool.share(block)
+        computed = len(hits) * self.block_size
+        given = min(len(sequence.token_ids) - computed, budget)
+        limit = self.background.budget if sequence.request.background else self.budget
+        if limit is not None:
+            given = limit.grant(computed, given, boards=True)
+        missing = self._blocks_for(computed + given) - len(hits)
+        sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
+        sequence.num_computed_tokens = computed
+        sequence.num_published = len(hits)
+        resumed = sequence.started is not None
+        if not resumed:
+            sequence.started = now
+            sequence.num_cached_tokens = computed
+            if self.prefixes.may_read(sequence):
+                self.prefix_queried_tokens += len(sequence.token_ids)
+                self.prefix_hit_tokens += computed
+        if sequence.request.background:
+            self.background.riding.append(sequence)
+        else:
+            insort(self.running, sequence, key=_urgency)
+        step.num_tokens[sequence.id] = given
+        table = list(sequence.block_table)
+        step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
+        why = Reason.RESUMED if resumed else Reason.BOARDED
+        detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
+        step.decisions.append(Decision(why, sequence.id, detail))
+        self.prefixes.publish(sequence, computed + given)
+        return given
+
+    # BackgroundSequences
+
+    def _fill_with_background(self, step: Step, yields: bool, now: float) -> None:
+        """Give background sequences what this step has left, unless a live one would wait for it to end."""
+        background = self.background
+        urgent = "another model has live requests" if yields else self._urgent(step)
+        refusal: tuple[Reason, str] | None = (Reason.LIVE, urgent)
+        if not urgent:
+            if background.budget is not None:
+                background.budget.begin(self.running)
+            refusal = self._continue_background(step) or self._board_background(step, now)
+        background.decision = None
+        if refusal is not None:
+            background.decision = background.leave_out(step, *refusal)
+            step.decisions.append(background.decision)
+
+    def _urgent(self, step: Step) -> str:
+        """Say which live sequence waits for its first token, if one does that would not just be waiting for company."""
+        if step.started:
+            return f"{step.started[0].request.id} has just boarded"
+        waiting = self.waiting_decision
+        if waiting is not None and waiting.why not in (Reason.WINDOW, Reason.BATCH):
+            return f"{waiting.request_id} is {waiting.why.replace('_', ' ')}"
+        reader = next((sequence for sequence in self.running if sequence.reads_prompt), None)
+        return f"the prompt of {reader.id} is being computed" if reader is not None else ""
+
+    def _continue_background(self, step: Step) -> tuple[Reason, str] | None:
+        """Give tokens to those who ride, in turn; return why some got none, or None if nobody was left out."""
+        background, limit = self.background, self.background.budget
+        budget = self.max_num_batched_tokens - step.total_tokens
+        served, refusal = [], None
+        for sequence in background.in_turn():
+            computed = sequence.num_computed_tokens
+            if not sequence.block_table:
+                continue  # it made room for another
+            wanted = min(len(sequence.token_ids) - computed, budget)
+            given = wanted if limit is None else min(wanted, limit.room(computed))
+            if given < 1:
+                refusal = Reason.TOKENS, self._spent(budget)
+                break
+            grows = computed + given > len(sequence.block_table) * self.block_size
+            if grows and not self._grow(step, sequence, given):
+                refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody rides who is less urgent"
+                continue
+            if limit is not None:
+                limit.grant(computed, wanted, boards=True)
+            step.num_tokens[sequence.id] = given
+            budget -= given
+            served.append(sequence)
+            self.prefixes.publish(sequence, computed + given)
+        background.take_turns(served)
+        return refusal
+
+    def _board_background(self, step: Step, now: float) -> tuple[Reason, str] | None:
+        """Start whoever finds a seat, tokens and blocks; return why the others don't, or None if nobody waits."""
+        background, limit = self.background, self.background.budget
+        budget = self.max_num_batched_tokens - step.total_tokens
+        while (sequence := background.line.head()) is not None:
+            riders = len(self.running) + len(background.riding)
+            if riders + len(self.seated) >= self.policy.seats:
+                return Reason.SEATS, f"all {self.policy.seats} seats are taken"
+            hits = self.prefixes.match(sequence)
+            if budget < 1 or (limit is not None and limit.room(len(hits) * self.block_size) < 1):
+                return Reason.TOKENS, self._spent(budget)
+            lost = next((decision for decision in step.decisions if decision.why is Reason.PREEMPTED), None)
+            if lost is not None:
+                return Reason.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
+            if lack := self._lack_of_blocks(sequence, hits, riders):
+                return Reason.BLOCKS, lack
+            background.line.pop()
+            budget -= self._start(step, sequence, budget, now)
+        return None
+
+    def _spent(self, budget: int) -> str:
+        limit = self.background.budget
+        if budget < 1 or limit is None:
+            return f"the step's {self.max_num_batched_tokens} tokens are given out"
+        return limit.explain()
+
+    # Ends
+
+    def _take_tokens(self, sequence: Sequence, tokens: list[int] | None) -> Finished | None:
+        """Append what was sampled; say if that ends the sequence."""
+        if not tokens:
+            if sequence.num_computed_tokens < len(sequence.token_ids):
+                return None  # the prompt goes on in the next step
+            return Finished(sequence.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+        request = sequence.request
+        for token in tokens:
+            sequence.token_ids.append(token)
+            made = len(sequence.token_ids) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(sequence.id, FinishReason.STOP, token)
+            if made >= request.max_tokens:
+                return Finished(sequence.id, FinishReason.LENGTH)
+        return None
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of wherever it is and let go of all it holds."""
+        del self._sequences[sequence.id]
+        if sequence.block_table:
+            self._riders(sequence).remove(sequence)
+            self._release_blocks(sequence)
+        elif sequence in self.seated:
+            self.seated.remove(sequence)
+        else:
+            (self.background.line if sequence.request.background else self.line).remove(sequence)
+
+    def _riders(self, sequence: Sequence) -> list[Sequence]:
+        """The list that holds a sequence with blocks."""
+        return self.background.riding if sequence.request.background else self.running
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_published = 0
+        self._released.append(sequence.id)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

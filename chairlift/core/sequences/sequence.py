@@ -1,0 +1,54 @@
+"""The scheduler's own record of one request."""
+
+from chairlift.core.sequences.blocks import BlockHash, block_hash, root_hash
+from chairlift.core.sequences.request import Request
+
+
+class Sequence:
+    """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks."""
+
+    __slots__ = (
+        "block_table",
+        "hashes",
+        "id",
+        "key",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_published",
+        "request",
+        "started",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, serial: int) -> None:
+        self.request = request
+        self.id = request.id
+        self.key = (request.priority, request.arrival, serial)
+        self.token_ids = list(request.prompt_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.block_table: list[int] = []
+        self.hashes: list[BlockHash] = []
+        self.num_published = 0
+        self.started: float | None = None
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it has more to compute than the token sampled last, so that its client waits for the whole of it."""
+        known = len(self.token_ids)
+        return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def hash_blocks(self, count: int, block_size: int) -> None:
+        """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""
+        hashes = self.hashes
+        if len(hashes) >= count:
+            return
+        parent = hashes[-1] if hashes else root_hash(self.request.cache_salt)
+        for start in range(len(hashes) * block_size, count * block_size, block_size):
+            parent = block_hash(parent, self.token_ids[start : start + block_size])
+            hashes.append(parent)

@@ -1,0 +1,1 @@
+"""The loop around the scheduler of items, and the processes and threads that compute batches."""

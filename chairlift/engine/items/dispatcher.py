@@ -1,0 +1,429 @@
+"""Between those who ask for one result each and the executors that compute batches: payloads, futures and a clock.
+
+What to run and when is `core/oneshot.py`'s to decide. It is asked once a turn of the event loop when something may have
+changed: a submit while an executor is free, the end of a call, or the moment that it named itself. Nothing polls.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+import msgspec
+
+from chairlift.core.decision import Decision
+from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.items.limits import BatchLimits
+from chairlift.core.items.scheduler import ItemScheduler
+from chairlift.core.quantile import HighQuantile
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
+from chairlift.engine.machine import Turns
+from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
+
+log = logging.getLogger(__name__)
+
+# Of the time that there is for an item, delivery is expected to take no more than this share.
+_MOST_DELIVERY = 0.25
+
+OnPart = Callable[[Any], None]
+
+
+class BatchExecutor(Protocol):
+    """Computes batches, one at a time.
+
+    One whose `queues` is true may be given a batch while it is at another, and begins it by itself after that.
+    """
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""
+        ...
+
+
+class Answer(msgspec.Struct):
+    """A result, the seconds that it waited and ran, how many shared its batch, and when it was there."""
+
+    value: Any
+    queue_s: float
+    run_s: float
+    batch_size: int
+    ended: float = 0.0
+
+
+class Ticket(asyncio.Future[Answer]):
+    """What `submit` returns. Cancelling it, or a task that awaits it, takes the item out of the line at once."""
+
+    def __init__(self, dispatcher: "Dispatcher", item_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._dispatcher = dispatcher
+        self._item_id = item_id
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give up the result. False if it is there already."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._dispatcher.forget(self._item_id)
+        return cancelled
+
+
+class _Entry:
+    """What the dispatcher keeps of an item until it ends."""
+
+    __slots__ = ("on_part", "payload", "ticket")
+
+    def __init__(self, payload: Any, ticket: Ticket, on_part: OnPart | None) -> None:
+        self.payload = payload
+        self.ticket = ticket
+        self.on_part = on_part
+
+
+class Dispatcher:
+    """One model's line, and the executors that serve it. All calls come from one event loop's thread.
+
+    A result that is an exception is raised to its caller as it is. A call that failed as a whole gives RequestFailed,
+    or with `raise_originals` the exception that it raised, where there is one. `on_batch` hears of every call's end.
+    """
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        executors: Sequence[BatchExecutor],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        raise_originals: bool = False,
+        turns: Turns | None = None,
+        on_batch: Callable[[Batch, BatchResult], None] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.executors = list(executors)
+        self.scheduler = self._scheduler()
+        self.on_batch = on_batch
+        self._turns = turns
+        if turns is not None:
+            turns.call(self._pump)
+        self._clock = clock
+        self._raise_originals = raise_originals
+        self._refusal: str | None = None
+        self._is_closed = False
+        self._entries: dict[str, _Entry] = {}
+        self._calls: dict[asyncio.Task[None], Batch] = {}
+        self._lost: set[int] = set()
+        self._serial = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_pump_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._moment = inf
+        self._idle: asyncio.Future[None] | None = None
+        self._delivery = HighQuantile()
+
+    def configure(self, limits: BatchLimits) -> None:
+        """Set other limits, before the first item. Raises RuntimeError after it."""
+        if self._serial:
+            raise RuntimeError("the limits of a line with items can't be changed")
+        self.limits = limits
+        self.scheduler = self._scheduler()
+
+    def _scheduler(self) -> ItemScheduler:
+        ahead = all(getattr(executor, "queues", False) for executor in self.executors)
+        return ItemScheduler(self.limits, len(self.executors), ahead)
+
+    def submit(
+        self,
+        payload: Any,
+        *,
+        size: float = 1.0,
+        shape_key: Hashable = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        background: bool = False,
+        on_part: OnPart | None = None,
+    ) -> asyncio.Future[Answer]:
+        """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
+
+        `on_part` hears of the parts of a streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
+        may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
+        """
+        if self._refusal is not None:
+            raise Unavailable(self._refusal)
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        now = self._clock()
+        if timeout is None:
+            timeout = self.limits.default_timeout
+        if timeout is not None:
+            timeout -= min(self._delivery.value, _MOST_DELIVERY * timeout)
+        self._serial += 1
+        item = Item(
+            id=str(self._serial),
+            arrival=now,
+            size=size,
+            shape_key=shape_key,
+            priority=priority,
+            deadline=None if timeout is None else now + timeout,
+            background=background,
+        )
+        try:
+            self.scheduler.add(item, now)
+        except Shed as shed:
+            raise QueueFull(str(shed), shed.retry_after) from None
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        ticket = Ticket(self, item.id, loop)
+        self._entries[item.id] = _Entry(payload, ticket, on_part)
+        # While all are busy, only a deadline before the moment that was to come next makes a difference.
+        if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
+            self._ask_soon(loop)
+        return ticket
+
+    def delivered(self, answer: Answer) -> None:
+        """Hear that an answer has reached its caller: later deadlines come as much earlier as that usually takes."""
+        self._delivery.observe(self._clock() - answer.ended)
+
+    def forget(self, item_id: str) -> None:
+        """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
+        if self._entries.pop(item_id, None) is not None:
+            self.scheduler.cancel(item_id)
+            self._note_idle()
+
+    def instance_lost(self, number: int) -> None:
+        """Give the executor of this number no more work until `instance_back`."""
+        self._lost.add(number)
+        self.scheduler.instance_lost(number)
+
+    def instance_back(self, number: int) -> None:
+        """Give the executor of this number work again."""
+        self._lost.discard(number)
+        self.scheduler.instance_back(number)
+        if self._loop is not None:
+            self._ask_soon(self._loop)
+
+    def explain(self, future: asyncio.Future[Answer]) -> Decision | None:
+        """Say where the item of a future that `submit` returned is, and why; None if it is not here any more."""
+        return self.scheduler.explain(future._item_id) if isinstance(future, Ticket) else None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Items that wait or run, and that somebody still wants."""
+        return len(self._entries)
+
+    def close_line(self) -> None:
+        """Nobody else will come, so batches leave as they are."""
+        self.scheduler.closed = True
+        if self._loop is not None:
+            self._ask_soon(self._loop)
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more items; give those that are here up to `timeout` seconds to end."""
+        self._refusal = "the model is draining"
+        self.close_line()
+        if not self._entries:
+            return
+        loop = asyncio.get_running_loop()
+        if self._idle is None:
+            self._idle = loop.create_future()
+        await asyncio.wait([self._idle], timeout=timeout)
+
+    async def close(self) -> None:
+        """Take no more items; whoever is still here gets Unavailable. Calls that run are waited for no longer."""
+        self._refusal = "the model is shut down"
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for item_id in list(self._entries):
+            self._fail(item_id, Unavailable(self._refusal))
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        if self._turns is not None:
+            self._turns.leave()
+
+    # Asking the scheduler
+
+    def _ask_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask once whatever else is ready in this turn of the loop has been submitted."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send off whatever the scheduler says, and sleep until it may say otherwise."""
+        self._is_pump_due = False
+        turns, calls, scheduler = self._turns, self._calls, self.scheduler
+        waiting = scheduler.num_waiting, scheduler.num_background_waiting
+        if turns is not None and not turns.allow(len(calls), *waiting):
+            return
+        try:
+            while (batch := self.scheduler.schedule(self._clock())) is not None:
+                self._start(batch)
+            dropped = self.scheduler.take_dropped()
+            if dropped:
+                now = self._clock()
+                for ended in dropped:
+                    self._fail(ended.item.id, self._shed_error(ended, now))
+            self._set_timer()
+        except Exception as error:
+            self._recover(error)
+        if turns is not None:
+            turns.rest(len(calls))
+
+    def _set_timer(self) -> None:
+        moment = self.scheduler.ask_again
+        # A timer that fires too early only asks in vain, and costs less than setting another at every turn.
+        if moment is None or moment >= self._moment or self._loop is None or self._is_closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._moment = moment
+        self._timer = self._loop.call_later(max(moment - self._clock(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        self._timer, self._moment = None, inf
+        self._pump()
+
+    # Calls
+
+    def _start(self, batch: Batch) -> None:
+        entries = self._entries
+        members = [entries[item.id] for item in batch.items]
+        payloads = [entry.payload for entry in members]
+        executor = self.executors[batch.instance]
+        if any(entry.on_part is not None for entry in members):
+            run = executor.run(payloads, partial(_hand_out, [entry.on_part for entry in members]))
+        else:
+            run = executor.run(payloads)
+        assert self._loop is not None
+        call = self._loop.create_task(self._call(batch, run), name="batch")
+        self._calls[call] = batch
+
+    async def _call(self, batch: Batch, run: Any) -> None:
+        """Await one call and hand out what came of it."""
+        call = asyncio.current_task()
+        cause: BaseException | None = None
+        results: Sequence[Any] = []
+        try:
+            result = await run
+            results = _checked(result.results, batch)
+            errors = {
+                item.id: describe(value)
+                for item, value in zip(batch.items, results, strict=True)
+                if isinstance(value, BaseException)
+            }
+            outcome = BatchResult(seconds=result.seconds, errors=errors, idle=result.idle)
+        except CallFailed as failed:
+            cause = failed.__cause__
+            outcome = BatchResult(seconds=0.0, failure=failed.failure, detail=failed.detail)
+        except Exception as error:
+            cause = error
+            outcome = BatchResult(seconds=0.0, failure=Failure.RAISED, detail=describe(error))
+        except asyncio.CancelledError:
+            self._abandon(batch)
+            raise
+        finally:
+            assert call is not None
+            self._calls.pop(call, None)
+        try:
+            self._finish(batch, outcome, results, cause)
+        except Exception as error:
+            self._recover(error)
+        self._pump()
+
+    def _finish(self, batch: Batch, outcome: BatchResult, results: Sequence[Any], cause: BaseException | None) -> None:
+        scheduler = self.scheduler
+        if not scheduler.has(batch):
+            # It was begun before a recovery: its items have been answered, and its executor is free only now.
+            if batch.instance not in self._lost and batch.instance not in self._busy():
+                scheduler.instance_back(batch.instance)
+            return
+        now = self._clock()
+        ended = scheduler.update(batch, outcome, now)
+        if self.on_batch is not None:
+            self.on_batch(batch, outcome)
+        if not ended:
+            return
+        places = {item.id: place for place, item in enumerate(batch.items)}
+        seconds, count, started = outcome.seconds, len(batch.items), batch.started
+        for each in ended:
+            item = each.item
+            if each.verdict is Verdict.DONE:
+                entry = self._entries.pop(item.id)
+                value = results[places[item.id]]
+                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count, now))
+            elif outcome.failure is None:
+                self._fail(item.id, results[places[item.id]])
+            elif self._raise_originals and cause is not None:
+                self._fail(item.id, cause)
+            else:
+                self._fail(item.id, RequestFailed(each.detail))
+        self._note_idle()
+
+    def _abandon(self, batch: Batch) -> None:
+        """Answer those in a call that somebody cancelled, unless `close` has done so; its instance is free."""
+        for item in batch.items:
+            if item.id in self._entries:
+                self.scheduler.cancel(item.id)
+                self._fail(item.id, Unavailable("the call was cancelled; send it again"))
+        if self.scheduler.has(batch):
+            self.scheduler.update(batch, BatchResult(seconds=0.0, failure=Failure.DIED), self._clock())
+
+    def _fail(self, item_id: str, error: BaseException) -> None:
+        entry = self._entries.pop(item_id)
+        if not entry.ticket.done():
+            entry.ticket.set_exception(_raisable(error))
+            # Whoever let go of it without cancelling does not want to read of it in the log.
+            entry.ticket.exception()
+        self._note_idle()
+
+    def _shed_error(self, ended: Ended, now: float) -> ChairliftError:
+        deadline = ended.item.deadline
+        if ended.shed is ShedReason.DEADLINE and deadline is not None and deadline <= now:
+            return DeadlineExceeded(ended.detail)
+        return QueueFull(ended.detail, max(self.scheduler.queue_seconds(), 0.001))
+
+    def _note_idle(self) -> None:
+        if self._idle is not None and not self._entries and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _recover(self, error: Exception) -> None:
+        """Begin anew after an error of our own: everybody who is here gets it, and nobody waits for ever."""
+        log.critical("the dispatcher failed; it starts anew", exc_info=error)
+        self.scheduler = self._scheduler()
+        self.scheduler.closed = self._refusal is not None
+        for number in self._busy() | self._lost:
+            self.scheduler.instance_lost(number)
+        for item_id in list(self._entries):
+            self._fail(item_id, RequestFailed(f"an internal error ended this request: {describe(error)}"))
+
+    def _busy(self) -> set[int]:
+        return {batch.instance for batch in self._calls.values()}
+
+
+def _checked(results: Sequence[Any], batch: Batch) -> Sequence[Any]:
+    """One result each. If they are too few or too many nobody's can be told, and smaller batches would not help."""
+    expected = len(batch.items)
+    if len(results) == expected:
+        return results
+    error = RequestFailed(
+        f"{len(results)} results came for a batch of {expected}: there must be one for each, in order"
+    )
+    return [error] * expected
+
+
+def _hand_out(on_part: list[OnPart | None], parts: dict[int, Any]) -> None:
+    for place, part in parts.items():
+        hear = on_part[place]
+        if hear is not None:
+            hear(part)
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """Futures refuse StopIteration, and a caller would take a cancellation or an exit for its own."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RequestFailed(describe(error))
+    wrapped.__cause__ = error
+    return wrapped

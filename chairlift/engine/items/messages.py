@@ -1,0 +1,57 @@
+"""What the front and a one-shot model's worker say to each other.
+
+A message is a header, one of these in msgpack, and where it says so, frames as `arrays.encode` makes them.
+"""
+
+import msgspec
+
+from chairlift.core.items.item import Failure
+from chairlift.engine.worker_messages import LoadFailed, Shutdown
+from chairlift.runners.items import ItemInfo
+
+
+class RunBatch(msgspec.Struct, tag=True):
+    """Front to worker: compute a batch. Frames: the list of payloads. `stream` asks for parts as they come."""
+
+    id: int
+    stream: bool = False
+
+
+ItemsToWorker = RunBatch | Shutdown
+
+
+class Loaded(msgspec.Struct, tag=True):
+    """Worker to front: loaded and warmed up."""
+
+    info: ItemInfo
+
+
+class Parts(msgspec.Struct, tag=True):
+    """Worker to front: what one step of a stream gave. Frames: the parts, of the items with these indices."""
+
+    id: int
+    indices: list[int]
+
+
+class Done(msgspec.Struct, tag=True):
+    """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
+
+    `errors` has the text for each item that failed alone, by its index; its result is None. Only the call itself counts
+    as `seconds`; `idle` is how many of them the worker waited for it.
+    """
+
+    id: int
+    seconds: float
+    idle: float
+    errors: dict[int, str] = {}
+
+
+class Failed(msgspec.Struct, tag=True):
+    """Worker to front: the call failed as a whole."""
+
+    id: int
+    failure: Failure
+    detail: str
+
+
+ItemsToFront = Loaded | LoadFailed | Parts | Done | Failed

@@ -1,0 +1,235 @@
+"""Executors run a one-shot model's batches: in a worker process of their own, or in a thread of this one."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import zmq
+
+from chairlift.config.items import ItemConfig
+from chairlift.core.items.item import Failure
+from chairlift.engine.items.arrays import decode, encode
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, compute, describe
+from chairlift.engine.items.messages import Done, Failed, ItemsToFront, Loaded, Parts, RunBatch
+from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
+from chairlift.engine.worker_messages import LoadFailed, Shutdown
+from chairlift.errors import RequestFailed, Unavailable
+from chairlift.runners.items import ItemInfo, ItemRunner
+
+# The batch that runs, and the one that follows it at once.
+_MOST_CALLS = 2
+
+
+class _Call:
+    """A batch that is being computed, and whom to tell."""
+
+    def __init__(self, number: int, size: int, on_parts: OnParts | None) -> None:
+        self.number = number
+        self.size = size
+        self.on_parts = on_parts
+        self.streamed: list[Any] = [[] for _ in range(size)]
+        self.expired = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+
+    def take(self, parts: dict[int, Any]) -> None:
+        """Hand over parts of a stream, unless nobody waits any more."""
+        for index, part in parts.items():
+            self.streamed[index].append(part)
+        if self.on_parts is not None and not self.future.done():
+            self.on_parts(parts)
+
+    def succeed(self, result: CallResult) -> None:
+        """Hand over the results, unless nobody waits any more."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        """Say that the call failed as a whole; or, where parts are out that can't be called back, each of its items."""
+        if any(self.streamed):
+            text = f"{detail}, after a part of the answer"
+            self.succeed(CallResult([RequestFailed(text) for _ in range(self.size)], 0.0))
+        elif not self.future.done():
+            self.future.set_exception(CallFailed(failure, detail))
+
+
+class ProcessExecutor(Supervised):
+    """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
+
+    It takes a call while it is at another, and begins it right after that. A worker that dies is replaced, and costs
+    the call that it was at. One that takes longer than `call_timeout_s` over a call, or over the next part of a stream,
+    is killed. `on_ready` hears of every change of `ready`. The worker has the variables of this process, and those of
+    `environment`.
+    """
+
+    queues = True
+
+    def __init__(
+        self,
+        config: ItemConfig,
+        on_ready: Callable[[bool], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config = config
+        self.info: ItemInfo | None = None
+        self.on_ready = on_ready
+        self._was_ready = False
+        self._calls: deque[_Call] = deque()
+        self._free = asyncio.Event()
+        self._free.set()
+        self._numbers = itertools.count()
+        self._decoder = msgspec.msgpack.Decoder(ItemsToFront)
+        threads = config.num_threads
+        self._worker = Supervisor(
+            "chairlift.engine.items.worker",
+            msgspec.json.encode(config).decode(),
+            take=self._take,
+            lost=self._lost,
+            # What a class computes with is its own business; nearly all of it listens to this.
+            environment={**(environment or {}), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})},
+            on_state=self._changed,
+        )
+
+    async def wait_ready(self) -> ItemInfo:
+        """Return what is known of the model once it is loaded. Raises Unavailable if it can't be."""
+        await self._worker.wait_ready()
+        assert self.info is not None
+        return self.info
+
+    async def stop(self) -> None:
+        """End the worker; a call that still runs fails."""
+        await self._worker.stop(msgspec.msgpack.encode(Shutdown()))
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch, once the worker is ready and has at most one call to end before.
+
+        With `on_parts`, a streaming model hands over its parts as they come, by item; each result has all of them too.
+        Raises CallFailed. Once a part is out it does not, as nobody may get it twice: every item has an error then.
+        """
+        try:
+            while len(self._calls) >= _MOST_CALLS or not self.ready:
+                await self._free.wait()
+                await self.wait_ready()
+        except Unavailable as error:
+            raise CallFailed(Failure.DIED, str(error)) from None
+        try:
+            frames = encode(list(payloads))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CallFailed(Failure.RAISED, f"the payload can't be sent: {describe(error)}") from error
+        streams = self.info is not None and self.info.streams
+        call = _Call(next(self._numbers), len(payloads), on_parts if streams else None)
+        self._calls.append(call)
+        if len(self._calls) == _MOST_CALLS:
+            self._free.clear()
+        self._worker.send([msgspec.msgpack.encode(RunBatch(call.number, call.on_parts is not None)), *frames])
+        if call is self._calls[0]:
+            self._set_timer(call)
+        return await call.future
+
+    def _set_timer(self, call: _Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if self.config.call_timeout_s is not None:
+            call.timer = asyncio.get_running_loop().call_later(self.config.call_timeout_s, self._expire, call)
+
+    def _expire(self, call: _Call) -> None:
+        call.expired = True
+        self._worker.kill()
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        message = self._decoder.decode(frames[0].buffer)
+        buffers = [frame.buffer for frame in frames[1:]]
+        match message:
+            case Loaded(info=info):
+                self.info = info
+                self._worker.loaded()
+                return
+            case LoadFailed(message=reason):
+                self._worker.refused(reason)
+                return
+        call = self._calls[0] if self._calls else None
+        if call is None or call.number != message.id:
+            return  # it was failed when `stop` was called, and then done after all
+        match message:
+            case Parts(indices=indices):
+                self._set_timer(call)
+                call.take(dict(zip(indices, decode(buffers), strict=True)))
+            case Done(seconds=seconds, idle=idle, errors=errors):
+                results = decode(buffers) if buffers else call.streamed
+                for index, text in errors.items():
+                    results[index] = RequestFailed(text)
+                self._end().succeed(CallResult(results, seconds, idle))
+            case Failed(failure=failure, detail=detail):
+                self._end().fail(failure, detail)
+
+    def _end(self) -> _Call:
+        """Let the call that the worker is at go; from now on it is at the next, if there is one."""
+        call = self._calls.popleft()
+        if call.timer is not None:
+            call.timer.cancel()
+        if self._calls:
+            self._set_timer(self._calls[0])
+        self._free.set()
+        return call
+
+    def _lost(self, reason: str) -> None:
+        calls = [self._end() for _ in range(len(self._calls))]
+        limit = self.config.call_timeout_s
+        for place, call in enumerate(calls):
+            if place:
+                call.fail(Failure.UNTRIED, reason)
+            elif call.expired:
+                text = f"the call took more than {limit:g} s (call_timeout_s); its worker was ended"
+                call.fail(Failure.TIMED_OUT, text)
+            else:
+                call.fail(Failure.DIED, reason)
+
+    def _changed(self, state: WorkerState) -> None:
+        if self.ready != self._was_ready:
+            self._was_ready = self.ready
+            if self.on_ready is not None:
+                self.on_ready(self.ready)
+
+
+class ThreadExecutor:
+    """A loaded runner in a thread of this process. A call that hangs can't be ended, so there is no timeout.
+
+    As a `ProcessExecutor` it takes a call while it is at another.
+    """
+
+    queues = True
+
+    def __init__(self, runner: ItemRunner, info: ItemInfo) -> None:
+        self.info = info
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="one-shot model")
+        self._ended = time.perf_counter()
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch, as `ProcessExecutor.run` does; `on_parts` is called in the calling loop."""
+        loop = asyncio.get_running_loop()
+
+        def emit(parts: dict[int, Any]) -> None:
+            loop.call_soon_threadsafe(lambda: on_parts(parts) if on_parts else None)
+
+        streams = on_parts is not None and self.info.streams
+        return await loop.run_in_executor(self._thread, self._compute, payloads, emit if streams else None)
+
+    def _compute(self, payloads: Sequence[Any], emit: OnParts | None) -> CallResult:
+        idle = time.perf_counter() - self._ended
+        try:
+            result = compute(self._runner, payloads, emit)
+        finally:
+            self._ended = time.perf_counter()
+        result.idle = idle
+        return result
+
+    async def stop(self) -> None:
+        """Wait for the call that runs, and release the model."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.close)
+        self._thread.shutdown()

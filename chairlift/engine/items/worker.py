@@ -1,0 +1,165 @@
+"""One instance of a one-shot model, in a process of its own: `python -m ... ADDRESS CONFIG_JSON`.
+
+It computes the batches that it is sent, one after the other, and sleeps in between. Its standard input is a pipe from
+the front: when that closes, the front is gone and so is the worker.
+"""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
+from chairlift.core.items.item import Failure
+from chairlift.engine.items.arrays import decode, encode
+from chairlift.engine.items.call import CallFailed, compute, describe
+from chairlift.engine.items.messages import Done, Failed, ItemsToFront, ItemsToWorker, Loaded, Parts, RunBatch
+from chairlift.engine.worker_messages import LoadFailed, Shutdown
+from chairlift.errors import ChairliftError
+from chairlift.runners.items import Encoding, ItemInfo, ItemRunner
+from chairlift.runners.make_runner import make_runner
+from chairlift.runners.out_of_memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # as <linux/prctl.h> has it
+_OF_TEXTS = ("embed", "classify", "rerank")
+
+
+class ItemWorker:
+    """Carries batches between a socket and a runner."""
+
+    def __init__(self, runner: ItemRunner, info: ItemInfo, socket: "zmq.Socket[bytes]") -> None:
+        self.runner = runner
+        self.socket = socket
+        self._payloads: Any = list[Encoding] if info.task in _OF_TEXTS else list[Any]
+        self._decoder = msgspec.msgpack.Decoder(ItemsToWorker)
+        self._idle = 0.0
+
+    def serve(self) -> None:
+        """Compute what comes until told to shut down."""
+        while True:
+            free = time.perf_counter()
+            header, *frames = self.socket.recv_multipart(copy=False)
+            self._idle = time.perf_counter() - free
+            message = self._decoder.decode(header.buffer)
+            if isinstance(message, Shutdown):
+                return
+            self._run(message, [frame.buffer for frame in frames])
+
+    def _run(self, message: RunBatch, frames: list[memoryview]) -> None:
+        def send_parts(parts: dict[int, Any]) -> None:
+            self._send(Parts(message.id, list(parts)), encode(list(parts.values())))
+
+        try:
+            payloads = decode(frames, self._payloads)
+            made = compute(self.runner, payloads, send_parts if message.stream else None)
+        except CallFailed as failed:
+            self._send(Failed(message.id, failed.failure, failed.detail))
+        except (msgspec.DecodeError, ValueError) as error:
+            self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
+        else:
+            errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
+            results = [None if index in errors else each for index, each in enumerate(made.results)]
+            encoded = [] if message.stream else _encode(results, errors)
+            self._send(Done(message.id, made.seconds, self._idle, errors), encoded)
+
+    def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
+        # Copied, since the model may write its next parts or results into the same arrays at once.
+        self.socket.send_multipart([msgspec.msgpack.encode(message), *frames])
+
+
+def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryview]:
+    """Encode results; those that can't be become errors of their own."""
+    try:
+        return encode(results)
+    except Exception:
+        for index, result in enumerate(results):
+            try:
+                encode(result)
+            except Exception as error:
+                results[index] = None
+                errors[index] = f"the result can't be sent: {describe(error)}"
+        return encode(results)
+
+
+def main(address: str, config_json: str) -> int:
+    """Load the model, say so, serve. Returns the process's exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
+    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    _leave_with_the_front()
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.set_hwm(0)
+    socket.connect(address)
+    try:
+        config = msgspec.json.decode(config_json, type=ItemConfig)
+        runner = make_runner(config)
+        info = _load(runner, config)
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ChairliftError):
+            log.exception("the model can't be loaded")
+        reason = str(error) if isinstance(error, ChairliftError) else describe(error)
+        socket.send(msgspec.msgpack.encode(LoadFailed(reason)))
+        socket.close()
+        context.term()
+        return 1
+    # A full collection walks every object that the model's imports made, in the middle of somebody's batch.
+    gc.collect()
+    gc.freeze()
+    socket.send(msgspec.msgpack.encode(Loaded(info)))
+    ItemWorker(runner, info, socket).serve()
+    runner.close()
+    socket.close(linger=0)
+    context.term()
+    return 0
+
+
+def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
+    """Load and warm up, with the batch sizes that will occur, as far as memory goes."""
+    info = runner.load()
+    for size in config.warm_up_for(config.max_batch_size or info.max_batch_size or DEFAULT_MAX_BATCH_SIZE):
+        try:
+            runner.warm_up([size])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("a batch of %d is too large for the memory there is: %s", size, error)
+            break
+    return info
+
+
+def _leave_with_the_front() -> None:
+    """See to it that this process ends with the one that started it, even from within a call that hangs."""
+    if sys.platform == "linux":
+        # Some calls keep the interpreter to themselves (a regular expression that backtracks, say), so ask the system.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(_hide_stdin(),), daemon=True).start()
+
+
+def _hide_stdin() -> int:
+    """Move the pipe from the front away from the standard input, which a model's code might read, or hand on."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return pipe
+
+
+def _watch(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The loop around the scheduler of sequences: in a worker process, or in the calling one."""

@@ -1,0 +1,88 @@
+"""What the cost model knows before the first request: a few real steps, timed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from chairlift.core.cost import CostModel
+from chairlift.core.sequences.request import Request, Start, Step
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.runners.sequences import SequenceInfo, SequenceRunner
+
+# A model too slow for all of it starts with what there was time for.
+_SECONDS = 0.5
+_PARAMS = SamplingParams(temperature=0, max_tokens=None)
+
+
+class _Trial(NamedTuple):
+    """So many sequences after so much context, a chunk of prompt for each, and then so many decodes."""
+
+    width: int
+    context: int
+    chunk: int
+    decodes: int
+
+
+# Decodes of one and of many, small and large chunks, before and after a context: what tells the coefficients apart.
+_TRIALS = (
+    _Trial(1, 0, 16, 2),
+    _Trial(16, 0, 1, 2),
+    _Trial(1, 1024, 64, 2),
+    _Trial(1, 0, 192, 1),
+)
+# Makes the system back the KV memory that the others use, which takes longer than the step itself.
+_TOUCH = _Trial(1, 1024, 1, 0)
+
+
+def calibrate(
+    model: CostModel, runner: SequenceRunner, info: SequenceInfo, seats: int, max_num_batched_tokens: int
+) -> None:
+    """Time some steps of a loaded and warm runner, on blocks that nobody holds yet, for about half a second at most.
+
+    Contexts are not computed first: whatever lies in their blocks takes as long to read. The runner is left as it was.
+    Where nothing fits, the cost model keeps its first guess.
+    """
+    spent = 0.0
+    for wanted in (_TOUCH, *_TRIALS):
+        trial = _fitted(wanted, info, seats, max_num_batched_tokens)
+        if trial is None:
+            continue
+        names = [f"calibration-{index}" for index in range(trial.width)]
+        for step, computed, count in _steps(trial, names, info):
+            seconds = runner.execute(step).seconds
+            spent += seconds
+            if wanted is not _TOUCH:
+                read, pairs = computed + count, count * computed + count * (count + 1) // 2
+                model.observe(seconds, trial.width * count, trial.width * read, trial.width * pairs)
+        runner.execute(Step(-1, {}, [], {}, names, []))
+        if spent > _SECONDS:
+            return
+
+
+def _fitted(trial: _Trial, info: SequenceInfo, seats: int, max_num_batched_tokens: int) -> _Trial | None:
+    """Cut a trial to what this model and these settings allow; None if nothing of it is left."""
+    width = min(trial.width, seats, max_num_batched_tokens, info.num_blocks)
+    chunk = min(trial.chunk, max_num_batched_tokens)
+    longest = min(info.max_model_len, info.num_blocks // width * info.block_size)
+    context = min(trial.context, longest - chunk - trial.decodes)
+    return None if context < 0 else _Trial(width, context, chunk, trial.decodes)
+
+
+def _steps(trial: _Trial, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
+    """Yield each step, the tokens that each sequence has computed before it, and those that it computes."""
+    computed = trial.context
+    for count in (trial.chunk, *(1 for _ in range(trial.decodes))):
+        step = Step(-1, dict.fromkeys(names, count), [], {}, [], [])
+        if computed == trial.context:
+            step.started = _starts(trial, names, info)
+        yield step, computed, count
+        computed += count
+
+
+def _starts(trial: _Trial, names: list[str], info: SequenceInfo) -> list[Start]:
+    prompt = [0] * (trial.context + trial.chunk)
+    width = -(-(len(prompt) + trial.decodes) // info.block_size)
+    starts = []
+    for index, name in enumerate(names):
+        request = Request(id=name, prompt_ids=prompt, params=_PARAMS, max_tokens=trial.decodes + 1, arrival=0.0)
+        starts.append(Start(request, prompt, trial.context, list(range(index * width, (index + 1) * width))))
+    return starts

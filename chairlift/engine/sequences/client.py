@@ -1,0 +1,250 @@
+"""The front's side of a model: admits requests, carries them to its worker, and tokens back."""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import FinishReason
+from chairlift.core.queue_limit import QueueLimit
+from chairlift.core.sequences.request import Request
+from chairlift.engine.machine import Machine, Member, soon_asleep
+from chairlift.engine.sequences.messages import (
+    Abort,
+    Add,
+    CloseLine,
+    EngineStats,
+    Ready,
+    SequencesToFront,
+    SequencesToWorker,
+    SequenceUpdate,
+    StepOutput,
+    TurnAsked,
+    TurnGiven,
+    TurnOver,
+    TurnWanted,
+)
+from chairlift.engine.supervisor import Supervised, Supervisor
+from chairlift.engine.worker_messages import LoadFailed, Shutdown
+from chairlift.errors import QueueFull, RequestFailed, Unavailable, WorkerLost
+from chairlift.runners.sequences import SequenceInfo
+
+
+class Stream:
+    """The updates of one request, as they come. Iterating raises Unavailable or RequestFailed if it can't end well."""
+
+    def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
+        self.request = request
+        self.started = False
+        self._updates: deque[SequenceUpdate] = deque()
+        self._error: Exception | None = None
+        self._done = False
+        self._wake: asyncio.Future[None] | None = None
+        self._cancel = cancel
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> SequenceUpdate:
+        while not self._updates:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                raise StopAsyncIteration
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        update = self._updates.popleft()
+        if update.finish_reason is FinishReason.ERROR:
+            self._error = RequestFailed(str(update.detail))
+            raise self._error
+        return update
+
+    def cancel(self) -> None:
+        """Give up the request; its seat and blocks are free within one step. Calling it again does nothing."""
+        if not self._done:
+            self._cancel(self)
+
+    def give_up(self, error: Exception) -> None:
+        """Cancel the request, if it has not ended; whoever reads it gets the error."""
+        if not self._done:
+            self._cancel(self)
+            self.close(error)
+
+    def push(self, update: SequenceUpdate) -> None:
+        """Hand over an update from the worker."""
+        self.started = True
+        self._updates.append(update)
+        self._done = update.finish_reason is not None
+        self._notify()
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the stream after what it already holds, with an error if one is given."""
+        self._done, self._error = True, error
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class SequenceClient(Supervised):
+    """One model served by one worker process. All methods belong to the event loop that called `start`."""
+
+    def __init__(
+        self, config: SequenceConfig, max_waiting: int = 1024, machine: Machine | None = None, weight: float = 1.0
+    ) -> None:
+        """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
+        self.config = config
+        self.info: SequenceInfo | None = None
+        self.stats = EngineStats()
+        self.on_step: Callable[[EngineStats], None] | None = None
+        # By whether they are background requests, so that neither take the others' places in line.
+        self._admission = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
+        self._machine, self._weight = machine, weight
+        self._member: Member | None = None
+        self._streams: dict[str, Stream] = {}
+        self._num_waiting = {False: 0, True: 0}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(SequencesToFront)
+        self._worker = Supervisor(
+            "chairlift.engine.sequences.worker",
+            msgspec.json.encode(config).decode(),
+            *(("turns",) if machine else ()),
+            environment=soon_asleep() if machine else None,
+            take=self._take,
+            lost=self._lost,
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests sent and not yet answered in full."""
+        return len(self._streams)
+
+    async def wait_ready(self) -> None:
+        """Return once requests are taken in. Raises Unavailable if the model can't be loaded."""
+        await self._worker.wait_ready()
+
+    def submit(self, *requests: Request) -> list[Stream]:
+        """Queue requests, all or none. Raises QueueFull, or Unavailable while the worker can't take them."""
+        if self.state != "ready" or not self._worker.connected:
+            raise Unavailable(f"the model is {self.state}" + (f": {self.failure}" if self.failure else ""))
+        for background in (False, True):
+            self._admit(background, sum(request.background is background for request in requests))
+        streams = []
+        for request in requests:
+            stream = self._streams[request.id] = Stream(request, self._abort)
+            self._num_waiting[request.background] += 1
+            self._send(Add(request))
+            streams.append(stream)
+        self._idle.clear()
+        return streams
+
+    def _admit(self, background: bool, count: int) -> None:
+        """Raise QueueFull if so many more of their kind may not join the line."""
+        admission, waiting = self._admission[background], self._num_waiting[background]
+        retry_after = admission.retry_after(waiting, count, time.monotonic()) if count else None
+        if retry_after is not None:
+            kind = "background requests" if background else "requests"
+            raise QueueFull(
+                f"{waiting} {kind} wait already and {count} more would pass the limit of "
+                f"{admission.max_waiting}; come back in {retry_after:.0f} s",
+                retry_after,
+            )
+
+    def close_line(self) -> None:
+        """Nobody else will come, so a static batch may leave with empty seats."""
+        self._send(CloseLine())
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests; give those that are here up to `timeout` seconds to end."""
+        self._worker.drain()
+        if self._streams:
+            self.close_line()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+
+    async def stop(self) -> None:
+        """End the worker; whatever still runs gets Unavailable."""
+        await self._worker.stop(self._encoder.encode(Shutdown()))
+
+    # The worker
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        message = self._decoder.decode(frames[0].buffer)
+        match message:
+            case StepOutput():
+                self._take_step(message)
+            case Ready(info=info):
+                self.info = info
+                self._take_part()
+                self._worker.loaded()
+            case LoadFailed(message=reason):
+                self._worker.refused(reason)
+            case TurnWanted(background=background) if self._member is not None:
+                self._member.ask(background)
+            case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
+                self._member.release(again, seconds, background)
+
+    def _take_part(self) -> None:
+        """Take turns with other models from now on."""
+        if self._machine is not None:
+            given = functools.partial(self._send, TurnGiven())
+            self._member = self._machine.join(self.config.model, self._weight, given, self._turn_asked)
+
+    def _turn_asked(self, live: bool) -> None:
+        self._send(TurnAsked(live))
+
+    def _lost(self, reason: str) -> None:
+        """The worker is gone, or on its way; what it still says about turns counts no more."""
+        if self._member is not None:
+            self._member.leave()
+            self._member = None
+        self._fail_all(reason)
+
+    def _take_step(self, output: StepOutput) -> None:
+        self.stats = output.stats
+        for update in output.updates:
+            stream = self._streams.get(update.id)
+            if stream is None:
+                continue  # cancelled while the step ran
+            if not stream.started:
+                self._num_waiting[stream.request.background] -= 1
+            stream.push(update)
+            if update.finish_reason is not None:
+                self._forget(stream)
+        if self.on_step is not None:
+            self.on_step(output.stats)
+
+    def _send(self, message: SequencesToWorker) -> None:
+        self._worker.send([self._encoder.encode(message)])
+
+    # Streams
+
+    def _abort(self, stream: Stream) -> None:
+        if self._streams.get(stream.request.id) is stream:
+            if not stream.started:
+                self._num_waiting[stream.request.background] -= 1
+            self._forget(stream)
+            self._send(Abort([stream.request.id]))
+        stream.close()
+
+    def _forget(self, stream: Stream) -> None:
+        del self._streams[stream.request.id]
+        self._admission[stream.request.background].ended(time.monotonic())
+        if not self._streams:
+            self._idle.set()
+
+    def _fail_all(self, reason: str) -> None:
+        streams, self._streams = self._streams, {}
+        self._num_waiting = {False: 0, True: 0}
+        for stream in streams.values():
+            stream.close(WorkerLost(reason))
+        self._idle.set()

@@ -1,0 +1,208 @@
+"""The loop around the core: the scheduler decides, the runner computes, and somebody asks for the next step."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from math import inf
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import Finished
+from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.budget import LatencyBudget
+from chairlift.core.sequences.policy import make_policy
+from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
+from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.engine.sequences.calibrate import calibrate
+from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.sequences import SequenceInfo, SequenceRunner
+
+log = logging.getLogger(__name__)
+
+
+class _Progress:
+    """What the engine must remember of a request between its first step and its last."""
+
+    __slots__ = (
+        "answered",
+        "first_scheduled",
+        "held",
+        "held_logprobs",
+        "holds",
+        "num_cached_tokens",
+        "prompt_logprobs",
+    )
+
+    def __init__(self, first_scheduled: float, num_cached_tokens: int, holds: bool) -> None:
+        self.first_scheduled = first_scheduled
+        self.num_cached_tokens = num_cached_tokens
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.answered = False
+        self.holds = holds
+        self.held: list[int] = []
+        self.held_logprobs: list[TokenLogprob] = []
+
+
+class Engine:
+    """One model, one scheduler, one runner, in the calling thread. Worker processes and `LLM` both drive this class."""
+
+    def __init__(
+        self, config: SequenceConfig, runner: SequenceRunner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.runner = runner
+        self.clock = clock
+        self.info: SequenceInfo = runner.load()
+        self.pool = BlockPool(self.info.num_blocks)
+        target, most = config.target_itl_ms, config.max_num_batched_tokens
+        self.budget = None if target is None else LatencyBudget(target / 1000, most)
+        model = None if self.budget is None else self.budget.model
+        background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
+        self.scheduler = SequenceScheduler(
+            make_policy(config.strategy, config.seats, config.max_wait_ms / 1000),
+            self.pool,
+            block_size=self.info.block_size,
+            max_num_batched_tokens=most,
+            max_model_len=self.info.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+            budget=self.budget,
+            background_budget=background,
+        )
+        self._progress: dict[str, _Progress] = {}
+        runner.warm_up()
+        if self.budget is not None:
+            calibrate(self.budget.model, runner, self.info, config.seats, most)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError, saying why, if it can never be served."""
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; ids that are not here (any more) are passed over."""
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+            self._progress.pop(request_id, None)
+
+    def close_line(self) -> None:
+        """Nobody else will come, so closed batches need not wait to be full."""
+        self.scheduler.close_line()
+
+    @property
+    def ask_again(self) -> float | None:
+        """When a step may become possible that is not now, on the engine's clock; None if only a message can help."""
+        return self.scheduler.ask_again
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return self.scheduler.num_unfinished
+
+    @property
+    def only_background(self) -> bool:
+        """Whether all that is here are background requests."""
+        return not (self.scheduler.running or self.scheduler.num_waiting)
+
+    def step(self, yields: bool = False) -> StepOutput | None:
+        """Run one step and return what it gave, or None if nothing can run now.
+
+        `yields` leaves background requests out of it: another model has live work.
+        """
+        started = self.clock()
+        step = self.scheduler.schedule(started, yields)
+        if not step.num_tokens:
+            return None
+        result = self._execute(step)
+        finished = self.scheduler.update(step, result, self.clock())
+        return self._output(step, result, finished, started)
+
+    def close(self) -> None:
+        """Release the model."""
+        self.runner.close()
+
+    def _execute(self, step: Step) -> StepResult:
+        """Run the step; if it fails as a whole its requests get the error and the engine carries on."""
+        try:
+            return self.runner.execute(step)
+        except Exception as error:
+            log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
+            return _failure(step, f"{type(error).__name__}: {error}")
+        except BaseException:
+            # Interrupted: nobody may find the blocks that this step was to fill.
+            self.scheduler.update(step, _failure(step, "interrupted"), self.clock())
+            raise
+
+    def _output(self, step: Step, result: StepResult, finished: list[Finished], started: float) -> StepOutput:
+        progress = self._progress
+        for start in step.started:
+            known = progress.get(start.request.id)
+            if known is None:
+                request = start.request
+                progress[request.id] = _Progress(started, start.num_computed_tokens, request.hold_updates)
+            elif not known.answered:
+                known.prompt_logprobs = []  # preempted amid its prompt, which is computed anew from the start
+        for request_id, entries in result.prompt_logprobs.items():
+            if not progress[request_id].answered:
+                progress[request_id].prompt_logprobs += entries
+        ends = {end.request_id: end for end in finished}
+        updates = []
+        for request_id in step.num_tokens:
+            tokens, end = result.tokens.get(request_id), ends.get(request_id)
+            if end is None and tokens:
+                known = progress[request_id]
+                if known.holds and known.answered:
+                    known.held += tokens
+                    known.held_logprobs += result.logprobs.get(request_id, ())
+                    continue
+            if tokens or end:
+                updates.append(self._update(request_id, tokens or [], end, result))
+        stats = self.stats()
+        stats.step_requests = len(step.num_tokens)
+        stats.step_tokens = step.total_tokens
+        stats.step_seconds = self.clock() - started
+        return StepOutput(updates, stats)
+
+    def _update(self, request_id: str, tokens: list[int], end: Finished | None, result: StepResult) -> SequenceUpdate:
+        progress = self._progress[request_id]
+        update = SequenceUpdate(
+            request_id,
+            tokens,
+            end.reason if end else None,
+            end.detail if end else None,
+            result.logprobs.get(request_id),
+            None,
+            progress.num_cached_tokens,
+            progress.first_scheduled,
+        )
+        if not progress.answered:
+            update.prompt_logprobs = progress.prompt_logprobs or None
+            progress.prompt_logprobs = []
+            progress.answered = True
+        if progress.held:
+            update.token_ids = progress.held + tokens
+            if progress.held_logprobs:
+                update.logprobs = progress.held_logprobs + (update.logprobs or [])
+        if end:
+            del self._progress[request_id]
+        return update
+
+    def stats(self) -> EngineStats:
+        """Describe the present moment, between steps."""
+        scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
+        background = scheduler.background
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            waiting_reason=waiting.why.value if waiting else None,
+            kv_blocks_used=self.pool.num_used,
+            kv_blocks_total=self.pool.num_blocks,
+            prefix_queried_tokens=scheduler.prefix_queried_tokens,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            steps=scheduler.num_steps,
+            cost=CostStats.of(self.budget) if self.budget is not None else None,
+            background_running=len(background.riding),
+            background_waiting=len(background.line),
+        )
+
+
+def _failure(step: Step, message: str) -> StepResult:
+    """The result of a step that failed as a whole."""
+    return StepResult({}, errors=dict.fromkeys(step.num_tokens, message))

@@ -1,0 +1,143 @@
+"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON [turns]`.
+
+It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
+the front: when that closes, the front is gone and so is the worker. With `turns` it runs no step before the front says
+that the machine is its own.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+import zmq
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import FinishReason
+from chairlift.engine.sequences.engine import Engine
+from chairlift.engine.sequences.messages import (
+    Abort,
+    Add,
+    CloseLine,
+    Ready,
+    SequencesToFront,
+    SequencesToWorker,
+    SequenceUpdate,
+    StepOutput,
+    TurnAsked,
+    TurnGiven,
+)
+from chairlift.engine.sequences.turn import Turn
+from chairlift.engine.worker_messages import LoadFailed, Shutdown
+from chairlift.errors import ChairliftError
+
+log = logging.getLogger(__name__)
+
+
+class SequenceWorker:
+    """Carries messages between a socket and an engine."""
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", shares_machine: bool = False) -> None:
+        self.engine = engine
+        self.socket = socket
+        self._turn = Turn(self.send, shares_machine)
+        self._decoder = msgspec.msgpack.Decoder(SequencesToWorker)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+
+    def send(self, message: SequencesToFront) -> None:
+        """Queue a message to the front."""
+        self.socket.send(self._encoder.encode(message))
+
+    def run(self) -> None:
+        """Serve until told to shut down, or until the front is gone."""
+        timeout: float | None = None
+        turn = self._turn
+        while self._listen(timeout):
+            if self.engine.num_unfinished and not turn.want(self.engine.only_background):
+                timeout = None
+                continue
+            output = self.engine.step(yields=turn.live_waits)
+            if output is not None:
+                self.send(output)
+                turn.after_step(output.stats.step_seconds, self.engine.only_background)
+                timeout = 0.0
+                continue
+            turn.nothing_to_do(bool(self.engine.scheduler.background))
+            # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
+            self.send(StepOutput([], self.engine.stats()))
+            moment = self.engine.ask_again
+            timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)
+
+    def _listen(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
+        # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
+        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999)))
+        if sys.stdin.fileno() in ready:
+            return False
+        while True:
+            try:
+                message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            if not self._take(message):
+                return False
+
+    def _take(self, message: SequencesToWorker) -> bool:
+        match message:
+            case Add(request=request):
+                try:
+                    self.engine.add(request)
+                except ValueError as error:
+                    refusal = SequenceUpdate(request.id, [], FinishReason.ERROR, str(error))
+                    self.send(StepOutput([refusal], self.engine.stats()))
+            case Abort(request_ids=ids):
+                self.engine.abort(ids)
+            case CloseLine():
+                self.engine.close_line()
+            case TurnGiven():
+                self._turn.given()
+            case TurnAsked(live=live):
+                self._turn.others_wait(live)
+            case Shutdown():
+                return False
+        return True
+
+
+def main(address: str, config_json: str, turns: str = "") -> int:
+    """Load the model, say so, serve. Returns the process's exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
+    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.set_hwm(0)
+    socket.connect(address)
+    try:
+        from chairlift.runners.decoder.runner import DecoderRunner
+
+        config = msgspec.json.decode(config_json, type=SequenceConfig)
+        engine = Engine(config, DecoderRunner(config))
+    except (ChairliftError, OSError, ValueError) as error:
+        socket.send(msgspec.msgpack.encode(LoadFailed(str(error))))
+        socket.close()
+        context.term()
+        return 1
+    # A full collection walks every object that torch's import made: some 80 ms between two tokens.
+    gc.collect()
+    gc.freeze()
+    worker = SequenceWorker(engine, socket, shares_machine=turns == "turns")
+    worker.send(Ready(engine.info))
+    worker.run()
+    engine.close()
+    socket.close(linger=0)
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

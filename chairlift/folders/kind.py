@@ -1,0 +1,48 @@
+"""What kind of model a folder holds: whether it is an encoder, its task, its labels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.encoder_families import FAMILIES as ENCODERS
+from chairlift.folders.model_json import read_model_json
+from chairlift.folders.sentence_files import module_kinds
+
+Task = Literal["embed", "classify", "rerank", "tensors", "python"]
+_CLASSIFIER = "ForSequenceClassification"
+
+
+def is_encoder(folder: Path) -> bool:
+    """Whether the folder holds a model that the encoder runner takes unasked. Raises ConfigError if it holds no model.
+
+    That is an encoder, or a decoder that has modules of sentence-transformers, no head, or one for classification.
+    """
+    raw = read_model_json(folder)
+    if raw.get("model_type") in ENCODERS:
+        return True
+    headless = any(name.endswith(("Model", _CLASSIFIER)) for name in raw.get("architectures") or [])
+    return raw.get("model_type") in DECODERS and (headless or (folder / "modules.json").is_file())
+
+
+def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
+    """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label."""
+    names = raw.get("architectures") or []
+    classifies = any(name.endswith(_CLASSIFIER) for name in names)
+    pools = "Pooling" in module_kinds(folder)
+    if not classifies or pools:
+        return "embed"
+    return "rerank" if len(labels_of(raw)) == 1 else "classify"
+
+
+def labels_of(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels by index. Raises UnsupportedModel if `id2label` does not number them from 0."""
+    named = raw.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{index}" for index in range(raw.get("num_labels", 2)))
+    try:
+        found = {int(index): str(label) for index, label in named.items()}
+        return tuple(found[index] for index in range(len(found)))
+    except (AttributeError, ValueError, KeyError) as error:
+        raise UnsupportedModel(f"id2label must number the labels from 0, got {named!r}") from error

@@ -1,0 +1,160 @@
+"""The files that sentence-transformers keeps beside a model's weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.errors import ConfigError, UnsupportedModel
+
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+# As older files have them, in the order in which several are concatenated.
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A projection of pooled vectors: where its weights are, its sizes, whether it has a bias, its activation."""
+
+    folder: Path
+    ins: int
+    outs: int
+    bias: bool
+    activation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceFiles:
+    """What sentence-transformers keeps of a model; without any of its files nothing is normalized.
+
+    Several `poolings` are concatenated; there are none if the folder does not say. `max_tokens` counts special tokens;
+    None if the folder does not say. `prompts` go in front of texts, by name, and `default_prompt` names the one that
+    is used unasked.
+    """
+
+    poolings: tuple[str, ...] = ()
+    dense: tuple[Dense, ...] = ()
+    normalized: bool = False
+    max_tokens: int | None = None
+    lowercase: bool = False
+    prompts: Mapping[str, str] | None = None
+    default_prompt: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentenceFiles":
+        """Read the files that are there. Raises UnsupportedModel naming what Chairlift does not do."""
+        poolings, dense, normalized = _read_modules(folder)
+        settings = _read(folder / "config_sentence_transformers.json")
+        limits: dict[str, Any] = {}
+        for path in sorted(folder.glob("sentence_*_config.json")):
+            limits |= _read(path)
+        max_tokens = limits.get("max_seq_length")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise UnsupportedModel(f"max_seq_length must be a positive whole number, got {max_tokens!r}")
+        return cls(
+            poolings,
+            dense,
+            normalized,
+            max_tokens,
+            bool(limits.get("do_lower_case")),
+            settings.get("prompts") or {},
+            settings.get("default_prompt_name"),
+        )
+
+
+def module_kinds(folder: Path) -> list[str]:
+    """The kinds of the modules, in their order; none without modules.json."""
+    return [kind for kind, _ in _modules(folder)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    found = _parse(path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"model: {path} must hold a JSON object")
+    return found
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {path} cannot be read as JSON: {error}") from error
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module, in their order."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    found = _parse(path)
+    try:
+        return [(str(module["type"]).rsplit(".", 1)[-1], folder / module["path"]) for module in found]
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"model: {path} must be a list of modules, each with type and path") from error
+
+
+def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], bool]:
+    poolings: tuple[str, ...] = ()
+    dense: list[Dense] = []
+    normalized = False
+    for index, (kind, path) in enumerate(_modules(folder)):
+        # A transformer comes first, and what follows the normalization would undo it.
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize") or (kind == "Transformer") != (index == 0):
+            raise UnsupportedModel(
+                f"modules.json: a {kind} module at place {index} is not supported; "
+                "a Transformer, then Pooling, Dense and Normalize are"
+            )
+        if normalized:
+            raise UnsupportedModel(f"modules.json: a {kind} module after Normalize is not supported")
+        if kind == "Pooling":
+            poolings = _read_poolings(path / "config.json")
+        elif kind == "Dense":
+            dense.append(_read_dense(path))
+        elif kind == "Normalize":
+            normalized = True
+    return poolings, tuple(dense), normalized
+
+
+def _read_poolings(path: Path) -> tuple[str, ...]:
+    settings = _read(path)
+    if not settings.get("include_prompt", True):
+        raise UnsupportedModel(f"{path}: include_prompt = false is not supported")
+    given = settings.get("pooling_mode")
+    if given is None:
+        unknown = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on]
+        unknown = [name for name in unknown if name not in _POOLING_FLAGS]
+        given = unknown or [mode for flag, mode in _POOLING_FLAGS.items() if settings.get(flag)] or "mean"
+    poolings = (given,) if isinstance(given, str) else tuple(given)
+    for pooling in poolings:
+        if pooling not in POOLINGS:
+            raise UnsupportedModel(f"{path}: pooling {pooling!r} is not supported; these are: {', '.join(POOLINGS)}")
+    return poolings
+
+
+def _read_dense(folder: Path) -> Dense:
+    settings = _read(folder / "config.json")
+    activation = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    name = activation.rsplit(".", 1)[-1]
+    if name not in _DENSE_ACTIVATIONS:
+        raise UnsupportedModel(
+            f"{folder}: activation_function {activation!r} is not supported; these are: {', '.join(_DENSE_ACTIVATIONS)}"
+        )
+    for field, neutral in (("use_residual", False), ("module_input_name", "sentence_embedding")):
+        if settings.get(field, neutral) != neutral:
+            raise UnsupportedModel(f"{folder}: {field} = {settings[field]!r} is not supported")
+    try:
+        ins, outs = int(settings["in_features"]), int(settings["out_features"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{folder}/config.json must give in_features and out_features") from error
+    return Dense(folder, ins, outs, bool(settings.get("bias", True)), _DENSE_ACTIVATIONS[name])

@@ -1,0 +1,70 @@
+"""What a run was begun with, so that only the same is taken up."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chairlift.config.run import RunConfig
+from chairlift.config.settings import Settings, is_class
+from chairlift.errors import JobError
+from chairlift.jobs.lines import unreadable
+
+# Settings of models and of the server that change what the answers are, and not only when they come.
+_OF_RESULTS = (
+    *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed"),
+    *("kind", "outputs", "options", "max_body_bytes", "max_n", "max_prompts_per_request"),
+)
+_EDGE_BYTES = 2**16
+
+
+def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
+    """Everything that results follow from, each under the name by which it is refused. Raises JobError."""
+    found: dict[str, Any] = {"INPUT": fingerprint(config.input)}
+    for name in ("format", "prompt_field", "id_field", "chat", "params"):
+        found[f"--{name.replace('_', '-')}"] = getattr(config, name)
+    for served in settings.models:
+        of = f"{served.name}: " if len(settings.models) > 1 else ""
+        model = served.config.model
+        found[f"{of}--model"] = model if is_class(model) else os.path.abspath(model)
+        found[f"{of}--served-model-name"] = served.name
+        found |= {f"{of}--{name.replace('_', '-')}": value for name, value in _of_results(served.config)}
+    found |= {f"--{name.replace('_', '-')}": value for name, value in _of_results(settings.server)}
+    # As it will come back from the store.
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+    return plain
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], state: Path) -> None:
+    """Raise JobError, naming what differs, if a run is not the one that was begun."""
+    for name in before.keys() | now.keys():
+        was, is_ = before.get(name), now.get(name)
+        if was != is_:
+            what = "it has changed" if name == "INPUT" else f"{name} was {_shown(was)} and is {_shown(is_)}"
+            subject = "another INPUT" if name == "INPUT" else "other settings"
+            raise JobError(
+                f"{state} is of a run with {subject}: {what}. Run it as it was begun, or begin anew with --restart"
+            )
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """A file's size, the time of its last change, and a hash of its first and last 64 KiB."""
+    try:
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            digest = hashlib.sha256(file.read(_EDGE_BYTES))
+            file.seek(max(about.st_size - _EDGE_BYTES, 0))
+            digest.update(file.read(_EDGE_BYTES))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "sha256": digest.hexdigest()}
+
+
+def _of_results(config: msgspec.Struct) -> list[tuple[str, Any]]:
+    return [(name, getattr(config, name)) for name in _OF_RESULTS if name in config.__struct_fields__]
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else msgspec.json.encode(value).decode()

@@ -1,0 +1,128 @@
+"""/v1/batches, as OpenAI's API has it."""
+
+import re
+import time
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chairlift.bodies import decode
+from chairlift.jobs.store import Counts, Job
+from chairlift.server.batches.endpoints import BatchEndpoint
+from chairlift.server.batches.file_routes import check_life
+from chairlift.server.batches.paging import page_limit, query_of
+from chairlift.server.batches.record import About, as_batch
+from chairlift.server.batches.service import Batches
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.read_body import read_body
+
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+_DEFAULT_PAGE, _MAX_PAGE = 20, 100
+_WINDOW = re.compile(r"(\d{1,8})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_WINDOW_S = 30 * 86400
+
+
+class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """When result files are deleted, counted from when they are made."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=0)]
+
+
+class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+
+_decoder = msgspec.json.Decoder(BatchBody)
+
+
+async def create_batch(request: Request) -> Response:
+    """POST: begin a batch."""
+    batches: Batches = request.app.state.batches
+    config = batches.config
+    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
+    BatchEndpoint(body.endpoint, batches.models)
+    _check_metadata(body.metadata)
+    life = body.output_expires_after
+    noted = About(
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        completion_window=body.completion_window,
+        expires_at=time.time() + _seconds(body.completion_window),
+        metadata=body.metadata,
+        output_seconds=None if life is None else check_life(life.seconds, "output_expires_after.seconds"),
+    )
+    return _answer(await batches.create(noted), None)
+
+
+async def list_batches(request: Request) -> Response:
+    """GET: batches, newest first."""
+    batches: Batches = request.app.state.batches
+    query = query_of(request, ("after", "limit"))
+    page, more = await batches.page(query.get("after"), page_limit(query, _DEFAULT_PAGE, _MAX_PAGE))
+    answer = {
+        "object": "list",
+        "data": [as_batch(job, counts) for job, counts in page],
+        "first_id": page[0][0].id if page else None,
+        "last_id": page[-1][0].id if page else None,
+        "has_more": more,
+    }
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def show_batch(request: Request) -> Response:
+    """GET /v1/batches/{id}."""
+    batches: Batches = request.app.state.batches
+    return _answer(*await batches.get(request.path_params["batch"]))
+
+
+async def cancel_batch(request: Request) -> Response:
+    """POST /v1/batches/{id}/cancel."""
+    batches: Batches = request.app.state.batches
+    return _answer(*await batches.cancel(request.path_params["batch"]))
+
+
+def _seconds(window: str) -> int:
+    """How long a batch may take."""
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _SECONDS[match[2]] if match is not None else 0
+    if not 1 <= seconds <= _LONGEST_WINDOW_S:
+        problem = f"completion_window must be a time such as 24h, 30m or 2d, and at most 30d, got {window!r}"
+        raise ApiError(400, problem, "completion_window", "invalid_completion_window")
+    return seconds
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    if metadata is None:
+        return
+    if len(metadata) > _MAX_PAIRS:
+        raise ApiError(400, f"metadata may have {_MAX_PAIRS} pairs, got {len(metadata)}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > _MAX_KEY:
+            raise ApiError(400, f"a key of metadata may have {_MAX_KEY} characters, got {len(key)}", "metadata")
+        if len(value) > _MAX_VALUE:
+            problem = f"a value of metadata may have {_MAX_VALUE} characters, got {len(value)}"
+            raise ApiError(400, problem, f"metadata.{key}")
+
+
+def _answer(job: Job, counts: Counts | None) -> Response:
+    return Response(msgspec.json.encode(as_batch(job, counts)), media_type="application/json")
+
+
+BATCHES = [
+    Route("/v1/batches", create_batch, methods=["POST"]),
+    Route("/v1/batches", list_batches, methods=["GET"]),
+    Route("/v1/batches/{batch}", show_batch, methods=["GET"]),
+    Route("/v1/batches/{batch}/cancel", cancel_batch, methods=["POST"]),
+]

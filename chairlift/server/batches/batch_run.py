@@ -1,0 +1,317 @@
+"""One batch from the moment that it is there until it is over: validated, run, its results made files."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import msgspec
+
+from chairlift.config.run import Order
+from chairlift.config.server import ServerConfig
+from chairlift.errors import InvalidRequest, JobError, StorageFull
+from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
+from chairlift.jobs.ledger import Ledger
+from chairlift.jobs.lines import JsonLines, parse_batch_line
+from chairlift.jobs.store import Counts, Job, JobState, StoredFile
+from chairlift.server.batches.data_folder import Folder
+from chairlift.server.batches.endpoints import BatchEndpoint
+from chairlift.server.batches.record import About, Problem, about, note
+from chairlift.server.batches.validate import Validation
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.local_client import AppClient
+from chairlift.server.models.registry import Models, ModelService
+from chairlift.server.models.sequence_service import SequenceService
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+# While a model loads.
+_LOOK_AGAIN_S = 0.5
+# Lines under way where the model is not there to tell.
+_FEW = 16
+_FINAL: dict[JobOutcome, JobState] = {
+    JobOutcome.COMPLETED: "completed",
+    JobOutcome.CANCELLED: "cancelled",
+    JobOutcome.EXPIRED: "expired",
+}
+
+
+class BatchContext(msgspec.Struct, kw_only=True):
+    """What all batches of a server share. `turns` are taken by those whose lines run."""
+
+    folder: Folder
+    client: AppClient
+    models: Models
+    config: ServerConfig
+    turns: asyncio.Semaphore
+
+
+class _Leaving(Exception):
+    """The server leaves, and the batch stays as it is for the next one."""
+
+
+class BatchRun:
+    """A batch that is not over, of whose lines `counts` are done. `results` are the files that came of it in the end.
+
+    `job` is what is kept of it. `problem` says what it waits for, if that is room.
+    """
+
+    def __init__(self, context: BatchContext, job: Job, counts: Counts) -> None:
+        self.job = job
+        self.problem: str | None = None
+        self.results: list[StoredFile] = []
+        self._context = context
+        self._executor: JobExecutor | None = None
+        self._counts = self._earlier = counts
+        self._changing = asyncio.Lock()
+        self._ending = asyncio.Event()
+        self._leaving = asyncio.Event()
+        if job.state == "cancelling":
+            self._ending.set()
+
+    @property
+    def input_file_id(self) -> str:
+        """The file that it needs until it is over."""
+        return about(self.job).input_file_id
+
+    @property
+    def counts(self) -> Counts:
+        """What has become of its lines, up to this moment."""
+        return self._counts
+
+    @property
+    def finished_here(self) -> tuple[int, int]:
+        """Lines that were done, and lines that failed, since this run began."""
+        counts, earlier = self.counts, self._earlier
+        return counts.completed - earlier.completed, counts.failed - earlier.failed
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the disk is full."""
+        return self.problem is not None or (self._executor is not None and self._executor.problem is not None)
+
+    async def run(self) -> None:
+        """Bring it to its end, or as far as it gets until `leave`. Raises nothing that the batch is to blame for."""
+        try:
+            if self.job.state == "validating" and not await self._validate():
+                return
+            await self._work()
+        except _Leaving:
+            return
+        except Exception as error:
+            if not isinstance(error, JobError | ApiError):
+                log.exception("%s failed", self.job.id)
+            problem = str(error)
+            with contextlib.suppress(_Leaving):
+                async with self._changing:
+                    await self._persist(lambda: self._close("failed", [Problem("batch_failed", problem)]))
+
+    async def cancel(self) -> Job:
+        """Begin to cancel it, unless that has begun. Raises a 409 if it is too late, or StorageFull."""
+        if self.problem is not None:
+            raise StorageFull(self.problem)
+        async with self._changing:
+            if self.job.state in ("cancelling", "cancelled"):
+                return self.job
+            if self.job.state not in ("validating", "in_progress"):
+                raise too_late(self.job)
+            await asyncio.to_thread(self._enter, "cancelling")
+            self._end()
+        return self.job
+
+    def leave(self) -> None:
+        """Send nothing more, commit what is done, and end. Lines under way are done anew by the next run."""
+        self._leaving.set()
+        self._ending.set()
+        if self._executor is not None:
+            self._executor.stop()
+
+    def _end(self) -> None:
+        self._ending.set()
+        if self._executor is not None:
+            self._executor.cancel()
+
+    # Validating
+
+    async def _validate(self) -> bool:
+        """Look through the input; whether it is to be run."""
+        context, noted = self._context, about(self.job)
+        endpoint = BatchEndpoint(noted.endpoint, context.models)
+        validation = Validation(context.folder.place(noted.input_file_id), endpoint, context.config.max_batch_lines)
+        ended = await validation.run(self._ending)
+        if self._leaving.is_set():
+            raise _Leaving
+        async with self._changing:
+            if not ended or self.job.state == "cancelling":
+                await self._persist(lambda: self._enter("cancelled"))
+                return False
+            if validation.problems:
+                await self._persist(lambda: self._close("failed", validation.problems))
+            else:
+                await self._persist(lambda: self._begin(validation))
+        return not validation.problems
+
+    def _begin(self, validation: Validation) -> None:
+        def change(job: Job) -> None:
+            noted = about(job)
+            noted.model = validation.model
+            note(job, noted)
+            job.total = validation.lines
+            _move(job, "in_progress")
+
+        self.job = self._context.folder.store.change_job(self.job.id, change)
+
+    # Running
+
+    async def _work(self) -> None:
+        await self._wait_for_model()
+        async with self._turn():
+            outcome = await self._execute()
+        async with self._changing:
+            if outcome is JobOutcome.COMPLETED and self.job.state == "in_progress":
+                await self._persist(lambda: self._enter("finalizing"))
+            final = "cancelled" if self.job.state == "cancelling" else _FINAL[outcome]
+            await self._persist(lambda: self._close(final))
+
+    async def _wait_for_model(self) -> None:
+        """Return once the model takes requests, or has gone, of which each line will say so."""
+        noted = about(self.job)
+        while not self._ending.is_set() and time.time() < noted.expires_at:
+            try:
+                model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+            except (ApiError, InvalidRequest):
+                return
+            if model is not None and model.ready:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _LOOK_AGAIN_S)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until it is this batch's turn; to be ended it needs none."""
+        turns = self._context.turns
+        acquiring = asyncio.ensure_future(turns.acquire())
+        ending = asyncio.ensure_future(self._ending.wait())
+        expires_in = max(about(self.job).expires_at - time.time(), 0.0)
+        await asyncio.wait((acquiring, ending), timeout=expires_in, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        acquired = not acquiring.cancel()
+        try:
+            yield
+        finally:
+            if acquired:
+                turns.release()
+
+    async def _execute(self) -> JobOutcome:
+        """Send its lines. Raises _Leaving if some are left for the next run."""
+        context, job = self._context, self.job
+        folder, noted = context.folder, about(job)
+        output, errors = (folder.place(each) for each in noted.results)
+        source = folder.place(noted.input_file_id)
+        if self._leaving.is_set():
+            raise _Leaving
+        ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors))
+        self._counts = ledger.counts
+        try:
+            self._executor = executor = JobExecutor(
+                context.client, ledger, lambda: JsonLines(source, parse_batch_line), job.id, self._options(noted)
+            )
+            if self._leaving.is_set():
+                executor.stop()
+            elif self.job.state == "cancelling":
+                executor.cancel()
+            outcome = await executor.run()
+        except StorageFull:
+            # It waits for room, unless it is to leave.
+            raise _Leaving from None
+        finally:
+            await asyncio.to_thread(ledger.close)
+        if outcome is JobOutcome.STOPPED:
+            raise _Leaving
+        return outcome
+
+    def _options(self, noted: About) -> JobOptions:
+        config = self._context.config
+        lanes, order = self._lanes(noted)
+        return JobOptions(
+            concurrency=max(min(lanes, config.max_waiting // config.max_running_batches), 1),
+            order=order,
+            wait_for_room=True,
+            expires_at=noted.expires_at,
+        )
+
+    def _lanes(self, noted: About) -> tuple[int, Order]:
+        try:
+            model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+        except (ApiError, InvalidRequest):
+            model = None
+        return (_FEW, "file") if model is None else lanes_of(model)
+
+    # What is kept
+
+    async def _persist(self, work: Callable[[], T]) -> T:
+        """Change what is kept, in a thread; while there is no room, try again and again. Raises _Leaving."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                done = await asyncio.to_thread(work)
+            except StorageFull as error:
+                self.problem = str(error)
+                log.error("%s: %s; the next try is in %g s", self.job.id, error, pause)
+            else:
+                self.problem = None
+                return done
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), pause)
+                raise _Leaving
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _enter(self, state: JobState) -> None:
+        self.job = self._context.folder.store.enter(self.job.id, state, time.time())
+
+    def _close(self, state: JobState, problems: list[Problem] | None = None) -> None:
+        """End it, and in the same moment make files of its results."""
+        folder = self._context.folder
+        at = folder.store.checkpoint(self.job.id)
+        output = folder.result(self.job, "output", at.output_bytes)
+        errors = folder.result(self.job, "error", at.error_bytes)
+        files = [file for file in (output, errors) if file.bytes]
+
+        def change(job: Job) -> None:
+            noted = about(job)
+            noted.problems = problems or []
+            noted.counts = at.counts
+            noted.output_file_id = output.id if output.bytes else None
+            noted.error_file_id = errors.id if errors.bytes else None
+            note(job, noted)
+            _move(job, state)
+
+        self.job = folder.store.change_job(self.job.id, change, files)
+        self.results = files
+
+
+def too_late(job: Job) -> ApiError:
+    """Why a batch can't be cancelled."""
+    message = f"a batch that is {job.state} can't be cancelled"
+    return ApiError(409, message, code="batch_not_cancellable")
+
+
+def lanes_of(model: ModelService) -> tuple[int, Order]:
+    """How many lines are sent to a model at once, and in which order."""
+    if isinstance(model, SequenceService):
+        # Those that run, and as many to take their seats.
+        return 2 * model.seats, "prefix"
+    dispatcher = model.dispatcher
+    # For each instance the batch that runs, one that is ready to follow, and two to be made ready.
+    lanes = 4 * dispatcher.limits.max_batch_size * len(dispatcher.executors)
+    return lanes, "file" if model.encoder is not None else "length"
+
+
+def _move(job: Job, state: JobState) -> None:
+    job.state = state
+    job.entered.setdefault(state, time.time())

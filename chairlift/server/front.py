@@ -1,0 +1,169 @@
+"""The server's process: start the workers, listen, serve, and on a signal drain and leave."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from chairlift.config.server import ServerConfig
+from chairlift.config.settings import Settings
+from chairlift.engine.machine import Machine
+from chairlift.errors import ChairliftError, ConfigError, Unavailable
+from chairlift.server.models.host import Host, host
+from chairlift.server.models.loader import HostLoader
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from chairlift.server.batches.service import Batches
+
+_BACKLOG = 2048
+
+
+def serve(settings: Settings, started: float) -> int:
+    """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock."""
+    import uvloop
+
+    level = settings.server.log_level
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(message)s")
+    os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
+    listener = bind(settings.server)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Front(settings, listener, started).run())
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Take the port before anything slow begins. Raises ConfigError if it is not to be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        problem = error.strerror or str(error)
+        raise ConfigError(
+            f"can't listen on {config.host} port {config.port}: {problem}; see --host and --port"
+        ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+class _Front:
+    """One run of the server, from the workers' start to the exit status."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, started: float) -> None:
+        self._config = settings.server
+        self._listener = listener
+        self._started = started
+        machine = Machine() if len(settings.models) > 1 else None
+        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
+        self._first = self._loader.begin()
+        self._server: uvicorn.Server | None = None
+        self._batches: Batches | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._status = 0
+
+    async def run(self) -> int:
+        """Serve until told to leave."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        for each in self._first:
+            await each.start()
+        try:
+            # In a thread, so that the loop can start the workers while this process still imports.
+            server, grpc = await asyncio.to_thread(self._prepare)
+            self._server = server
+            # A full collection walks every object that the imports made, in the middle of somebody's request.
+            gc.collect()
+            gc.freeze()
+            async with grpc as grpc_port:
+                announcing = asyncio.create_task(self._announce(grpc_port))
+                if self._leaving is None:
+                    await server.serve(sockets=[self._listener])
+                announcing.cancel()
+        except ChairliftError as error:
+            print(f"chairlift: {error}", file=sys.stderr)
+            self._status = 1
+        finally:
+            await (self._leaving or self._stop())
+            self._listener.close()
+        return self._status
+
+    def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
+        """The HTTP server, and the gRPC server for as long as that runs."""
+        from chairlift.server.batches.service import Batches
+        from chairlift.server.http.app import create_app
+        from chairlift.server.http.protocol import make_server
+        from chairlift.server.models.registry import Models
+        from chairlift.server.oip.beside import grpc_beside
+
+        models = Models([self._loader.prepare(each) for each in self._first], self._loader)
+        self._batches = Batches(models, self._config)
+        app = create_app(models, self._config, self._batches)
+        self._batches.open()
+        return make_server(app, self._config), grpc_beside(models, self._config)
+
+    async def _announce(self, grpc_port: int | None) -> None:
+        address, port = self._listener.getsockname()[:2]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        names = ", ".join(each.served.name for each in self._first)
+        print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
+        if grpc_port is not None:
+            print(f"gRPC on port {grpc_port}", flush=True)
+        if self._batches is not None:
+            self._batches.resume()
+        loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
+        about = await asyncio.gather(*loaded)
+        if None not in about:
+            details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
+            print(f"ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
+
+    async def _announce_model(self, host: Host) -> str | None:
+        """Wait for a model and return what there is to say of it, or None if it is not going to be served."""
+        try:
+            await host.wait_ready()
+        except Unavailable as error:
+            # While the server leaves this says nothing new.
+            if self._leaving is None:
+                print(f"chairlift: {host.served.name}: {error}", file=sys.stderr)
+                self._status = 1
+                self._stop_server()
+            return None
+        if len(self._first) > 1:
+            details = f" ({host.about})" if host.about else ""
+            print(f"{host.served.name} is ready{details}", flush=True)
+        return host.about
+
+    def _on_signal(self, signum: int) -> None:
+        if self._leaving is not None:
+            # Whoever asks twice does not want to wait; the workers end when they see this process gone.
+            os._exit(128 + signum)
+        self._leaving = asyncio.create_task(self._leave(signal.Signals(signum).name))
+
+    async def _leave(self, name: str) -> None:
+        print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
+        # Still listening, so that probes see the change and newcomers get a clear 503.
+        if self._batches is not None:
+            # First, so that seats are free for live requests to end; the next server does what was under way anew.
+            await self._batches.leave()
+        await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
+        await self._stop()
+        self._stop_server()
+
+    async def _stop(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
+        await asyncio.gather(*(each.stop() for each in self._loader.hosts))
+
+    def _stop_server(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True

@@ -1,0 +1,175 @@
+"""Every error as an HTTP answer, in the shape of the protocol that the client speaks.
+
+OpenAI: {"error": {"message", "type", "param", "code"}}. OIP and KServe v1: {"error": message}.
+TEI: {"error", "error_type"}. Cohere: {"message"}. Jina: {"detail"}.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.errors import (
+    ChairliftError,
+    ConfigError,
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidRequest,
+    JobError,
+    QueueFull,
+    RequestFailed,
+    StorageFull,
+    Unavailable,
+    UnsupportedModel,
+    WorkerLost,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ErrorBody(msgspec.Struct):
+    """The inside of an error response."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    """The outside of an error response."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An error with everything that an HTTP answer needs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body = ErrorBody(message, kind, param, code)
+
+    def encode(self) -> bytes:
+        """The error as JSON."""
+        return msgspec.json.encode(ErrorResponse(self.body))
+
+    def response(self, shape: "Shape | None" = None) -> Response:
+        """The error as an HTTP answer, in OpenAI's shape if no other is given."""
+        status, raw = (self.status, self.encode()) if shape is None else shape(self)
+        return Response(raw, status, self.headers, "application/json")
+
+
+Shape = Callable[[ApiError], tuple[int, bytes]]
+
+
+def openai_shape(error: ApiError) -> tuple[int, bytes]:
+    """As the OpenAI API has it."""
+    return error.status, error.encode()
+
+
+def oip_shape(error: ApiError) -> tuple[int, bytes]:
+    """As the Open Inference Protocol and KServe v1 have it."""
+    return error.status, msgspec.json.encode({"error": error.body.message})
+
+
+def rerank_shape(error: ApiError) -> tuple[int, bytes]:
+    """As Cohere (`message`) and Jina (`detail`) have it."""
+    return error.status, msgspec.json.encode({"message": error.body.message, "detail": error.body.message})
+
+
+def tei_shape(error: ApiError) -> tuple[int, bytes]:
+    """As text-embeddings-inference has it: kinds of its own, and a status for each of them."""
+    status, kind = _TEI_CODES.get(error.body.code or "") or (
+        _TEI_STATUS.get(error.status, error.status),
+        _TEI_KINDS.get(error.status, "Validation"),
+    )
+    return status, msgspec.json.encode({"error": error.body.message, "error_type": kind})
+
+
+_TEI_CODES = {
+    "context_length_exceeded": (413, "Validation"),
+    "too_many_inputs": (413, "Validation"),
+    "empty_input": (400, "Empty"),
+    "wrong_task": (424, "Backend"),
+}
+_TEI_KINDS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+# Whatever else is wrong with a request is 422 there, and a failed inference 424.
+_TEI_STATUS = {400: 422, 500: 424}
+_TEI_PATHS = frozenset({"/embed", "/predict", "/info"})
+_RERANK_PATHS = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
+
+
+def shape_of(path: str) -> Shape:
+    """The shape that clients of a path expect."""
+    if path in _RERANK_PATHS:
+        return rerank_shape
+    if path in _TEI_PATHS:
+        return tei_shape
+    if path == "/v2" or path.startswith("/v2/") or (path.startswith("/v1/models/") and path.endswith(":predict")):
+        return oip_shape
+    return openai_shape
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Map any error to its HTTP answer; what is not a client's business is logged and stays here."""
+    match error:
+        case ApiError():
+            return error
+        case InputTooLong():
+            return ApiError(400, str(error), error.param, "context_length_exceeded")
+        case InvalidRequest():
+            return ApiError(400, str(error), error.param, error.code)
+        case QueueFull():
+            retry = _retry_after(error.retry_after)
+            return ApiError(429, str(error), code="queue_full", kind="rate_limit_exceeded", headers=retry)
+        case Unavailable():
+            retry = _retry_after(error.retry_after)
+            code = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
+            return ApiError(503, str(error), code=code, kind="service_unavailable", headers=retry)
+        case DeadlineExceeded():
+            return ApiError(504, str(error), code="deadline_exceeded", kind="timeout")
+        case ConfigError() | UnsupportedModel():
+            return ApiError(400, str(error))
+        case RequestFailed():
+            return ApiError(500, str(error), code="request_failed", kind="server_error")
+        case StorageFull():
+            return ApiError(507, str(error), code="storage_full", kind="server_error")
+        case JobError():
+            log.error("%s", error)
+            return ApiError(500, str(error), code="storage_failed", kind="server_error")
+        case HTTPException():
+            return ApiError(error.status_code, error.detail, headers=error.headers)
+        case _:
+            log.error("unexpected error", exc_info=error)
+            return ApiError(500, "the server failed on this request; its log says why", kind="server_error")
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for the errors that are expected."""
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+        error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    return as_api_error(error).response(shape_of(request.url.path))
+
+
+HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(math.ceil(seconds), 1))}

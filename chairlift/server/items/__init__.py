@@ -1,0 +1,1 @@
+"""The routes of models that answer in one call: embeddings, rerank, TEI, KServe predictions."""

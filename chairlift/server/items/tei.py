@@ -1,0 +1,231 @@
+"""The routes of text-embeddings-inference: /embed, /predict, /rerank and /info.
+
+TEI serves one model and has no field to name one; here `model` may, and must where several would do.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift import __version__
+from chairlift.bodies import decode
+from chairlift.config.server import ServerConfig
+from chairlift.engine.items.dispatcher import Answer
+from chairlift.errors import InvalidRequest
+from chairlift.runners.items import Encoding, ItemInfo
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.endpoint import terms_of, timing_headers, until_gone
+from chairlift.server.http.off_loop import off_loop
+from chairlift.server.http.read_body import read_body
+from chairlift.server.items.scores import first_logits, probabilities, sigmoid
+from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
+from chairlift.server.items.vectors import as_json, check_dimensions, stack
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import Models
+from chairlift.server.openai.body_types import Int
+from chairlift.text.encoding import Cut, Side
+
+MAX_INPUTS = 2048
+
+
+class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of every TEI request."""
+
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+
+
+class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /embed."""
+
+    inputs: str | list[str | list[Int]]
+    normalize: bool = True
+    prompt_name: str | None = None
+    dimensions: Int | None = None
+
+
+class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /predict: one text, a pair as a list of two, or a list of lists of one text or two."""
+
+    inputs: str | list[str | list[str]]
+    raw_scores: bool = False
+
+
+class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /rerank as TEI has it."""
+
+    query: str
+    texts: list[str]
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+_Body = TypeVar("_Body", bound=TeiBody)
+_embed_decoder = msgspec.json.Decoder(EmbedBody)
+_predict_decoder = msgspec.json.Decoder(TeiPredictBody)
+_ranks_decoder = msgspec.json.Decoder(RanksBody)
+
+
+async def embed(request: Request) -> Response:
+    """An embedding for each input."""
+    service, body = await _read(request, _embed_decoder, ("embed",))
+    info = service.loaded()
+    check_dimensions(info, body.dimensions)
+    if not body.normalize and info.normalized:
+        raise InvalidRequest("normalize can't be false: this model normalizes its embeddings itself", "normalize")
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    async with until_gone(request.receive):
+        encodings = await _encode(service, body, given)
+        answers = await run(service, encodings, terms_of(request.scope))
+        rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
+        raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_json(rows)))
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+async def predict(request: Request) -> Response:
+    """For each text, or pair, its labels with the best first."""
+    service, body = await _read(request, _predict_decoder, ("classify", "rerank"))
+    inputs, single = _sequences(body.inputs)
+    _check_count(len(inputs), "inputs")
+    if not inputs or any(not text for texts in inputs for text in texts):
+        raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
+    async with until_gone(request.receive):
+        cut = _cut(body)
+        singles = await from_texts(service, [texts[0] for texts in inputs if len(texts) == 1], cut, "inputs")
+        pairs = await from_pairs(service, [(texts[0], texts[1]) for texts in inputs if len(texts) == 2], cut, "inputs")
+        kinds = {1: iter(singles), 2: iter(pairs)}
+        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
+    info = service.loaded()
+    predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
+    return _json(predictions[0] if single else predictions, answers)
+
+
+async def rerank(request: Request, raw: bytes) -> Response:
+    """Texts by relevance to a query."""
+    body = decode(raw, _ranks_decoder)
+    service = _service(request, body, ("rerank",))
+    check_not_empty([body.query], "query")
+    check_not_empty(body.texts, "texts")
+    _check_count(len(body.texts), "texts")
+    async with until_gone(request.receive):
+        pairs = [(body.query, text) for text in body.texts]
+        encodings = await from_pairs(service, pairs, _cut(body), "texts")
+        answers = await run(service, encodings, terms_of(request.scope))
+    scores = first_logits([answer.value for answer in answers])
+    if not body.raw_scores:
+        scores = sigmoid(scores)
+    ranks: list[dict[str, Any]] = [
+        {"index": int(i), "score": float(scores[i])} for i in np.argsort(-scores, kind="stable")
+    ]
+    if body.return_text:
+        ranks = [rank | {"text": body.texts[rank["index"]]} for rank in ranks]
+    return _json(ranks, answers)
+
+
+async def info(request: Request) -> Response:
+    """What is served and within which limits: of the only model, or the one that `?model=` names."""
+    models: Models = request.app.state.models
+    service = models.one_shot(request.query_params.get("model"), ("embed", "classify", "rerank"), "/info")
+    about, limits = service.loaded(), service.dispatcher.limits
+    return _json(
+        {
+            "model_id": service.name,
+            "model_sha": None,
+            "model_dtype": about.dtype,
+            "model_type": _model_type(about),
+            "max_concurrent_requests": limits.max_waiting,
+            "max_input_length": about.max_tokens,
+            "max_batch_tokens": limits.max_batch_tokens or limits.max_batch_size * (about.max_tokens or 1),
+            "max_batch_requests": limits.max_batch_size,
+            "max_client_batch_size": min(MAX_INPUTS, limits.max_waiting),
+            "auto_truncate": False,
+            "version": __version__,
+        }
+    )
+
+
+async def _read(
+    request: Request, decoder: "msgspec.json.Decoder[_Body]", tasks: tuple[str, ...]
+) -> tuple[ItemService, _Body]:
+    config: ServerConfig = request.app.state.config
+    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), decoder)
+    return _service(request, body, tasks), body
+
+
+def _service(request: Request, body: TeiBody, tasks: tuple[str, ...]) -> ItemService:
+    models: Models = request.app.state.models
+    return models.one_shot(body.model, tasks, request.url.path)
+
+
+async def _encode(service: ItemService, body: EmbedBody, given: Sequence[str | list[int]]) -> list[Encoding]:
+    """Texts with the prompt that was asked for, or token ids as they are."""
+    _check_count(len(given), "inputs")
+    if not given or not all(given):
+        raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
+    prompt = _prompt(service, body.prompt_name)
+    cut = _cut(body)
+    if all(isinstance(each, str) for each in given):
+        return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
+    if any(isinstance(each, str) for each in given):
+        raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
+    if body.prompt_name is not None:
+        raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
+    ids = cast(list[list[int]], given)
+    return from_ids(service, ids, cut, "inputs")
+
+
+def _prompt(service: ItemService, name: str | None) -> str:
+    if name is None:
+        return service.default_prompt
+    if name not in service.prompts:
+        known = ", ".join(service.prompts) or "none"
+        raise InvalidRequest(f"prompt_name {name!r} is not one of this model's prompts: {known}", "prompt_name")
+    return service.prompts[name]
+
+
+def _cut(body: TeiBody) -> Cut | None:
+    return Cut(side=cast(Side, body.truncation_direction.lower())) if body.truncate else None
+
+
+def _sequences(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool]:
+    """Each input as one text or two, and whether it was a single one that is answered without a list around it."""
+    if isinstance(inputs, str):
+        return [[inputs]], True
+    if inputs and all(isinstance(each, str) for each in inputs):
+        sequences, single = [cast(list[str], inputs)], True
+    else:
+        sequences, single = [each if isinstance(each, list) else [] for each in inputs], False
+    if any(len(texts) not in (1, 2) for texts in sequences):
+        message = "inputs must be a text, a pair of texts, or a list of lists of one text or two"
+        raise InvalidRequest(message, "inputs")
+    return sequences, single
+
+
+def _check_count(number: int, field: str) -> None:
+    if number > MAX_INPUTS:
+        raise ApiError(413, f"{field} holds {number} inputs, more than {MAX_INPUTS}", field, "too_many_inputs")
+
+
+def _predictions(info: ItemInfo, logits: Any, raw_scores: bool) -> list[dict[str, Any]]:
+    scores = np.asarray(logits, dtype=np.float64).ravel()
+    if not raw_scores:
+        scores = probabilities(scores)
+    labels = info.labels or [f"LABEL_{index}" for index in range(scores.size)]
+    return [{"score": float(scores[i]), "label": labels[i]} for i in np.argsort(-scores, kind="stable")]
+
+
+def _model_type(info: ItemInfo) -> dict[str, Any]:
+    if info.task == "embed":
+        return {"embedding": {"pooling": info.pooling}}
+    labels = {"id2label": dict(enumerate(info.labels)), "label2id": {label: i for i, label in enumerate(info.labels)}}
+    return {"classifier" if info.task == "classify" else "reranker": labels}
+
+
+def _json(value: Any, answers: Sequence[Answer] = ()) -> Response:
+    headers = timing_headers(answers) if answers else None
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

@@ -1,0 +1,88 @@
+"""Texts and token ids from requests to encodings: tokenized off the event loop, checked against the model's length."""
+
+from collections.abc import Callable, Sequence
+
+from chairlift.engine.items.dispatcher import Answer
+from chairlift.errors import InputTooLong, InvalidRequest
+from chairlift.runners.items import Encoding
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.endpoint import Terms
+from chairlift.server.http.off_loop import off_loop
+from chairlift.server.models.item_service import ItemService
+from chairlift.text.encoding import Cut, TextEncoder
+
+
+async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
+    """Encodings of texts. Without a cut, one that is too long is an error."""
+    encoder = encoder_of(service)
+    work = _naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
+    return await off_loop(sum(map(len, texts)), work)
+
+
+async def from_pairs(
+    service: ItemService, pairs: Sequence[tuple[str, str]], cut: Cut | None, field: str
+) -> list[Encoding]:
+    """Encodings of pairs of texts."""
+    encoder = encoder_of(service)
+    work = _naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
+    return await off_loop(sum(len(first) + len(second) for first, second in pairs), work)
+
+
+def _naming(field: str, number: int, work: Callable[[], list[Encoding]]) -> Callable[[], list[Encoding]]:
+    """The same work, its errors telling the client's name for what is wrong."""
+
+    def named() -> list[Encoding]:
+        try:
+            return work()
+        except InputTooLong as error:
+            which = f"{field}[{error.index}]: " if number > 1 else ""
+            raise InputTooLong(f"{which}{error}", field, error.index) from None
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), field) from None
+
+    return named
+
+
+def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
+    """Encodings of token ids, taken as they are but for the cut."""
+    info = service.loaded()
+    if cut is not None:
+        prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
+    for index, ids in enumerate(prompts):
+        if min(ids) < 0 or (info.vocab_size is not None and max(ids) >= info.vocab_size):
+            raise InvalidRequest(f"{field} has token ids outside the vocabulary of {info.vocab_size}", field)
+        if info.max_tokens is not None and len(ids) > info.max_tokens:
+            message = f"{field}[{index}]: an input has {len(ids)} tokens, but the model takes {info.max_tokens}"
+            raise InputTooLong(message, field, index)
+    return [Encoding(ids) for ids in prompts]
+
+
+def _shorten(ids: list[int], cut: Cut, max_tokens: int | None) -> list[int]:
+    length = min((each for each in (cut.length, max_tokens) if each is not None), default=len(ids))
+    if len(ids) <= length:
+        return ids
+    return ids[:length] if cut.side == "right" else ids[-length:]
+
+
+def check_not_empty(texts: Sequence[str], field: str) -> None:
+    """Refuse no text at all, and empty ones."""
+    if not texts or not all(texts):
+        raise ApiError(400, f"{field} must not be empty", field, "empty_input")
+
+
+def encoder_of(service: ItemService) -> TextEncoder:
+    """What makes token ids of the model's texts; a model without takes only token ids."""
+    if service.encoder is None:
+        raise InvalidRequest(f"`{service.name}` has no tokenizer here; send token ids")
+    return service.encoder
+
+
+async def run(service: ItemService, encodings: Sequence[Encoding], terms: Terms) -> list[Answer]:
+    """Answers, each encoding counted by its tokens."""
+    sizes = [float(len(encoding.token_ids)) for encoding in encodings]
+    return await service.infer(encodings, sizes=sizes, **terms._asdict())
+
+
+def count(encodings: Sequence[Encoding]) -> int:
+    """Tokens in all."""
+    return sum(len(encoding.token_ids) for encoding in encodings)

@@ -1,0 +1,126 @@
+"""What Prometheus sees of a one-shot model."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from chairlift.core.items.item import Batch, BatchResult, Failure, ShedReason
+from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.errors import DeadlineExceeded, QueueFull
+from chairlift.server.metrics.histogram import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram, background_requests
+
+_RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+class ItemMetrics:
+    """All that is counted for one one-shot model. Call the methods from the event loop's thread only."""
+
+    def __init__(self, model: str, dispatcher: Dispatcher) -> None:
+        self.model = model
+        self.ready = False
+        self._dispatcher = dispatcher
+        self._queue_time = Histogram(LONG)
+        self._answered = 0
+        self._finished: Counter[str] = Counter(dict.fromkeys(("done", "error", "shed", "late", "abort"), 0))
+        self._batch_items = Histogram(SIZES)
+        self._batch_tokens = Histogram(TOKENS)
+        self._batch_padding = Histogram(_RATIOS)
+        self._batch_seconds = Histogram(SHORT)
+        self._prediction_error = Histogram(ERRORS)
+        self._predicted_seconds = self._timed_seconds = 0.0
+        self._failures: Counter[str] = Counter(dict.fromkeys(Failure, 0))
+
+    @property
+    def busy_seconds(self) -> float:
+        """The time that calls have taken, of all instances together."""
+        return self._timed_seconds
+
+    def on_answers(self, answers: Sequence[Answer], background: bool = False) -> None:
+        """Count a request that was answered, and its items; how long background ones waited would hide all others."""
+        self._finished["done"] += 1
+        self._answered += len(answers)
+        for answer in () if background else answers:
+            self._queue_time.observe(answer.queue_s)
+
+    def on_failure(self, error: BaseException) -> None:
+        """Count a request that was not."""
+        match error:
+            case QueueFull():
+                outcome = "shed"
+            case DeadlineExceeded():
+                outcome = "late"
+            case Exception():
+                outcome = "error"
+            case _:
+                outcome = "abort"
+        self._finished[outcome] += 1
+
+    def on_batch(self, batch: Batch, outcome: BatchResult) -> None:
+        """Count a call's end."""
+        if outcome.failure is Failure.UNTRIED:
+            self._failures[outcome.failure] += 1
+            return
+        self._batch_items.observe(len(batch.items))
+        self._batch_tokens.observe(batch.size)
+        self._batch_padding.observe(1 - batch.size / batch.computed)
+        if outcome.failure is not None:
+            self._failures[outcome.failure] += 1
+        elif outcome.seconds > 0:
+            self._batch_seconds.observe(outcome.seconds)
+            self._prediction_error.observe(abs(batch.predicted - outcome.seconds) / outcome.seconds)
+            self._predicted_seconds += batch.predicted
+            self._timed_seconds += outcome.seconds
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, as of now."""
+        yield from self._gauges()
+        yield from self._counters()
+        for name, help_text, histogram in (
+            ("queue_time_seconds", "From arrival until it ran.", self._queue_time),
+            ("batch_items", "Items in a batch.", self._batch_items),
+            ("batch_tokens", "Tokens in a batch, or items where those are what counts.", self._batch_tokens),
+            ("batch_padding_ratio", "Share of what a batch computes that is padding.", self._batch_padding),
+            ("batch_duration_seconds", "Time of a call.", self._batch_seconds),
+            (
+                "batch_prediction_error_ratio",
+                "|predicted - actual| / actual seconds of a call.",
+                self._prediction_error,
+            ),
+        ):
+            yield histogram.family(name, help_text, self.model)
+
+    def _gauges(self) -> Iterable[Metric]:
+        scheduler = self._dispatcher.scheduler
+        for name, help_text, value in (
+            ("ready", "1 while requests are taken in.", float(self.ready)),
+            ("items_waiting", "Items in line.", scheduler.num_waiting),
+            ("items_running", "Items in batches that run.", scheduler.num_running),
+            ("queue_seconds", "Seconds of work in line, as predicted.", scheduler.queue_seconds()),
+        ):
+            gauge = GaugeMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
+            gauge.add_metric([self.model], value)
+            yield gauge
+        yield background_requests(self.model, scheduler.num_background_running, scheduler.num_background_waiting)
+
+    def _counters(self) -> Iterable[Metric]:
+        scheduler = self._dispatcher.scheduler
+        for name, help_text, value in (
+            ("items_answered", "Items that got their results.", self._answered),
+            ("bisections", "Failed batches that were split to find the culprit.", scheduler.num_bisections),
+            ("batch_predicted_seconds", "Time of calls that the cost model foresaw.", self._predicted_seconds),
+            ("batch_timed_seconds", "Time that those calls took.", self._timed_seconds),
+        ):
+            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
+            counter.add_metric([self.model], value)
+            yield counter
+        shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason}
+        for name, help_text, label, counts in (
+            ("requests_finished", "Requests that ended, by how.", "reason", self._finished),
+            ("items_shed", "Items that were refused, by why.", "reason", shed),
+            ("batch_failures", "Calls that failed as a whole, by how.", "failure", self._failures),
+        ):
+            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model", label])
+            for which, count in counts.items():
+                counter.add_metric([self.model, str(which)], count)
+            yield counter

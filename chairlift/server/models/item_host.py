@@ -1,0 +1,149 @@
+"""A one-shot model as a running thing: its line, its workers, and the service in front of them."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
+from chairlift.config.settings import ServedModel
+from chairlift.core.items.limits import BatchLimits
+from chairlift.engine.items.dispatcher import Dispatcher
+from chairlift.engine.items.process_executor import ProcessExecutor
+from chairlift.engine.machine import Machine, Turns, soon_asleep
+from chairlift.folders.sentence_files import SentenceFiles
+from chairlift.runners.items import ItemInfo
+
+if TYPE_CHECKING:
+    from chairlift.server.models.item_service import ItemService
+    from chairlift.text.encoding import TextEncoder
+
+
+class ItemHost:
+    """An encoder, ONNX file or Python class behind a dispatcher, with one worker process for each instance.
+
+    The model is ready as long as one instance is.
+    """
+
+    def __init__(self, served: ServedModel, config: ItemConfig, machine: Machine | None) -> None:
+        self.served = served
+        self._config = config
+        environment = None if machine is None else soon_asleep()
+        self._executors = [
+            ProcessExecutor(config, partial(self._instance_changed, number), environment)
+            for number in range(config.instances)
+        ]
+        turns = None if machine is None else Turns(machine, served.name, served.share.weight)
+        self._dispatcher = Dispatcher(limits_of(config, None), self._executors, turns=turns)
+        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
+        self._service: ItemService | None = None
+        self._encoder: TextEncoder | None = None
+        self._info: ItemInfo | None = None
+        self._leaving = False
+
+    async def start(self) -> None:
+        """Start the workers."""
+        for executor in self._executors:
+            await executor.start()
+
+    def prepare(self) -> "ItemService":
+        """Make the service."""
+        from chairlift.server.models.item_service import ItemService
+
+        self._service = ItemService(
+            self.served.name,
+            self._dispatcher,
+            version=self.served.share.version,
+            prompts=self._files.prompts or {},
+            default_prompt=self._files.default_prompt,
+        )
+        return self._service
+
+    async def wait_ready(self) -> None:
+        """Wait for all workers. Raises Unavailable if one can't load."""
+        infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
+        if self._config.kind == "encoder":
+            self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
+        self._info = infos[0]
+        self._dispatcher.configure(limits_of(self._config, self._info))
+        for number, executor in enumerate(self._executors):
+            self._instance_changed(number, executor.ready)
+
+    @property
+    def about(self) -> str:
+        """Type, device and kernels."""
+        info = self._info
+        if info is None or not info.dtype:
+            return ""
+        return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
+
+    @property
+    def restarts(self) -> int:
+        """Workers that died, of all instances."""
+        return sum(executor.restarts for executor in self._executors)
+
+    def close_line(self) -> None:
+        """Let batches leave as they are."""
+        self._dispatcher.close_line()
+
+    async def drain(self, timeout: float) -> None:
+        """Let what waits and runs end."""
+        self._leaving = True
+        self._show_state()
+        await self._dispatcher.drain(timeout)
+
+    async def stop(self) -> None:
+        """End the workers."""
+        self._leaving = True
+        self._show_state()
+        await self._dispatcher.close()
+        await asyncio.gather(*(executor.stop() for executor in self._executors))
+
+    def _read_tokenizer(self, max_tokens: int | None) -> "TextEncoder":
+        from chairlift.text.encoding import TextEncoder
+
+        assert max_tokens is not None, "an encoder takes only so many positions"
+        return TextEncoder(self._config.model, max_tokens, lowercase=self._files.lowercase)
+
+    def _instance_changed(self, number: int, ready: bool) -> None:
+        if ready:
+            self._dispatcher.instance_back(number)
+        else:
+            self._dispatcher.instance_lost(number)
+        self._show_state()
+
+    def _show_state(self) -> None:
+        service, executors = self._service, self._executors
+        if service is None:
+            return
+        service.failure = next((executor.failure for executor in executors if executor.failure), None)
+        if self._leaving:
+            service.state = "draining"
+        elif self._info is not None and any(executor.ready for executor in executors):
+            service.open(self._info, self._encoder)
+        else:
+            service.state = executors[0].state if executors[0].state != "ready" else "loading"
+
+
+def limits_of(config: ItemConfig, info: ItemInfo | None) -> BatchLimits:
+    """What a model's batches and line are held to; the settings go before what the model, once known, says itself."""
+    size = config.max_batch_size or (info and info.max_batch_size) or DEFAULT_MAX_BATCH_SIZE
+    wait = info.max_wait_ms if info and config.max_wait_ms is None else config.max_wait_ms
+    if config.target_latency_ms is not None:
+        wait = None
+    return BatchLimits(
+        max_batch_size=size,
+        max_wait=(wait or 0.0) / 1000,
+        max_batch_tokens=config.max_batch_tokens,
+        max_waiting=config.max_waiting,
+        max_queue_seconds=_seconds(config.max_queue_ms),
+        target_latency=_seconds(config.target_latency_ms),
+        background_step=config.background_step_ms / 1000,
+        default_timeout=_seconds(config.timeout_ms),
+        retries=config.retries,
+        bisect=config.bisect,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,226 @@
+"""The service in front of a one-shot model: payloads go in, answers with their timings come out."""
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.engine.supervisor import WorkerState
+from chairlift.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from chairlift.folders.kind import Task
+from chairlift.runners.items import ItemInfo
+from chairlift.server.metrics.items import ItemMetrics
+from chairlift.text.encoding import TextEncoder
+
+
+class ItemService:
+    """One served one-shot model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
+
+    It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
+
+    `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dispatcher: Dispatcher,
+        *,
+        version: str = "1",
+        info: ItemInfo | None = None,
+        encoder: TextEncoder | None = None,
+        prompts: Mapping[str, str] = MappingProxyType({}),
+        default_prompt: str | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.info = info
+        self.encoder = encoder
+        self.prompts = prompts
+        self.default_prompt = prompts[default_prompt] if default_prompt is not None else ""
+        self.dispatcher = dispatcher
+        self.metrics = ItemMetrics(name if version == "1" else f"{name}:{version}", dispatcher)
+        dispatcher.on_batch = self.metrics.on_batch
+        self.state = "loading" if info is None else "ready"
+        self.failure: str | None = None
+        self.created = int(time.time())
+
+    def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
+        """Take requests from now on."""
+        self.info, self.encoder = info, encoder
+        self.state = "ready"
+
+    @property
+    def state(self) -> WorkerState:
+        """One of loading, ready, restarting, draining, failed."""
+        return self._state
+
+    @state.setter
+    def state(self, state: WorkerState) -> None:
+        self._state = state
+        self.metrics.ready = self.ready
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken in now."""
+        return self._state == "ready"
+
+    @property
+    def task(self) -> Task | None:
+        """What the model does; None before it is loaded."""
+        return self.info.task if self.info is not None else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens that an input may have, where inputs are texts."""
+        return self.info.max_tokens if self.info is not None else None
+
+    def loaded(self) -> ItemInfo:
+        """What is known of the model. Raises Unavailable while it takes no requests."""
+        if self.info is None or not self.ready:
+            failure = f": {self.failure}" if self.failure else ""
+            raise Unavailable(f"the model `{self.name}` is {self.state}{failure}")
+        return self.info
+
+    async def infer(
+        self,
+        payloads: Sequence[Any],
+        *,
+        sizes: Sequence[float] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        background: bool = False,
+    ) -> list[Answer]:
+        """An answer for each payload, or the first error; then, as when the caller is cancelled, no other goes on.
+
+        At the deadline nobody waits any longer for what runs. Raises InvalidRequest, QueueFull, Unavailable,
+        DeadlineExceeded or RequestFailed.
+        """
+        futures = self.submit(payloads, sizes=sizes, priority=priority, timeout=timeout, background=background)
+        try:
+            answers = await _all(futures, self.timeout_of(timeout, background))
+        except BaseException as error:
+            self.metrics.on_failure(error)
+            for future in futures:
+                future.cancel()
+            raise
+        self.answered(answers, background)
+        return answers
+
+    def submit(
+        self,
+        payloads: Sequence[Any],
+        *,
+        sizes: Sequence[float] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        background: bool = False,
+    ) -> list[asyncio.Future[Answer]]:
+        """Queue all payloads or none, for a caller that awaits each and counts what becomes of them.
+
+        Raises InvalidRequest, QueueFull or Unavailable.
+        """
+        info = self.loaded()
+        self._check_number(len(payloads))
+        futures: list[asyncio.Future[Answer]] = []
+        submit = self.dispatcher.submit
+        try:
+            for index, payload in enumerate(payloads):
+                size = 1.0 if sizes is None else sizes[index]
+                key = _shape_key(payload) if info.shape_keys else None
+                futures.append(
+                    submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout, background=background)
+                )
+        except BaseException as error:
+            self.metrics.on_failure(error)
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
+
+    def answered(self, answers: Sequence[Answer], background: bool = False) -> None:
+        """Count a request whose answers are on their way."""
+        if not background:
+            self.dispatcher.delivered(answers[-1])
+        self.metrics.on_answers(answers, background)
+
+    def timeout_of(self, asked: float | None, background: bool = False) -> float | None:
+        """The seconds that a request may take, by what it asks for or else by the model's setting."""
+        return self.dispatcher.limits.default_timeout if asked is None and not background else asked
+
+    async def stream(
+        self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None, background: bool = False
+    ) -> AsyncGenerator[tuple[int, Any], None]:
+        """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
+        info = self.loaded()
+        self._check_number(len(payloads))
+        events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
+        futures: list[asyncio.Future[Answer]] = []
+        answers: list[Answer] = []
+        try:
+            for index, payload in enumerate(payloads):
+                key = _shape_key(payload) if info.shape_keys else None
+                on_part = functools.partial(_put_part, events, index)
+                futures.append(
+                    self.dispatcher.submit(
+                        payload,
+                        shape_key=key,
+                        priority=priority,
+                        timeout=timeout,
+                        background=background,
+                        on_part=on_part,
+                    )
+                )
+                futures[-1].add_done_callback(events.put_nowait)
+            while len(answers) < len(payloads):
+                event = await events.get()
+                if isinstance(event, asyncio.Future):
+                    answers.append(event.result())
+                else:
+                    yield event
+            self.metrics.on_answers(answers, background)
+        except BaseException as error:
+            self.metrics.on_failure(error)
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _check_number(self, number: int) -> None:
+        """Refuse as such what would never fit into the line."""
+        most = self.dispatcher.limits.max_waiting
+        if number > most:
+            raise InvalidRequest(f"{number} inputs are more than the queue of {most} holds (max_waiting)")
+
+
+def too_late() -> DeadlineExceeded:
+    """What to say when a deadline passes."""
+    return DeadlineExceeded("the deadline passed before the answer was there")
+
+
+async def _all(futures: "list[asyncio.Future[Answer]]", timeout: float | None) -> list[Answer]:
+    if timeout is not None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await _all(futures, None)
+        except TimeoutError:
+            raise too_late() from None
+    return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
+
+
+def _put_part(events: "asyncio.Queue[Any]", index: int, part: Any) -> None:
+    events.put_nowait((index, part))
+
+
+def _shape_key(payload: Any) -> Hashable:
+    """Equal for payloads whose arrays can be stacked."""
+    if isinstance(payload, np.ndarray):
+        return tuple(payload.shape)
+    if isinstance(payload, dict):
+        return tuple((name, value.shape) for name, value in sorted(payload.items()) if isinstance(value, np.ndarray))
+    return None

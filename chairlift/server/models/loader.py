@@ -1,0 +1,73 @@
+"""Models that come and go while the server runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chairlift.config.settings import ServedModel, Settings
+from chairlift.errors import RequestFailed, Unavailable
+from chairlift.server.models.host import Host
+
+if TYPE_CHECKING:
+    from chairlift.server.models.registry import ModelService as Service
+
+# Who looked a model up a moment before it went may still be tokenizing for it.
+_GRACE_SECONDS = 1.0
+
+
+class HostLoader:
+    """Loads and unloads the models that the settings name. `host` makes one that has not been started."""
+
+    def __init__(self, settings: Settings, host: Callable[[ServedModel], Host]) -> None:
+        self.hosts: list[Host] = []
+        self._models, self._config = settings
+        self._host = host
+        self._by_service: dict[Service, Host] = {}
+
+    def begin(self) -> list[Host]:
+        """Make a host for each model in the settings; none is started."""
+        return [self._make(served) for served in self._models]
+
+    def prepare(self, host: Host) -> "Service":
+        """Make the service of a host that has been started, and remember whose it is."""
+        service = host.prepare()
+        self._by_service[service] = host
+        return service
+
+    def available(self) -> list[str]:
+        """The names in the settings, each once."""
+        return list(dict.fromkeys(served.name for served in self._models))
+
+    async def load(self, name: str) -> "list[Service]":
+        """Start all versions of a model anew and wait for them. Raises RequestFailed if one can't be loaded."""
+        hosts = [self._make(served) for served in self._models if served.name == name]
+        try:
+            for host in hosts:
+                await host.start()
+            services = [await asyncio.to_thread(self.prepare, host) for host in hosts]
+            await asyncio.gather(*(host.wait_ready() for host in hosts))
+        except BaseException as error:
+            for host in hosts:
+                self._forget(host)
+            await asyncio.gather(*(host.stop() for host in hosts))
+            if isinstance(error, Unavailable):
+                raise RequestFailed(f"`{name}` can't be loaded: {error}") from None
+            raise
+        return services
+
+    async def unload(self, service: "Service") -> None:
+        """Let the model finish what it has, then end its workers."""
+        host = self._by_service[service]
+        await asyncio.sleep(_GRACE_SECONDS)
+        await host.drain(self._config.drain_timeout_s)
+        await host.stop()
+        self._forget(host)
+
+    def _make(self, served: ServedModel) -> Host:
+        host = self._host(served)
+        self.hosts.append(host)
+        return host
+
+    def _forget(self, host: Host) -> None:
+        self.hosts.remove(host)
+        self._by_service = {service: each for service, each in self._by_service.items() if each is not host}

@@ -1,0 +1,158 @@
+"""All models of a server, by name and version; how one is chosen for a request, loaded, and unloaded."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.sequence_service import SequenceService
+
+ModelService = SequenceService | ItemService
+
+KINDS: dict[str, str] = {
+    "generate": "a language model",
+    "embed": "an embedding model",
+    "classify": "a classifier",
+    "rerank": "a reranker",
+    "tensors": "a tensor model",
+    "python": "a Python model",
+}
+
+
+class Loader(Protocol):
+    """Brings models up and takes them down while the server runs."""
+
+    def available(self) -> Sequence[str]:
+        """Names that can be loaded, whether they are or not."""
+        ...
+
+    async def load(self, name: str) -> Sequence[ModelService]:
+        """All versions of a model, ready. Raises RequestFailed."""
+        ...
+
+    async def unload(self, model: ModelService) -> None:
+        """Let the model finish what it has, then close it."""
+        ...
+
+
+class Models:
+    """The models that are served. Without a loader they stay the same as long as the server runs."""
+
+    def __init__(self, models: Iterable[ModelService] = (), loader: Loader | None = None) -> None:
+        self._models: dict[str, dict[str, ModelService]] = {}
+        self._loader = loader
+        self._changing = asyncio.Lock()
+        for model in models:
+            self.add(model)
+
+    def add(self, model: ModelService) -> None:
+        """Serve a model, in place of one with the same name and version if there is one."""
+        self._models.setdefault(model.name, {})[model.version] = model
+
+    def all(self) -> list[ModelService]:
+        """All models and versions."""
+        return [model for versions in self._models.values() for model in versions.values()]
+
+    def versions(self, name: str) -> list[str]:
+        """A model's versions, oldest first."""
+        return sorted(self._models.get(name, ()), key=_version_order)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model takes requests."""
+        return all(model.ready for model in self.all())
+
+    def find(self, name: str) -> ModelService | None:
+        """A model by name, its newest version, or None."""
+        versions = self._models.get(name)
+        if not versions:
+            return None
+        return next(iter(versions.values())) if len(versions) == 1 else versions[self.versions(name)[-1]]
+
+    def get(self, name: str, version: str | None = None) -> ModelService:
+        """A model by name, the newest version if none is given. Raises a 404 that says what is served."""
+        newest, versions = self.find(name), self._models.get(name)
+        if newest is None or versions is None:
+            served = ", ".join(f"`{each}`" for each in self._models) or "no model"
+            message = f"The model `{name}` does not exist. This server has {served}."
+            raise ApiError(404, message, "model", "model_not_found")
+        if not version:
+            return newest
+        if version not in versions:
+            message = f"The model `{name}` has no version {version!r}. It has {', '.join(self.versions(name))}."
+            raise ApiError(404, message, "model", "model_not_found")
+        return versions[version]
+
+    def one_shot(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
+        """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
+        model = self.get(name) if name is not None else self._only(tasks)
+        if isinstance(model, ItemService) and model.task is None:
+            model.loaded()
+        if not isinstance(model, ItemService) or model.task not in tasks:
+            raise wrong_task(model, tasks, route)
+        return model
+
+    def llm(self, name: str | None, route: str) -> SequenceService:
+        """The named language model, or the only one."""
+        model = self.get(name) if name is not None else self._only(("generate",))
+        if not isinstance(model, SequenceService):
+            raise wrong_task(model, ("generate",), route)
+        return model
+
+    def _only(self, tasks: Collection[str]) -> ModelService:
+        """The default: the model that does one of the tasks, if there is only one."""
+        able = {model.name for model in self.all() if model.task in tasks}
+        if len(able) == 1:
+            return self.get(able.pop())
+        wanted = " or ".join(KINDS[task] for task in tasks)
+        if not able and any(model.task is None for model in self.all()):
+            raise Unavailable(f"no model that has loaded so far is {wanted}")
+        if not able:
+            raise ApiError(404, f"This server has no model that is {wanted}.", "model", "model_not_found")
+        raise InvalidRequest(f"name a model: this server has {', '.join(sorted(able))}", "model")
+
+    def index(self) -> list[tuple[str, ModelService | None]]:
+        """All names, also those that could be loaded: with None where they are not."""
+        found: list[tuple[str, ModelService | None]] = [(model.name, model) for model in self.all()]
+        available = self._loader.available() if self._loader is not None else ()
+        return found + [(name, None) for name in available if name not in self._models]
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it anew: the old one serves until the new one is ready."""
+        loader = self._need_loader(name)
+        async with self._changing:
+            before = dict(self._models.get(name, {}))
+            for model in await loader.load(name):
+                self.add(model)
+            for model in before.values():
+                await loader.unload(model)
+
+    async def unload(self, name: str) -> None:
+        """Take all versions of a model out of service; what they have begun is finished."""
+        loader = self._need_loader(name)
+        async with self._changing:
+            self.get(name)
+            for model in self._models.pop(name).values():
+                await loader.unload(model)
+
+    def _need_loader(self, name: str) -> Loader:
+        if self._loader is None:
+            raise InvalidRequest("this server loads and unloads no models while it runs")
+        if name not in self._loader.available():
+            raise ApiError(404, f"there is no model `{name}` to load", "model", "model_not_found")
+        return self._loader
+
+
+def wrong_task(model: ModelService, tasks: Collection[str], route: str) -> ApiError:
+    """What to say when a model can't do what a route is for."""
+    wanted = " or ".join(KINDS[task] for task in tasks)
+    is_a = KINDS[model.task] if model.task is not None else "not loaded"
+    could = model.task == "generate" and "embed" in tasks
+    way = '; its folder embeds where it is served with kind = "encoder"' if could else ""
+    return ApiError(400, f"`{model.name}` is {is_a}; {route} needs {wanted}{way}", "model", "wrong_task")
+
+
+def _version_order(version: str) -> tuple[int, str]:
+    return (int(version), version) if version.isdecimal() else (-1, version)

@@ -1,0 +1,252 @@
+"""OIP v2 over HTTP: metadata, health, inference with JSON or binary tensors, and the model repository."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chairlift.bodies import decode
+from chairlift.config.server import ServerConfig
+from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.runners.items import ItemInfo
+from chairlift.runners.tensors import datatype_of
+from chairlift.server.http.api_errors import oip_shape
+from chairlift.server.http.endpoint import Endpoint, terms_of, timing_headers, until_gone
+from chairlift.server.http.read_body import read_body
+from chairlift.server.models.registry import Models
+from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
+from chairlift.server.oip.metadata import index, model_metadata, one_shot, server_metadata
+from chairlift.server.oip.parameters import read_flag, read_size, read_terms, refuse_others
+from chairlift.server.oip.tensor_items import infer, signature
+
+_HEADER_LENGTH = "inference-header-content-length"
+Parameters = dict[str, Any] | None
+
+
+class InputTensor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An input: its values as JSON, or as so many bytes after the JSON (`binary_data_size`)."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters = None
+    data: Any = msgspec.UNSET
+
+
+class OutputRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An output that is wanted, and whether as bytes (`binary_data`)."""
+
+    name: str
+    parameters: Parameters = None
+
+
+class InferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of an inference request. `model_name`, if it is there, must be the path's."""
+
+    inputs: list[InputTensor]
+    outputs: list[OutputRequest] | None = None
+    id: str | None = None
+    parameters: Parameters = None
+    model_name: str | None = None
+
+
+class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a repository index request."""
+
+    ready: bool = False
+
+
+class ChangeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a load or unload request."""
+
+    parameters: Parameters = None
+
+
+_infer_decoder = msgspec.json.Decoder(InferBody)
+_index_decoder = msgspec.json.Decoder(IndexBody)
+_change_decoder = msgspec.json.Decoder(ChangeBody)
+
+
+async def infer_route(request: Request) -> Response:
+    """Run a model on tensors."""
+    config: ServerConfig = request.app.state.config
+    models: Models = request.app.state.models
+    path = request.path_params
+    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s, binary=True)
+    service = one_shot(models, path["name"], path.get("version"))
+    body, binary = _open(request, raw)
+    if body.model_name not in (None, path["name"]):
+        raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
+    tensors = _inputs(body, binary)
+    wanted = _wanted(body, service.loaded())
+    terms = read_terms(body.parameters, terms_of(request.scope), also=("binary_data_output",))
+    async with until_gone(request.receive):
+        outputs, answers = await infer(service, tensors, terms)
+    about = {"model_name": service.name, "model_version": service.version}
+    if body.id:
+        about["id"] = body.id
+    raw, headers = _write(about, outputs, wanted)
+    kind = "application/octet-stream" if headers else "application/json"
+    return Response(raw, headers=headers | timing_headers(answers), media_type=kind)
+
+
+def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
+    """The JSON, and the bytes after it."""
+    length = request.headers.get(_HEADER_LENGTH)
+    if length is None:
+        return decode(raw, _infer_decoder), memoryview(b"")
+    if not length.isdecimal() or int(length) > len(raw):
+        raise InvalidRequest(f"Inference-Header-Content-Length must be a number up to the body's, got {length!r}")
+    view = memoryview(raw)
+    return decode(raw[: int(length)], _infer_decoder), view[int(length) :]
+
+
+def _inputs(body: InferBody, binary: memoryview) -> dict[str, TensorArray]:
+    tensors: dict[str, TensorArray] = {}
+    start = 0
+    for each in body.inputs:
+        if each.name in tensors:
+            raise InvalidRequest(f"input {each.name!r} is there twice", each.name)
+        refuse_others(each.parameters, "binary_data_size")
+        size = read_size(each.parameters, "binary_data_size")
+        if (size is None) == (each.data is msgspec.UNSET):
+            raise InvalidRequest(f"input {each.name!r} needs either data or binary_data_size", each.name)
+        if size is None:
+            tensors[each.name] = from_values(each.name, each.datatype, each.shape, each.data)
+            continue
+        if start + size > len(binary):
+            raise InvalidRequest(f"the binary data ends before input {each.name!r} does", each.name)
+        tensors[each.name] = from_raw(each.name, each.datatype, each.shape, binary[start : start + size])
+        start += size
+    if start != len(binary):
+        raise InvalidRequest(f"the body has {len(binary) - start} bytes of binary data that belong to no input")
+    return tensors
+
+
+def _wanted(body: InferBody, info: ItemInfo) -> list[tuple[str, bool]]:
+    """The outputs to send, in order, each with whether it goes as bytes."""
+    default = read_flag(body.parameters, "binary_data_output", False)
+    names = [spec.name for spec in signature(info).outputs]
+    if body.outputs is None:
+        return [(name, default) for name in names]
+    for output in body.outputs:
+        refuse_others(output.parameters, "binary_data")
+        if output.name not in names:
+            raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(names)}", output.name)
+    return [(output.name, read_flag(output.parameters, "binary_data", default)) for output in body.outputs]
+
+
+def _write(
+    about: Mapping[str, Any], outputs: Mapping[str, TensorArray], wanted: Sequence[tuple[str, bool]]
+) -> tuple[bytes, dict[str, str]]:
+    """The body of an answer, and the header that it needs if part of it is binary."""
+    described: list[dict[str, Any]] = []
+    chunks: list[bytes] = []
+    for name, binary in wanted:
+        array = outputs[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape}
+        if binary:
+            chunks.append(to_raw(array))
+            output["parameters"] = {"binary_data_size": len(chunks[-1])}
+        else:
+            output["data"] = to_values(name, array)
+        described.append(output)
+    header = msgspec.json.encode({**about, "outputs": described})
+    if not chunks:
+        return header, {}
+    return b"".join((header, *chunks)), {"Inference-Header-Content-Length": str(len(header))}
+
+
+async def server_route(request: Request) -> Response:
+    """What this server is, and what it can do."""
+    return _json(server_metadata())
+
+
+async def live_route(request: Request) -> Response:
+    """The process answers."""
+    return Response()
+
+
+async def ready_route(request: Request) -> Response:
+    """200 while all models take requests."""
+    models: Models = request.app.state.models
+    if not models.ready:
+        raise Unavailable("not every model is ready")
+    return Response()
+
+
+async def model_route(request: Request) -> Response:
+    """What a model takes and gives."""
+    models: Models = request.app.state.models
+    path = request.path_params
+    service = one_shot(models, path["name"], path.get("version"))
+    return _json(model_metadata(models, service))
+
+
+async def model_ready_route(request: Request) -> Response:
+    """200 while a model takes requests."""
+    models: Models = request.app.state.models
+    path = request.path_params
+    model = models.get(path["name"], path.get("version"))
+    if not model.ready:
+        raise Unavailable(f"the model `{model.name}` is {model.state}")
+    return Response()
+
+
+async def index_route(request: Request) -> Response:
+    """All models that there are, loaded or not."""
+    models: Models = request.app.state.models
+    body = await _optional(request, _index_decoder, IndexBody())
+    return _json(index(models, body.ready))
+
+
+async def load_route(request: Request) -> Response:
+    """Load a model, or load it anew."""
+    models: Models = request.app.state.models
+    refuse_others((await _optional(request, _change_decoder, ChangeBody())).parameters)
+    await models.load(request.path_params["name"])
+    return Response()
+
+
+async def unload_route(request: Request) -> Response:
+    """Take a model out of service."""
+    models: Models = request.app.state.models
+    body = await _optional(request, _change_decoder, ChangeBody())
+    refuse_others(body.parameters, "unload_dependents")
+    read_flag(body.parameters, "unload_dependents", False)  # nothing depends on a model here, so both are the same
+    await models.unload(request.path_params["name"])
+    return Response()
+
+
+async def _optional(request: Request, decoder: "msgspec.json.Decoder[Any]", default: Any) -> Any:
+    config: ServerConfig = request.app.state.config
+    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
+    return decode(raw, decoder) if raw else default
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _endpoint(handler: Any) -> Endpoint:
+    return Endpoint(handler, oip_shape)
+
+
+# A name may have slashes, so what is longer comes first.
+_MODEL = "/v2/models/{name:path}"
+_PATHS = (f"{_MODEL}/versions/{{version}}", _MODEL)
+INFER = tuple(Route(f"{path}/infer", _endpoint(infer_route), methods=["POST"]) for path in _PATHS)
+ROUTES = [
+    *INFER,
+    Route("/v2", _endpoint(server_route), methods=["GET"]),
+    Route("/v2/health/live", _endpoint(live_route), methods=["GET"]),
+    Route("/v2/health/ready", _endpoint(ready_route), methods=["GET"]),
+    *(Route(f"{path}/ready", _endpoint(model_ready_route), methods=["GET"]) for path in _PATHS),
+    *(Route(path, _endpoint(model_route), methods=["GET"]) for path in _PATHS),
+    Route("/v2/repository/index", _endpoint(index_route), methods=["POST"]),
+    Route("/v2/repository/models/{name:path}/load", _endpoint(load_route), methods=["POST"]),
+    Route("/v2/repository/models/{name:path}/unload", _endpoint(unload_route), methods=["POST"]),
+]

@@ -1,0 +1,175 @@
+"""What clients may send to the OpenAI routes. Unknown fields are refused by name.
+
+Three kinds of fields: those that Chairlift honours; those that are metadata or hints, taken and ignored; and those that
+would change the answer and are not implemented, taken only at a value that changes nothing (`NO_OPS`).
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.errors import InvalidRequest
+
+# Wider numbers would fail later, on their way to the worker.
+Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream_options`: whether to send usage at the end, or with every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both completions and chat completions; None means the default, as in the OpenAI API."""
+
+    model: str | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Extras, named as in vLLM.
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Int | None = None
+    cache_salt: str | None = None
+    # As in llama.cpp: false keeps this request out of the prefix cache, reading and writing.
+    cache_prompt: bool | None = None
+    # Taken and ignored.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    # Not implemented.
+    prompt_logprobs: Any = None
+
+
+class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Int | None = None
+    # Not implemented.
+    best_of: Int | None = None
+    suffix: Any = None
+
+
+class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Taken and ignored: without tools there is nothing to parallelize.
+    parallel_tool_calls: Any = None
+    # Not implemented.
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+# Fields that are not implemented, and the values (beside null) that ask for nothing.
+NO_OPS: dict[str, tuple[Any, ...]] = {
+    "prompt_logprobs": (),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "moderation": (),
+}
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def check_supported(body: CommonBody) -> None:
+    """Refuse, by name, what would change the answer and is not implemented."""
+    for name, accepted in NO_OPS.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in accepted:
+            raise InvalidRequest(f"{name} is not supported{_instead(accepted)}", name)
+    if isinstance(body, CompletionBody) and body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of is not supported unless it equals n", "best_of")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+
+
+def _instead(accepted: tuple[Any, ...]) -> str:
+    if not accepted:
+        return ""
+    return "; leave it out or set it to " + " or ".join(msgspec.json.encode(value).decode() for value in accepted)
+
+
+_SAME_NAME = tuple(
+    name for name in SamplingParams.__struct_fields__ if name in CommonBody.__struct_fields__ and name != "max_tokens"
+)
+
+
+def sampling_params(
+    body: CommonBody, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+) -> SamplingParams:
+    """Collect the sampling fields; raises InvalidRequest naming the one that is out of range."""
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    try:
+        params = SamplingParams(**given)
+    except ValueError as error:
+        name = str(error).split()[0]
+        raise InvalidRequest(str(error), name if name in given else None) from None
+    if params.seed is not None and params.seed + params.n - 1 >= 2**64:
+        raise InvalidRequest("seed + n - 1 must be below 2**64: sample i uses seed + i", "seed")
+    return params

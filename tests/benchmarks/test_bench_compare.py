@@ -1,0 +1,235 @@
+"""Comparison with peers: arithmetic and rendering from made-up results, and that a peer that fails spoils nothing."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import compare
+import compare_serving
+import comparison
+import engines
+import serving
+from engines import BF16, INT8, Engine
+from latency import COLUMNS, QUANTILES
+from server_process import free_port, running
+
+# Prints a line for each workload as offline programs do: the rate is the model's name.
+PRINTS = """
+import json, sys
+for name in sys.argv[2].split(","):
+    print("noise")
+    print(json.dumps({"engine": "x", "workload": name, "load_s": 1.0, "output_tok_s": float(sys.argv[1])}), flush=True)
+"""
+DIES = PRINTS + "sys.exit('out of memory')"
+HANGS = PRINTS + "import time; time.sleep(60)"
+
+SERVES = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+def fake(name: str, precision: str, script: str, rate: float = 1.0, **more: Any) -> Engine:
+    return Engine(name, precision, (sys.executable, "-c", script), str(rate), **more)
+
+
+def line(name: str, precision: str, number: int, workload: str, rate: float) -> dict[str, Any]:
+    about = {"name": name, "precision": precision, "round": number, "workload": workload}
+    return about | {"load_s": 2.0, "output_tok_s": rate}
+
+
+def results(*runs: dict[str, Any]) -> dict[str, Any]:
+    return compare.start_results("models/llama", 3) | {"runs": list(runs)}
+
+
+FOUR = results(
+    *(line("Chairlift", BF16, i, "single", rate) for i, rate in enumerate([110, 90, 100])),
+    line("vLLM", BF16, 1, "single", 50),
+    line("OpenVINO GenAI", BF16, 1, "single", 80),
+    line("Chairlift", INT8, 1, "uniform", 700),
+    line("llama.cpp", INT8, 1, "uniform", 200),
+)
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    marks = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("compare", "compare-serving"))
+    (tmp_path / "benchmarks.md").write_text(f"before\n{marks}after\n")
+    return tmp_path
+
+
+def test_the_share_of_the_limit_has_a_row_where_it_was_taken() -> None:
+    runs = [run | {"share_percent": 80 + run["round"]} for run in FOUR["runs"] if run["precision"] == BF16]
+    rows = comparison.markdown(results(*runs, *FOUR["runs"][-2:])).splitlines()
+    assert [row.split("|")[3].strip() for row in rows if "machine's limit" in row] == ["81%"]
+
+
+def test_medians_and_ratios_to_the_best_peer() -> None:
+    tables = comparison.by_precision(FOUR)
+    assert tables[BF16]["Chairlift"] == {"single": 100, "load_s": 2.0}
+    assert comparison.ratios(tables[BF16]) == pytest.approx({"single": 1.25})
+    assert comparison.ratios(tables[INT8]) == pytest.approx({"uniform": 3.5})
+    assert comparison.ratios({"vLLM": {"single": 1.0}}) == {}
+    assert comparison.ratios({"Chairlift": {"single": 1.0}}) == {}
+
+
+def test_table_shows_what_was_measured_and_what_failed() -> None:
+    failed = [{"name": "vLLM", "precision": BF16, "round": number, "error": "died"} for number in (2, 3)]
+    text = comparison.markdown(FOUR | {"failures": failed})
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
+    assert rows[0] == ["", "engine", "single", "uniform", "load, s"]
+    assert ["bf16", "Chairlift", "100", "-", "2.0"] in rows
+    assert ["bf16", "**Chairlift / best peer**", "**1.25**", "-", ""] in rows
+    assert ["8 bit", "**Chairlift / best peer**", "-", "**3.50**", ""] in rows
+    assert "vLLM, bf16, failed in round 2, 3." in text
+    assert text.startswith("llama, output tokens a second")
+
+
+def test_rendering_replaces_only_what_is_between_the_marks(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    saved = docs / "saved.json"
+    saved.write_text(json.dumps(FOUR))
+    command = ["compare.py", "--render-only", str(saved), str(saved), "--docs", str(docs)]
+    monkeypatch.setattr(sys, "argv", command)
+    compare.main()
+    once = (docs / "benchmarks.md").read_text()
+    compare.main()
+    assert (docs / "benchmarks.md").read_text() == once
+    assert once.count("best peer") == 4
+    assert once.startswith("before\n<!-- compare:begin -->\nllama,")
+    assert once.endswith("<!-- compare-serving:begin -->\nold\n<!-- compare-serving:end -->\nafter\n")
+    assert (docs / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_marks_are_told(tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_text("<!-- compare:begin -->")
+    with pytest.raises(ValueError, match="compare:end"):
+        comparison.replace_between(tmp_path / "x.md", "compare", "text")
+
+
+def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [
+        fake("Chairlift", BF16, PRINTS, 30),
+        fake("vLLM", BF16, DIES, 20),
+        fake("OpenVINO GenAI", BF16, HANGS, 25),
+        Engine("llama.cpp", BF16, (str(tmp_path / "missing"),), "m"),
+    ]
+    monkeypatch.setattr(compare, "chosen", lambda args: every)
+    out = tmp_path / "deep" / "results.json"
+    command = ["m", "--out", str(out), "--rounds", "2", "--timeout", "1.5", "--workloads", "single", "--no-docs"]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *command])
+    began = time.monotonic()
+    compare.main()
+    assert time.monotonic() - began < 60
+    saved = json.loads(out.read_text())
+    # In turns, and what a peer said before it failed is kept.
+    names = [(run["round"], run["name"]) for run in saved["runs"]]
+    assert names == [(i, name) for i in (1, 2) for name in ("Chairlift", "vLLM", "OpenVINO GenAI")]
+    errors = {failure["name"]: failure["error"] for failure in saved["failures"]}
+    assert len(saved["failures"]) == 6
+    assert errors["vLLM"] == "out of memory"
+    assert errors["OpenVINO GenAI"] == "not done after 1.5 s"
+    assert "missing" in errors["llama.cpp"]
+    assert comparison.ratios(comparison.by_precision(saved)[BF16]) == pytest.approx({"single": 1.2})
+
+
+def test_a_program_that_ends_early_is_a_failure() -> None:
+    lines, error = compare.run(fake("vLLM", BF16, "print('{}')"), ["single", "uniform"], 1, 30)
+    assert (lines, error) == ([], "printed 0 of 2 results")
+
+
+def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "model --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
+    monkeypatch.setattr(sys, "argv", ["compare.py", *command.split()])
+    found = engines.chosen(compare._parser().parse_args())
+    assert [(engine.name, engine.precision) for engine in found] == [
+        ("Chairlift", BF16),
+        ("Chairlift", INT8),
+        ("vLLM", BF16),
+        ("OpenVINO GenAI", INT8),
+        ("llama.cpp", BF16),
+        ("llama.cpp", INT8),
+    ]
+    assert found[1].offline(["single", "varied"], 2)[2:] == [
+        "model",
+        "single,varied",
+        'quantization="int8"',
+        'kv_cache_dtype="int8"',
+        "--roofline",
+        "--repeat",
+        "2",
+    ]
+    assert {"--quantization", "--kv-cache-dtype", "int8", "--no-enable-prefix-caching"} <= set(found[1].server)
+    assert "--roofline" not in found[1].server
+    assert found[2].env["HF_HUB_OFFLINE"] == "1"
+    assert not found[3].server
+
+
+def test_a_server_is_awaited_and_ended() -> None:
+    port = free_port()
+    with running([sys.executable, "-c", SERVES, str(port)], port, "/", {}) as seconds:
+        assert seconds > 0
+    # Nobody listens there any more.
+    with (
+        pytest.raises(RuntimeError, match="no such model"),
+        running([sys.executable, "-c", "raise SystemExit('no such model')"], port, "/", {}),
+    ):
+        pass
+
+
+def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
+    docs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = fake("Chairlift", BF16, "", server=(sys.executable, "-c", SERVES), ready="/")
+    bad = fake("vLLM", BF16, "", server=(sys.executable, "-c", "raise SystemExit('no memory')"))
+    none = fake("OpenVINO GenAI", BF16, "")
+    monkeypatch.setattr(compare_serving, "chosen", lambda args: [bad, good, none])
+    monkeypatch.setattr(serving, "warm_up", lambda *arguments: None)
+
+    def figures(target: Any, rate: float, *rest: Any) -> dict[str, Any]:
+        row: dict[str, Any] = {key: 1.0 for key, _, _ in COLUMNS}
+        row |= {name: dict.fromkeys(map(str, wanted), 7.0) for name, wanted in QUANTILES.items()}
+        return row | {"rate": rate, "inside_percent": 100.0 if rate < 3.3 else 10.0}
+
+    monkeypatch.setattr(serving, "at_rate", figures)
+    out = docs / "results.json"
+    monkeypatch.setattr(sys, "argv", ["compare_serving.py", "m", "--out", str(out), "--docs", str(docs)])
+    compare_serving.main()
+    saved = json.loads(out.read_text())
+    assert 3.3 / 1.05 <= saved["runs"][0]["best_rate"] <= 3.3
+    assert "no memory" in saved["failures"][0]["error"]
+    text = (docs / "benchmarks.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| Chairlift")]
+    assert len(rows) == 1
+    assert f"| {saved['runs'][0]['best_rate']:.2f} " in rows[0]
+    assert "vLLM, bf16, failed." in text
+    assert "old" in text.partition("<!-- compare-serving:begin -->")[0]
+
+
+def test_own_program_prints_a_line_for_each_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    from chairlift.demo import demo_path
+
+    # The demo model's vocabulary is smaller than the prompts' ids; they need not make sense, only exist.
+    script = (
+        "import sys, runpy; sys.path.insert(0, sys.argv[1]); import workloads; "
+        "whole = workloads.requests; "
+        "workloads.requests = lambda name: [(ids[:8], 4) for ids, _ in whole(name, vocab=300)[:2]]; "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0] + '/offline.py', run_name='__main__')"
+    )
+    program = (sys.executable, "-c", script, str(Path(engines.__file__).parent))
+    settings = ("max_model_len=64", "kv_cache_gb=0.05", "num_threads=1", 'dtype="float32"')
+    engine = Engine("Chairlift", BF16, program, str(demo_path()), settings)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    lines, error = compare.run(engine, ["single", "varied"], 1, 120)
+    assert error is None
+    assert [row["workload"] for row in lines] == ["single", "varied"]
+    assert all(row["output_tok_s"] > 0 and row["engine"] == "chairlift" for row in lines)

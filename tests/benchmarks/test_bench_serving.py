@@ -1,0 +1,278 @@
+"""The open-loop client: what it counts, what it sends, and that a server that fails is told apart from a slow one."""
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import serving
+import shared_prefix
+import workloads
+from completion_stream import Outcome, Target
+from latency import Slo, figures, inside, percentiles, table
+from load import Arrival, Load, closed_loop, open_loop
+from rate_search import highest_rate
+from support.serve_process import Server
+
+SLO = Slo(ttft_ms=1000, tpot_ms=100)
+END = b"data: [DONE]\n\n"
+
+
+def event(text: str, **fields: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]} | fields).encode() + b"\n\n"
+
+
+def usage(tokens: int) -> bytes:
+    return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": tokens}}).encode() + b"\n\n"
+
+
+class FakeServer:
+    """Answers every request with the same pieces, each one chunk; keeps the bodies that it got."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.status = "200 OK"
+        self.hangs = False
+        self.bodies: list[dict[str, Any]] = []
+        self._loop = asyncio.new_event_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self._loop.run_until_complete(asyncio.start_server(self._answer, sock=listener))
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def target(self, **extra: Any) -> Target:
+        return Target.of(f"http://127.0.0.1:{self.port}/v1/", "m", extra)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        self.bodies.append(json.loads(await reader.readexactly(length)))
+        if self.hangs:
+            await reader.read()
+        writer.write(f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        for piece in self.pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    it = FakeServer()
+    yield it
+    it.close()
+
+
+def only(fake: FakeServer) -> Outcome:
+    target = fake.target()
+    load = closed_loop(target, [target.request([1, 2], 4)], 1)
+    return load.outcomes[0]
+
+
+def test_usage_counts_tokens_where_an_event_carries_several(fake: FakeServer) -> None:
+    fake.pieces = [event("a") + event("bc"), event(""), usage(7) + END]
+    outcome = only(fake)
+    assert (outcome.tokens, len(outcome.times), outcome.error) == (7, 2, None)
+    assert outcome.due <= outcome.sent <= outcome.times[0] <= outcome.times[1] <= outcome.ended
+
+
+def test_events_count_where_there_is_no_usage_however_they_are_cut(fake: FakeServer) -> None:
+    raw = b"".join([event("a"), event('"text":"" \\" "usage":{'), event("c", usage=None), END]).replace(b"\n", b"\r\n")
+    fake.pieces = [raw[i : i + 7] for i in range(0, len(raw), 7)]
+    outcome = only(fake)
+    assert (outcome.tokens, outcome.error) == (3, None)
+
+
+def test_tokens_without_text_end_in_one_moment(fake: FakeServer) -> None:
+    fake.pieces = [event(""), usage(3), END]
+    outcome = only(fake)
+    assert (outcome.tokens, len(outcome.times), outcome.error) == (3, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "message"),
+    [
+        ("429 Too Many Requests", [b'{"error": "full"}'], 'HTTP 429: {"error": "full"}'),
+        ("200 OK", [event("a"), b'data: {"error": {"message": "died"}}\n\n'], "died"),
+        ("200 OK", [END], "without tokens"),
+    ],
+)
+def test_failures_are_told(fake: FakeServer, status: str, pieces: list[bytes], message: str) -> None:
+    fake.status, fake.pieces = status, pieces
+    outcome = only(fake)
+    assert outcome.error is not None
+    assert message in outcome.error
+
+
+def test_nobody_listens_and_nobody_answers(fake: FakeServer) -> None:
+    fake.hangs = True
+    target = fake.target()
+    load = open_loop(target, [Arrival(0.0, target.request([1], 1))], 0.05, drain=0.1)
+    assert [outcome.error for outcome in load.outcomes] == ["not answered in time"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    load = closed_loop(Target.of(f"http://127.0.0.1:{port}", "m"), [b""], 1)
+    assert "no connection" in str(load.outcomes[0].error)
+
+
+def test_requests_are_greedy_exact_and_carry_extras(fake: FakeServer) -> None:
+    fake.pieces = [event("a"), END]
+    target = fake.target(cache_prompt=False)
+    closed_loop(target, [target.request([5, 6], 9, cache_salt="s")], 1)
+    body = fake.bodies[0]
+    assert body["prompt"] == [5, 6]
+    wanted = {"max_tokens": 9, "ignore_eos": True, "temperature": 0, "cache_prompt": False, "cache_salt": "s"}
+    assert wanted.items() <= body.items()
+
+
+def test_open_loop_sends_everything_whether_or_not_answers_come(fake: FakeServer) -> None:
+    fake.pieces = [event("a"), event("b"), usage(2), END]
+    target = fake.target()
+    arrivals = [Arrival(i / 1000, target.request([i], 2)) for i in range(40)]
+    row = figures(open_loop(target, arrivals, 0.2, drain=10), Slo(1e6, 1e6), rate=1000)
+    assert (row["requests"], row["failed"], row["tokens"], row["inside_percent"]) == (40, 0, 80, 100)
+    assert row["offered"] == pytest.approx(200)
+    assert sorted(body["prompt"][0] for body in fake.bodies) == list(range(40))
+
+
+def answered(ttft: float, tpot: float, tokens: int = 11, due: float = 0.0) -> Outcome:
+    times = [due + ttft + i * tpot for i in range(tokens)]
+    return Outcome(due, due, times[-1], times, tokens)
+
+
+def test_inside_needs_both_times_and_no_error() -> None:
+    assert inside(answered(0.9, 0.09), SLO)
+    assert not inside(answered(1.1, 0.09), SLO)
+    assert not inside(answered(0.9, 0.11), SLO)
+    assert inside(answered(0.9, 5.0, tokens=1), SLO)
+    failed = answered(0.1, 0.01)
+    failed.error = "HTTP 500"
+    assert not inside(failed, SLO)
+
+
+def test_figures_of_a_load() -> None:
+    failed = Outcome(9.0, 9.5, 9.6, error="HTTP 429")
+    # The last one gets 6 of its 11 tokens while requests are still sent.
+    outcomes = [answered(0.5, 0.05), answered(2.0, 0.05), answered(0.5, 0.1, due=8.99), failed]
+    row = figures(Load(began=0.0, seconds=10.0, outcomes=outcomes, cpu=33e-6), Slo(1000, 101), rate=0.4)
+    assert (row["offered"], row["achieved"], row["goodput"]) == pytest.approx((0.4, 0.2, 0.2))
+    assert (row["inside_percent"], row["failed"], row["errors"]) == (50, 1, {"HTTP 429": 1})
+    assert row["output_tok_s"] == pytest.approx((11 + 11 + 6) / 10)
+    assert row["tpot_ms"]["p50"] == pytest.approx(50)
+    assert row["ttft_ms"]["p50"] == pytest.approx(500)
+    assert row["itl_ms"]["p99"] == pytest.approx(100)
+    assert row["e2e_ms"]["p50"] == pytest.approx(1500)
+    assert row["client_us_token"] == pytest.approx(1)
+    lines = table([row]).splitlines()
+    assert lines[0].startswith("| rate/s")
+    assert "| 50% " in lines[2]
+
+
+def test_percentiles_interpolate_and_nothing_is_zero() -> None:
+    assert percentiles([0.0, 0.1], (50, 95)) == pytest.approx({"p50": 50, "p95": 95})
+    assert percentiles([], (50,)) == {"p50": 0.0}
+
+
+@pytest.mark.parametrize(("limit", "start"), [(3.3, 1.0), (0.4, 1.0), (1.0, 1.0), (700.0, 5.0)])
+def test_search_ends_just_below_the_limit(limit: float, start: float) -> None:
+    tried: list[float] = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= limit
+
+    best = highest_rate(holds, start)
+    assert best is not None
+    assert limit / 1.05 <= best <= limit
+    assert len(tried) < 16
+
+
+def test_search_of_a_server_that_never_holds() -> None:
+    assert highest_rate(lambda rate: False) is None
+
+
+def test_requests_are_the_same_for_every_server_but_not_at_another_rate() -> None:
+    assert workloads.arrivals(2.0, 20.0, seed=3) == workloads.arrivals(2.0, 20.0, seed=3)
+    slow, fast = workloads.arrivals(1.0, 20.0), workloads.arrivals(4.0, 20.0)
+    assert all(16 <= len(job.prompt) <= 384 and 1 <= job.length <= 256 and job.offset < 20 for job in fast)
+    assert [(len(job.prompt), job.length) for job in slow] == [
+        (len(job.prompt), job.length) for job in fast[: len(slow)]
+    ]
+    assert slow[0].prompt[:8] != fast[0].prompt[:8]
+    assert fast[0].offset == pytest.approx(slow[0].offset / 4)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    it = Server()
+    try:
+        it.wait_ready()
+        yield it
+    finally:
+        it.close()
+
+
+def run(monkeypatch: pytest.MonkeyPatch, demo: Server, *arguments: str) -> None:
+    command = [
+        "serving.py",
+        demo.url,
+        "--model",
+        "demo",
+        "--vocab",
+        "300",
+        "--seconds",
+        "1",
+        "--repeat",
+        "1",
+        *arguments,
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    serving.main()
+
+
+def test_rates_against_the_demo_server(
+    demo: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, demo, "--rates", "5", "10")
+    lines = capsys.readouterr().out.splitlines()
+    rows = [json.loads(line) for line in lines[:2]]
+    for row, rate in zip(rows, (5.0, 10.0), strict=True):
+        jobs = workloads.arrivals(rate, 1.0, 300)
+        assert (row["requests"], row["failed"], row["errors"]) == (len(jobs), 0, {})
+        assert row["tokens"] == sum(job.length for job in jobs)
+    assert lines[2].startswith("| rate/s")
+
+
+def test_search_and_streams_against_the_demo_server(
+    demo: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, demo, "--find", "--rates", "1", "--slo-ttft-ms", "0")
+    assert "no rate held" in capsys.readouterr().out
+    run(monkeypatch, demo, "--concurrency", "64")
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (row["requests"], row["tokens"], row["failed"]) == (64, 64 * 64, 0)
+
+
+def test_a_shared_prefix_is_computed_once(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "REQUESTS", 4)
+    monkeypatch.setattr(shared_prefix, "PREFIX", 128)
+    alone, shared = shared_prefix.measure(Target.of(demo.url, "demo"), 300, 0, 1)
+    assert (alone["computed"], alone["cached"]) == (4 * 160, 0)
+    assert (shared["computed"], shared["cached"]) == (4 * 32, 4 * 128)
+    assert "prefill work: 80.0% less" in shared_prefix.report([alone, shared])

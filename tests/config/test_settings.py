@@ -1,0 +1,258 @@
+"""Settings: every source, their order, and refusals that name the culprit."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.cli import main
+from chairlift.config.flags import HELP, add_flags
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.config.settings import ModelConfig, Settings, Share, load
+from chairlift.errors import ConfigError
+
+FIELDS = sorted({*SequenceConfig.__struct_fields__, *ItemConfig.__struct_fields__, *ServerConfig.__struct_fields__})
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, model_type in (("m", "llama"), ("encoder", "bert")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    (tmp_path / "net.onnx").touch()
+
+
+def settings(folder: Path, *argv: str, env: dict[str, str] | None = None) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return load(vars(parser.parse_args(argv)), env or {}, folder, "m")
+
+
+def only(made: Settings) -> ModelConfig:
+    (served,) = made.models
+    return served.config
+
+
+def test_defaults_serve_the_demo(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    assert only(made) == SequenceConfig(model="m", served_model_name="demo")
+    assert made.server == ServerConfig()
+    assert made.models[0].name == "demo"
+    assert settings(tmp_path, "m").models[0].name == "m"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "name"),
+    [
+        ("encoder", "encoder", "encoder"),
+        ("net.onnx", "onnx", "net"),
+        ("package.module:Classifier", "python", "Classifier"),
+        ("serve/model.py:Model", "python", "Model"),
+    ],
+)
+def test_what_a_model_is_follows_from_its_name_and_files(model: str, kind: str, name: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, model, "--max-batch-size", "9")
+    config = only(made)
+    assert isinstance(config, ItemConfig)
+    assert (config.kind, config.max_batch_size, made.models[0].name) == (kind, 9, name)
+
+
+def test_kind_goes_before_what_the_files_say(tmp_path: Path) -> None:
+    config = only(settings(tmp_path, "m", "--kind", "encoder"))
+    assert isinstance(config, ItemConfig)
+
+
+SEVERAL = """
+port = 7
+[models.chat]
+model = "m"
+max_num_seqs = 3
+weight = 2
+[models.embed]
+model = "encoder"
+max_batch_tokens = 4096
+[models.net]
+model = "net.onnx"
+version = "2"
+served_model_name = "resnet"
+"""
+
+
+def test_a_file_may_have_several_models(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text(SEVERAL)
+    made = settings(tmp_path, env={"CHAIRLIFT_HOST": "::1"})
+    assert (made.server.port, made.server.host) == (7, "::1")
+    assert [(served.name, served.share) for served in made.models] == [
+        ("chat", Share(weight=2)),
+        ("embed", Share()),
+        ("resnet", Share(version="2")),
+    ]
+    chat, embed, net = (served.config for served in made.models)
+    assert isinstance(chat, SequenceConfig)
+    assert isinstance(embed, ItemConfig)
+    assert isinstance(net, ItemConfig)
+    assert (chat.max_num_seqs, embed.max_batch_tokens, net.kind) == (3, 4096, "onnx")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "all.toml").write_text('[models.a]\nmodel = "../encoder"\n')
+    made = settings(tmp_path, "conf/all.toml")
+    assert Path(only(made).model).resolve() == tmp_path / "encoder"
+    (tmp_path / "conf" / "one.toml").write_text('model = "../encoder"\n')
+    assert Path(only(settings(tmp_path, "conf/one.toml")).model).resolve() == tmp_path / "encoder"
+    assert only(settings(tmp_path, "encoder", "--config", "conf/one.toml")).model == "encoder"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("score.py:Score", "{folder}/conf/score.py:Score"), ("package.score:Score",) * 2]
+)
+def test_classes_in_a_file_are_found_from_it(model: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "all.toml").write_text(f'[models.a]\nmodel = "{model}"\n')
+    assert only(settings(tmp_path, "conf/all.toml")).model == expected.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("toml", "argv", "problem"),
+    [
+        ("models = 3", [], "must hold tables"),
+        ("[models]", [], "must hold tables"),
+        ("[models.a]\nseed = 1", [], "models.a must say where the model is"),
+        ('[models.a]\nmodel = "m"\nwait = 1', [], "unknown key 'models.a.wait'"),
+        ('seed = 1\n[models.a]\nmodel = "m"', [], "seed is a model's setting"),
+        ('[models.a]\nmodel = "m"', ["--seed", "1"], "--seed is a model's setting"),
+        ('[models.a]\nmodel = "m"\nweight = "1"', [], r"models\.a\.weight: expected float"),
+        ('[models.a]\nmodel = "m"\nweight = -1', [], "weight must not be negative"),
+        ('[models.a]\nmodel = "m"\nmax_batch_size = 1', [], r"models\.a\.max_batch_size has no effect on 'm'"),
+        ('[models.a]\nmodel = "encoder"\nmax_num_seqs = 1', [], r"models\.a\.max_num_seqs has no effect on 'encoder'"),
+        ('[models.a]\nmodel = "m"\n[models.b]\nmodel = "m"\nserved_model_name = "a"', [], "version 1 of 'a' twice"),
+    ],
+)
+def test_refusals_of_several_models(toml: str, argv: list[str], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text(toml)
+    with pytest.raises(ConfigError, match=problem):
+        settings(tmp_path, *argv)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text("port = 1\nmax_num_seqs = 2\nmax_waiting = 3\n")
+    made = settings(tmp_path, "--port", "10", env={"CHAIRLIFT_PORT": "11", "CHAIRLIFT_MAX_NUM_SEQS": "12"})
+    config = only(made)
+    assert isinstance(config, SequenceConfig)
+    assert (made.server.port, config.max_num_seqs, made.server.max_waiting) == (10, 12, 3)
+
+
+def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("port = 9\n")
+    assert settings(tmp_path, "other.toml").server.port == 9
+    assert settings(tmp_path, "--config", "other.toml").server.port == 9
+    assert settings(tmp_path, env={"CHAIRLIFT_CONFIG": "other.toml"}).server.port == 9
+    with pytest.raises(ConfigError, match=r"absent\.toml can't be read"):
+        settings(tmp_path, "absent.toml")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_path: Path) -> None:
+    value = ODD.get(name, 77)
+    text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    flag = [text] if name == "model" else [f"--{name.replace('_', '-')}", text]
+    if value is False:
+        flag = [f"--no-{name.replace('_', '-')}"]
+    for made in (
+        settings(tmp_path, *flag, env=_company(name)),
+        settings(tmp_path, env=_company(name) | {f"CHAIRLIFT_{name.upper()}": text}),
+        _from_toml(tmp_path, name, value, _company(name)),
+    ):
+        config = only(made)
+        found = getattr(config if hasattr(config, name) else made.server, name)
+        assert (list(found) if isinstance(found, tuple) else found) == value
+    assert HELP[name]
+
+
+ODD: dict[str, Any] = {
+    "model": "m",
+    "dtype": "float32",
+    "device": "cuda",
+    "ops": "reference",
+    "quantization": "int8",
+    "kv_cache_dtype": "int8",
+    "strategy": "static",
+    "enable_prefix_caching": False,
+    "bisect": False,
+    "log_level": "debug",
+    "max_wait_ms": 2.5,
+    "kv_cache_gb": 1.5,
+    "served_model_name": "x",
+    "host": "::1",
+    "api_key": "k",
+    "data_dir": "/d",
+    "max_num_batched_tokens": 99,
+    "kind": "encoder",
+    "warm_up_sizes": [1, 3],
+    "outputs": ["y"],
+    "options": {"a": 1},
+}
+
+
+def _company(name: str) -> dict[str, str]:
+    """What must be set beside a setting for it to have an effect."""
+    if name == "max_num_batched_tokens":
+        return {"CHAIRLIFT_MAX_NUM_SEQS": "9"}
+    if name in ("batch_size", "max_wait_ms"):
+        return {"CHAIRLIFT_STRATEGY": "dynamic"}
+    if name in ("outputs", "options"):
+        return {"CHAIRLIFT_MODEL": {"outputs": "net.onnx", "options": "module:Class"}[name]}
+    if name in ItemConfig.__struct_fields__ and name not in SequenceConfig.__struct_fields__:
+        return {"CHAIRLIFT_MODEL": "encoder"}
+    return {}
+
+
+def _from_toml(folder: Path, name: str, value: Any, env: dict[str, str]) -> Settings:
+    text = json.dumps(value)
+    if isinstance(value, dict):
+        text = "{" + ", ".join(f"{key} = {each}" for key, each in value.items()) + "}"
+    (folder / "chairlift.toml").write_text(f"{name} = {text}\n")
+    return settings(folder, env=env)
+
+
+def test_docs_name_every_setting() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert [name for name in FIELDS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "problem"),
+    [
+        ("max_seqs = 1", {}, "unknown key 'max_seqs'; did you mean 'max_num_seqs'"),
+        ("[engine]\nseed = 1", {}, "unknown key 'engine'"),
+        ('port = "80"', {}, r"chairlift\.toml: port: expected int, got str, got '80'"),
+        ("port =", {}, "not valid TOML"),
+        ('strategy = "fast"', {}, "strategy: must be one of none, static, dynamic, continuous, got 'fast'"),
+        ("", {"CHAIRLIFT_PORT": "many"}, "CHAIRLIFT_PORT: expected int"),
+        ("", {"CHAIRLIFT_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
+        ("port = 70000", {}, "port must be between"),
+        ('quantization = "int4"', {}, "quantization: must be one of none, int8, got 'int4'"),
+        ("batch_size = 0", {}, "batch_size must be at least 1"),
+        ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
+        ('model = "nowhere"', {}, "'nowhere' is no folder or file"),
+        ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, "warm_up_sizes: expected int"),
+        ('model = "encoder"', {"CHAIRLIFT_WARM_UP_SIZES": "1,2"}, "CHAIRLIFT_WARM_UP_SIZES: must be JSON"),
+    ],
+)
+def test_refusals_name_the_setting(toml: str, env: dict[str, str], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text(toml)
+    with pytest.raises(ConfigError, match=problem):
+        settings(tmp_path, env=env)
+
+
+def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", str(tmp_path / "nothing")]) == 1
+    assert "is no folder or file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "--nonsense"])

@@ -1,0 +1,473 @@
+"""The one-shot scheduler, rule by rule."""
+
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from chairlift.core.decision import Reason
+from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.items.limits import BatchLimits
+from chairlift.core.items.scheduler import ItemScheduler
+
+
+def item(name: object, arrival: float = 0.0, **fields: object) -> Item:
+    return Item(id=str(name), arrival=arrival, **fields)
+
+
+def scheduler(num_instances: int = 1, **limits: object) -> ItemScheduler:
+    return ItemScheduler(BatchLimits(**limits), num_instances)
+
+
+def fill(s: ItemScheduler, names: Iterable[object], now: float = 0.0, **fields: object) -> None:
+    for name in names:
+        s.add(item(name, now, **fields), now)
+
+
+def ids(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return [item.id for item in batch.items]
+
+
+def went_well(s: ItemScheduler, batch: Batch, now: float, seconds: float | None = None) -> list[Ended]:
+    seconds = now - batch.started if seconds is None else seconds
+    return s.update(batch, BatchResult(seconds=seconds), now)
+
+
+def trained(alpha: float, beta: float, **limits: object) -> ItemScheduler:
+    """A scheduler that knows its executor: alpha + beta * b seconds."""
+    s = scheduler(**limits)
+    for number, count in enumerate((1, 4, 2, 8, 3)):
+        fill(s, (f"warm {number} {i}" for i in range(count)), -100.0 + number, deadline=1e9)
+        batch = s.schedule(-100.0 + number)
+        assert batch is not None
+        went_well(s, batch, batch.started + alpha + beta * batch.computed)
+    return s
+
+
+def run_all(
+    s: ItemScheduler, fails: Callable[[list[str]], Failure | None], now: float = 0.0
+) -> tuple[dict[str, Ended], list[int]]:
+    """Run everything that waits, one call after the other; return how each ended, and the sizes of the calls."""
+    ended, calls = {}, []
+    while (batch := s.schedule(now)) is not None:
+        names = ids(batch)
+        calls.append(len(names))
+        now += 0.01
+        outcome = BatchResult(seconds=0.01, failure=fails(names), detail="broke")
+        for each in s.update(batch, outcome, now):
+            assert each.item.id not in ended
+            ended[each.item.id] = each
+    return ended, calls
+
+
+# When a batch leaves
+
+
+def test_without_a_window_whoever_is_there_leaves_at_once() -> None:
+    s = scheduler()
+    fill(s, "abc")
+    assert ids(s.schedule(0.0)) == ["a", "b", "c"]
+
+
+def test_a_batch_waits_for_its_window_and_no_longer() -> None:
+    s = scheduler(max_wait=0.01, max_batch_size=3)
+    fill(s, "a", 1.0)
+    fill(s, "b", 1.005)
+    assert s.schedule(1.005) is None
+    assert s.ask_again == pytest.approx(1.01)
+    assert s.explain("b").why is Reason.WINDOW
+    assert ids(s.schedule(s.ask_again)) == ["a", "b"]
+    fill(s, "cde", 1.02)
+    fill(s, "f", 1.02)
+    assert s.schedule(1.02) is None, "the instance is busy"
+    assert s.explain("f").why is Reason.SEATS
+
+
+def test_a_full_batch_or_a_closed_line_does_not_wait() -> None:
+    s = scheduler(max_wait=9.0, max_batch_size=2)
+    fill(s, "abc")
+    batch = s.schedule(0.0)
+    assert ids(batch) == ["a", "b"]
+    went_well(s, batch, 0.1)
+    assert s.schedule(0.1) is None
+    s.closed = True
+    assert ids(s.schedule(0.1)) == ["c"]
+
+
+def test_membership_is_bound_when_the_instance_is_free() -> None:
+    s = scheduler()
+    fill(s, "a")
+    first = s.schedule(0.0)
+    fill(s, "b", 0.001)
+    assert s.schedule(0.001) is None
+    fill(s, "c", 0.009)
+    went_well(s, first, 0.01)
+    assert ids(s.schedule(0.01)) == ["b", "c"]
+
+
+def test_shapes_neither_mix_nor_block_each_other() -> None:
+    s = scheduler(num_instances=2, max_wait=0.01, max_batch_size=2)
+    fill(s, "a", 0.0, shape_key="large")
+    fill(s, "bc", 0.001, shape_key="small")
+    assert ids(s.schedule(0.001)) == ["b", "c"], "a full line does not wait for an older one's window"
+    assert s.schedule(0.001) is None
+    assert ids(s.schedule(0.01)) == ["a"]
+
+
+def test_the_oldest_shape_goes_first() -> None:
+    s = scheduler()
+    fill(s, "a", 0.0, shape_key=1)
+    fill(s, "bcd", 0.0, shape_key=2)
+    assert ids(s.schedule(0.0)) == ["a"]
+
+
+def test_max_batch_tokens_bounds_the_sum_and_lets_smaller_ones_fill_the_rest() -> None:
+    s = scheduler(max_batch_tokens=10, max_passed_over=1)
+    for name, size in zip("abcde", (6, 5, 4, 5, 5), strict=True):
+        s.add(item(name, size=size), 0.0)
+    first = s.schedule(0.0)
+    assert ids(first) == ["a", "c"]
+    assert (first.size, first.computed) == (10, 10)
+    went_well(s, first, 0.1)
+    assert ids(s.schedule(0.1)) == ["b", "d"]
+
+
+def test_nobody_is_passed_over_more_often_than_is_allowed() -> None:
+    s = scheduler(max_batch_tokens=10, max_passed_over=2)
+    s.add(item("first", size=4), 0.0)
+    s.add(item("wide", size=10), 0.0)
+    boarded = []
+    for number in range(5):
+        fill(s, (f"{number} {i}" for i in range(10)), 0.0)
+        batch = s.schedule(float(number))
+        boarded.append("wide" in ids(batch))
+        went_well(s, batch, number + 0.5)
+    assert boarded == [False, True, False, False, False], "the first of its line is never passed over"
+
+
+def test_priorities_overtake_by_their_ageing_and_no_further() -> None:
+    s = scheduler(max_batch_size=1, priority_ageing=1.0)
+    s.add(item("patient", 0.0, priority=1), 0.0)
+    s.add(item("urgent", 0.9), 0.9)
+    s.add(item("late", 1.1), 1.1)
+    order = []
+    now = 2.0
+    while (batch := s.schedule(now)) is not None:
+        order += ids(batch)
+        now += 1
+        went_well(s, batch, now)
+    assert order == ["urgent", "patient", "late"]
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_sorting_by_length_saves_padding(window: int) -> None:
+    rng = random.Random(0)
+    s = trained(0.008, 0.0001, sort_window=window, max_waiting=100_000)
+    now, count, computed, size = 0.0, 0, 0.0, 0.0
+    for _ in range(200):
+        while s.num_waiting < 256:
+            count += 1
+            s.add(item(count, now, size=min(round(rng.lognormvariate(3.7, 0.9)) + 1, 512)), now)
+        batch = s.schedule(now)
+        longest = max(item.size for item in batch.items) * len(batch.items)
+        assert batch.computed == (longest if window else batch.size)
+        computed, size = computed + longest, size + batch.size
+        now += 0.008 + 0.0001 * batch.computed
+        went_well(s, batch, now)
+    waste = 1 - size / computed
+    assert waste < 0.35 if window else waste > 0.6
+
+
+def test_where_padding_costs_more_than_a_call_the_long_one_goes_alone() -> None:
+    s = trained(0.001, 0.001, sort_window=4)
+    s.add(item("long", size=500), 0.0)
+    fill(s, "abcdefgh", 0.0, size=4)
+    first = s.schedule(0.0)
+    assert ids(first) == ["long"]
+    went_well(s, first, 0.5)
+    assert len(ids(s.schedule(0.5))) == 8
+
+
+# The line
+
+
+def test_cancelled_items_leave_wherever_they_are() -> None:
+    s = scheduler(max_batch_size=2)
+    fill(s, "abcd")
+    batch = s.schedule(0.0)
+    assert s.cancel("a")
+    assert not s.cancel("a")
+    assert s.cancel("c")
+    assert not s.cancel("nobody")
+    assert [each.item.id for each in went_well(s, batch, 0.1)] == ["b"]
+    assert ids(s.schedule(0.1)) == ["d"]
+
+
+def test_the_line_is_bounded_in_items_and_in_seconds() -> None:
+    s = scheduler(max_waiting=3)
+    fill(s, "abc")
+    with pytest.raises(Shed, match="3 requests wait") as refused:
+        s.add(item("d"), 0.0)
+    assert refused.value.reason is ShedReason.QUEUE_FULL
+    s = trained(0.01, 0.01, max_batch_size=8, max_queue_seconds=0.17)
+    fill(s, range(16))
+    assert s.queue_seconds() == pytest.approx(0.18, rel=0.05)
+    with pytest.raises(Shed, match="of work wait") as refused:
+        s.add(item("more"), 0.0)
+    assert refused.value.reason is ShedReason.QUEUE_SECONDS
+    assert 0 < refused.value.retry_after < 0.02
+
+
+def test_what_can_never_run_is_an_error() -> None:
+    s = scheduler(max_batch_tokens=5)
+    fill(s, "a")
+    with pytest.raises(ValueError, match="already in use"):
+        s.add(item("a"), 0.0)
+    with pytest.raises(ValueError, match="max_batch_tokens"):
+        s.add(item("b", size=6), 0.0)
+    for size in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="positive"):
+            s.add(item("c", size=size), 0.0)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_batch_size": 0},
+        {"max_wait": -1},
+        {"max_waiting": 0},
+        {"max_batch_tokens": 0},
+        {"default_timeout": float("inf")},
+        {"retries": -1},
+        {"target_latency": 0.05, "max_wait": 0.01},
+    ],
+)
+def test_absurd_limits_are_refused_by_name(limits: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(reversed(limits))):
+        BatchLimits(**limits)
+
+
+# Deadlines
+
+
+def test_an_item_that_can_not_be_in_time_is_refused_at_the_door() -> None:
+    s = trained(0.01, 0.001)
+    fill(s, "a")
+    s.schedule(0.0)
+    with pytest.raises(Shed, match="after its deadline") as refused:
+        s.add(item("b", 0.0, deadline=0.015), 0.0)
+    assert refused.value.reason is ShedReason.DEADLINE
+    s.add(item("c", 0.0, deadline=0.025), 0.0)
+    fill(s, range(100), 0.0)
+    with pytest.raises(Shed):
+        s.add(item("d", 0.0, deadline=0.06), 0.0)
+    s.add(item("urgent", 0.0, deadline=0.06, priority=-1), 0.0)
+    assert s.num_shed[ShedReason.DEADLINE] == 2
+
+
+def test_a_batch_is_such_that_all_its_members_are_in_time() -> None:
+    s = trained(0.001, 0.004, default_timeout=0.06)
+    fill(s, range(14), 0.0)
+    batch = s.schedule(0.02)
+    assert 1 < len(ids(batch)) <= 9
+    assert batch.predicted <= 0.04
+    for each in went_well(s, batch, 0.02 + batch.predicted):
+        assert each.verdict is Verdict.DONE
+
+
+def test_under_overload_the_stale_are_dropped_for_a_full_batch_of_fresh_ones() -> None:
+    s = trained(0.008, 0.00025, default_timeout=0.05)
+    fill(s, "ab", 0.0)
+    fill(s, range(62), 0.03)
+    batch = s.schedule(0.037)
+    dropped = s.take_dropped()
+    assert [each.item.id for each in dropped] == ["a", "b"]
+    assert {each.shed for each in dropped} == {ShedReason.DEADLINE}
+    assert len(ids(batch)) == 32
+
+
+def test_who_is_too_late_is_dropped_while_everything_is_busy() -> None:
+    s = trained(0.01, 0.001)
+    fill(s, "a")
+    s.schedule(0.0)
+    s.add(item("b", deadline=0.05), 0.0)
+    assert s.schedule(0.0) is None
+    assert s.ask_again == pytest.approx(0.04, abs=0.002)
+    assert s.schedule(s.ask_again) is None
+    assert [each.item.id for each in s.take_dropped()] == ["b"]
+
+
+def test_a_wrong_prediction_does_not_refuse_for_ever() -> None:
+    s = trained(0.01, 0.001, default_timeout=0.05)
+    now = 0.0
+    for number in range(6):
+        fill(s, [number], now)
+        batch = s.schedule(now)
+        now += 1.0
+        went_well(s, batch, now)
+    assert batch.predicted > 0.05, "it believes that nothing can be in time"
+    good = 0
+    for number in range(100, 120):
+        fill(s, [number], now)
+        batch = s.schedule(now)
+        now += 0.011
+        good += went_well(s, batch, now)[0].verdict is Verdict.DONE
+    assert good == 20
+    assert batch.predicted == pytest.approx(0.011, rel=0.2)
+
+
+def test_another_instance_may_take_whom_this_batch_leaves_out() -> None:
+    s = scheduler(num_instances=2, max_batch_size=32, default_timeout=1.0)
+    now = 0.0
+    for count in (1, 8, 4, 16) * 2:
+        for number in range(2):
+            fill(s, (f"{now}{number}{i}" for i in range(count)), now)
+            batch = s.schedule(now)
+            went_well(s, batch, now + 0.01 + 0.01 * count)
+        now += 1
+    s.add(item("old", now, deadline=now + 0.05), now)
+    fill(s, range(32), now)
+    first, second = s.schedule(now), s.schedule(now)
+    assert "old" in ids(first) + ids(second)
+    assert not s.take_dropped()
+
+
+# Failures
+
+
+@pytest.mark.parametrize("culprit", [0, 17, 63])
+def test_one_poison_item_among_64_costs_12_calls_and_one_error(culprit: int) -> None:
+    s = scheduler(max_batch_size=64)
+    fill(s, range(64))
+    ended, calls = run_all(s, lambda names: Failure.RAISED if str(culprit) in names else None)
+    assert len(ended) == 64
+    assert [name for name, each in ended.items() if each.verdict is not Verdict.DONE] == [str(culprit)]
+    assert ended[str(culprit)].detail == "broke"
+    assert len(calls) - 1 <= 12
+    assert s.num_bisections == 6
+
+
+def test_halves_run_before_new_work() -> None:
+    s = scheduler(max_batch_size=4)
+    fill(s, "abcdef")
+    batch = s.schedule(0.0)
+    s.update(batch, BatchResult(seconds=0.1, failure=Failure.RAISED), 0.1)
+    assert s.explain("d").why is Reason.BATCH
+    assert "raised an error" in s.explain("d").detail
+    assert ids(s.schedule(0.1)) == ["a", "b"]
+
+
+def test_a_model_that_always_fails_is_not_asked_for_each_item() -> None:
+    s = scheduler(max_batch_size=64)
+    fill(s, range(64))
+    ended, calls = run_all(s, lambda names: Failure.RAISED)
+    assert {each.verdict for each in ended.values()} == {Verdict.ERROR}
+    assert len(calls) <= 1 + 8 * 6
+    assert any("smaller batches of the same items failed as well" in each.detail for each in ended.values())
+
+
+def test_four_culprits_are_found() -> None:
+    s = scheduler(max_batch_size=64)
+    fill(s, range(64))
+    bad = {"3", "20", "40", "63"}
+    ended, _ = run_all(s, lambda names: Failure.RAISED if bad & set(names) else None)
+    assert {name for name, each in ended.items() if each.verdict is Verdict.ERROR} == bad
+
+
+def test_without_bisect_nothing_runs_twice() -> None:
+    s = scheduler(bisect=False)
+    fill(s, "abcd")
+    ended, calls = run_all(s, lambda names: Failure.RAISED)
+    assert calls == [4]
+    assert {each.verdict for each in ended.values()} == {Verdict.ERROR}
+
+
+def test_errors_of_single_items_need_no_second_call() -> None:
+    s = scheduler()
+    fill(s, "abc")
+    ended = s.update(s.schedule(0.0), BatchResult(seconds=0.1, errors={"b": "no such word"}), 0.1)
+    assert [(each.item.id, each.verdict, each.detail) for each in ended] == [
+        ("a", Verdict.DONE, ""),
+        ("b", Verdict.ERROR, "no such word"),
+        ("c", Verdict.DONE, ""),
+    ]
+
+
+def test_out_of_memory_halves_the_batch_and_is_remembered() -> None:
+    s = scheduler(max_batch_size=32)
+    fill(s, range(128))
+    ended, calls = run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 16 else None)
+    assert {each.verdict for each in ended.values()} == {Verdict.DONE}
+    assert calls == [32] + [16] * 8
+
+
+def test_the_memory_limit_grows_back_and_is_more_patient_each_time() -> None:
+    s = scheduler(max_batch_size=32, max_waiting=100_000)
+    fill(s, range(20_000))
+    ended, calls = run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 20 else None)
+    assert {each.verdict for each in ended.values()} == {Verdict.DONE}
+    assert max(calls[200:]) > 16, "it tries more again"
+    assert sum(count > 20 for count in calls) <= 6, "but not often"
+    assert calls.count(20) > len(calls) / 3
+
+
+def test_an_item_that_alone_runs_out_of_memory_gets_the_error() -> None:
+    s = scheduler(max_batch_size=8)
+    fill(s, range(8))
+    ended, _ = run_all(s, lambda names: Failure.OUT_OF_MEMORY if "5" in names else None)
+    assert [name for name, each in ended.items() if each.verdict is Verdict.ERROR] == ["5"]
+
+
+def test_the_memory_limit_counts_size_so_that_small_items_are_not_held_back() -> None:
+    s = scheduler(max_batch_size=32)
+    fill(s, range(2), size=1000)
+    run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 1 else None)
+    fill(s, range(32), size=1)
+    assert len(ids(s.schedule(1.0))) == 32
+
+
+@pytest.mark.parametrize("failure", [Failure.DIED, Failure.TIMED_OUT])
+def test_an_item_that_kills_its_process_every_time_is_found(failure: Failure) -> None:
+    s = scheduler(max_batch_size=64, retries=2)
+    fill(s, range(64))
+    ended, calls = run_all(s, lambda names: failure if "9" in names else None)
+    assert [name for name, each in ended.items() if each.verdict is Verdict.ERROR] == ["9"]
+    assert "calls" in ended["9"].detail
+    assert len(calls) <= 1 + 12 + 2
+
+
+def test_an_item_alone_is_tried_again_as_often_as_allowed() -> None:
+    for retries in (0, 1, 3):
+        s = scheduler(retries=retries)
+        fill(s, "a")
+        ended, calls = run_all(s, lambda names: Failure.DIED)
+        assert len(calls) == 1 + retries
+        assert ended["a"].item.attempts == 1 + retries
+
+
+def test_an_instance_that_is_lost_gets_no_work_until_it_is_back() -> None:
+    s = scheduler(num_instances=2, max_batch_size=1)
+    fill(s, "abc")
+    first, second = s.schedule(0.0), s.schedule(0.0)
+    assert {first.instance, second.instance} == {0, 1}
+    s.instance_lost(first.instance)
+    assert s.update(first, BatchResult(seconds=0.0, failure=Failure.DIED), 0.1) == []
+    assert s.schedule(0.1) is None
+    went_well(s, second, 0.2)
+    assert ids(s.schedule(0.2)) == ["a"], "on the other one"
+    assert s.schedule(0.2) is None
+    s.instance_back(first.instance)
+    assert ids(s.schedule(0.3)) == ["c"]
+    s.instance_back(2)
+    fill(s, "d", 0.3)
+    assert s.schedule(0.3).instance == 2
+
+
+def test_a_batch_is_updated_once() -> None:
+    s = scheduler()
+    fill(s, "a")
+    batch = s.schedule(0.0)
+    went_well(s, batch, 0.1)
+    with pytest.raises(ValueError, match="not running"):
+        went_well(s, batch, 0.1)

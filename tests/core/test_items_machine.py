@@ -1,0 +1,175 @@
+"""Everything the one-shot scheduler promises, under random histories: some that shrink, and many that are fast."""
+
+import os
+import random
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from support.histories import SHARES, Dice, RandomDice, pick
+from support.items_world import Setup, World, replay
+
+from chairlift.core.items.item import Failure, Item
+from chairlift.core.items.limits import BatchLimits
+
+NUM_HISTORIES = 3000
+CALLS_PER_HISTORY = 60
+
+
+class HypothesisDice:
+    """Choices that Hypothesis can shrink."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def integer(self, low: int, high: int) -> int:
+        return self._data.draw(st.integers(low, high))
+
+
+def draw_setup(dice: Dice) -> Setup:
+    target = pick(dice, (None, None, None, 0.05))
+    limits = BatchLimits(
+        max_batch_size=dice.integer(1, 8),
+        max_wait=0.0 if target else pick(dice, (0.0, 0.0, 0.02)),
+        max_batch_tokens=pick(dice, (None, None, 6, 20)),
+        max_waiting=pick(dice, (3, 30, 30, 1000)),
+        max_queue_seconds=pick(dice, (None, None, None, 0.05)),
+        target_latency=target,
+        default_timeout=pick(dice, (None, None, 0.03, 0.1, 1.0)),
+        priority_ageing=pick(dice, (0.0, 0.01, 1.0)),
+        background_step=pick(dice, (0.001, 0.01, 0.06)),
+        sort_window=pick(dice, (0, 0, 1, 4)),
+        max_passed_over=dice.integer(0, 3),
+        retries=dice.integer(0, 2),
+        bisect=dice.integer(0, 3) > 0,
+    )
+    culprits = None
+    if dice.integer(0, 2) == 0:
+        culprits = frozenset(f"i{dice.integer(0, 39)}" for _ in range(dice.integer(0, 3)))
+    return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0)
+
+
+def draw_item(dice: Dice, world: World) -> Item:
+    return Item(
+        # Ids come back after their item has ended, now and then while it has not.
+        id=f"i{dice.integer(0, 39)}",
+        arrival=max(0.0, world.now - pick(dice, (0, 0, 0, 0.01))),
+        size=pick(dice, (1.0, 1.0, 2.0, 0.5, 3.0, 5.0, 7.0, 0.0 if dice.integer(0, 9) == 0 else 1.0)),
+        shape_key=pick(dice, (None, None, None, "wide", ("a", 2))),
+        priority=pick(dice, (0, 0, 0, 1, -1)),
+        deadline=pick(dice, (None, None, world.now + 0.02, world.now + 0.1, world.now - 0.01)),
+        background=dice.integer(0, 99) < world.background_percent,
+    )
+
+
+def take_turn(dice: Dice, world: World) -> None:
+    """Make one call, drawn by chance."""
+    choice = dice.integer(0, 15)
+    if choice <= 5:
+        for _ in range(dice.integer(1, 6)):
+            world.add(draw_item(dice, world))
+    elif choice == 6 and world.guests:
+        world.cancel(pick(dice, list(world.guests)))
+    elif choice == 7:
+        world.now += pick(dice, (0.001, 0.01, 0.05))
+    elif choice == 8:
+        world.cancel("nobody")
+        number = dice.integer(0, world.setup.num_instances - 1)
+        (world.bring_back if number in world.lost else world.lose)(number)
+    elif choice == 9 and dice.integer(0, 7) == 0:
+        world.close()
+    elif choice <= 12 or not world.running:
+        world.schedule()
+    else:
+        end_a_batch(dice, world)
+
+
+def end_a_batch(dice: Dice, world: World) -> None:
+    number = pick(dice, sorted(world.running))
+    if number in world.following and dice.integer(0, 3) == 0:
+        lose_both(dice, world, number)
+        return
+    batch = world.running[number]
+    failure, errors = None, {}
+    luck = dice.integer(0, 9)
+    if luck <= 3:
+        failure = list(Failure)[luck]
+    elif luck == 4:
+        errors = {pick(dice, batch.items).id: "this one"}
+    seconds = (0.004 + 0.001 * batch.computed) * pick(dice, (1, 1, 1, 1, 1.2, 0.8, 10, 0))
+    world.now += seconds + pick(dice, (0, 0.0005))
+    world.finish(batch, failure, errors, seconds, idle=pick(dice, (0.0, 0.0001, 0.001, 0.01, None)))
+
+
+def lose_both(dice: Dice, world: World, number: int) -> None:
+    """A process dies, and with it what was sent ahead; which of the two is heard of first does not matter."""
+    ends = [(world.running[number], Failure.DIED), (world.following[number], Failure.UNTRIED)]
+    for batch, failure in ends if dice.integer(0, 1) else ends[::-1]:
+        world.finish(batch, failure, {}, 0.0)
+
+
+class OneShotMachine(RuleBasedStateMachine):
+    """The same calls and checks as in `test_random_histories`, for a failure to be shrunk to its essence."""
+
+    world: World | None = None
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        dice = HypothesisDice(data)
+        self.world = World(draw_setup(dice))
+        self.world.background_percent = pick(dice, SHARES)
+
+    @rule(data=st.data())
+    def turn(self, data: st.DataObject) -> None:
+        take_turn(HypothesisDice(data), self.world)
+
+    def teardown(self) -> None:
+        if self.world is not None:
+            self.world.drain(random.Random(0))
+            assert replay(self.world) == self.world.answers
+
+
+TestOneShotMachine = OneShotMachine.TestCase
+TestOneShotMachine.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_random_histories(capsys: Any) -> None:
+    """Thousands of histories (CHAIRLIFT_HISTORIES sets another number), each driven to its end."""
+    seen: Counter[str] = Counter()
+    wanted = int(os.environ.get("CHAIRLIFT_HISTORIES", NUM_HISTORIES))
+    for seed in range(wanted):
+        rng = random.Random(seed)
+        try:
+            dice = RandomDice(rng)
+            world = World(draw_setup(dice))
+            world.background_percent = pick(dice, SHARES)
+            for _ in range(CALLS_PER_HISTORY):
+                take_turn(dice, world)
+            world.drain(rng)
+            if seed % 10 == 0:
+                assert replay(world) == world.answers, "same calls, other decisions"
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen += world.seen
+    with capsys.disabled():
+        print(f"\none-shot histories: {wanted}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
+    if wanted >= 1000:
+        kinds = (
+            *Failure,
+            "sent ahead",
+            "dropped",
+            "passed over",
+            "queue_full",
+            "queue_seconds",
+            "deadline",
+            "error",
+            "done",
+            "background",
+        )
+        rare = {name: seen[name] for name in kinds}
+        assert min(rare.values()) >= wanted / 50, f"too rare to be tested: {rare}"

@@ -1,0 +1,493 @@
+"""What the scheduler does, by example. `World` checks every promise at each call besides what a test looks at."""
+
+import random
+from statistics import mean
+from typing import Any
+
+import pytest
+from support.sequences_world import Setup, World, make_request
+
+from chairlift.core.decision import Decision, Reason
+from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.sequences.policy import make_policy
+from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.sampling import SamplingParams
+
+PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4
+
+
+def world(*requests: Request, **setup: Any) -> World:
+    """A checked scheduler with 4 seats, 64 blocks of 4 tokens and 64 tokens a step, unless told otherwise."""
+    made = World(Setup(**setup))
+    for request in requests:
+        assert made.add(request)
+    return made
+
+
+def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step:
+    """Run one step that samples the same token for everyone due."""
+    step = w.schedule()
+    if step.num_tokens:
+        w.now += seconds
+        w.update({name: [token] for name in step.num_tokens}, errors or {})
+    return step
+
+
+def until(w: World, reason: Reason) -> Step:
+    """Run steps up to the first with a decision for this reason."""
+    for _ in range(50):
+        step = go(w)
+        if any(decision.why is reason for decision in step.decisions):
+            return step
+    raise AssertionError(f"nothing was {reason} in 50 steps")
+
+
+def why(w: World, name: str) -> Reason:
+    decision = w.scheduler.explain(name)
+    assert decision is not None
+    return decision.why
+
+
+# One rule: each step gives tokens until what is computed meets what there is
+
+
+def test_a_request_from_its_prompt_to_its_end() -> None:
+    w = world(make_request("a", 5, max_tokens=3))
+    assert [go(w).num_tokens for _ in range(3)] == [{"a": 5}, {"a": 1}, {"a": 1}]
+    assert w.answers[-1] == [Finished("a", FinishReason.LENGTH)]
+    assert w.scheduler.pool.num_used == 0
+
+
+def test_a_stop_token_ends_a_request_but_not_before_min_tokens() -> None:
+    w = world(make_request("a", 3, stop_ids=(7,), params=SamplingParams(max_tokens=None, min_tokens=2)))
+    go(w, token=7)
+    assert w.rides
+    go(w, token=7)
+    assert w.answers[-1] == [Finished("a", FinishReason.STOP, 7)]
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
+    w = world(make_request("a", 4), make_request("b", 4), max_num_batched_tokens=10)
+    go(w)
+    w.add(make_request("long", 20))
+    assert go(w).num_tokens == {"a": 1, "b": 1, "long": 8}
+    assert go(w).num_tokens == {"a": 1, "b": 1, "long": 8}
+    assert go(w).num_tokens == {"a": 1, "b": 1, "long": 4}
+    assert go(w).num_tokens == {"a": 1, "b": 1, "long": 1}
+
+
+def test_an_urgent_long_prompt_leaves_one_token_for_each_decode() -> None:
+    w = world(make_request("a", 4), make_request("b", 4), max_num_batched_tokens=10)
+    go(w)
+    w.add(make_request("long", 20, priority=-1))
+    assert go(w).num_tokens == {"a": 1, "b": 1, "long": 8}
+    assert go(w).num_tokens == {"long": 8, "a": 1, "b": 1}
+
+
+def test_blocks_come_as_they_are_needed_and_the_runner_hears_of_each() -> None:
+    w = world(make_request("a", 7))
+    first = go(w)
+    assert len(first.started[0].block_table) == 2
+    assert go(w).new_blocks == {}
+    assert len(go(w).new_blocks["a"]) == 1
+
+
+# Prefix cache
+
+
+def test_a_later_request_finds_the_prefix_in_the_cache() -> None:
+    w = world(make_request("a", [*PREFIX, 1]))
+    go(w)
+    w.add(make_request("b", [*PREFIX, 2, 3]))
+    step = go(w)
+    assert step.num_tokens == {"a": 1, "b": 2}
+    assert step.started[0].num_computed_tokens == 8
+    assert (w.scheduler.prefix_hit_tokens, w.scheduler.prefix_queried_tokens) == (8, 19)
+
+
+def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 2]))
+    step = go(w)
+    assert step.num_tokens == {"a": 9, "b": 1}
+    assert step.started[0].block_table[:2] == step.started[1].block_table[:2]
+
+
+def test_a_prompt_that_is_cached_whole_still_computes_a_token() -> None:
+    w = world(make_request("a", PREFIX))
+    go(w)
+    w.add(make_request("b", PREFIX))
+    step = go(w)
+    assert step.started[0].num_computed_tokens == 4
+    assert step.num_tokens["b"] == 4
+
+
+def test_generated_text_is_cached_too_so_a_next_turn_is_cheap() -> None:
+    w = world(make_request("a", PREFIX[:6], max_tokens=6))
+    while w.rides:
+        go(w, token=5)
+    w.add(make_request("b", [*PREFIX[:6], 5, 5, 5, 5, 5, 5, 9]))
+    # The last token that was generated never went through the model, so 11 of 12 are cached: two blocks.
+    assert go(w).started[0].num_computed_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": "other tenant"},
+        {"use_prefix_cache": False},
+        {"params": SamplingParams(max_tokens=None, prompt_logprobs=0)},
+    ],
+)
+def test_who_shares_nothing(fields: dict[str, Any]) -> None:
+    w = world(make_request("a", [*PREFIX, 1]))
+    go(w)
+    w.add(make_request("b", [*PREFIX, 1], **fields))
+    assert go(w).started[0].num_computed_tokens == 0
+
+
+def test_what_a_failed_request_should_have_written_is_not_found() -> None:
+    w = world(make_request("a", [*PREFIX, 1]))
+    go(w, errors={"a": "not a number"})
+    assert w.answers[-1] == [Finished("a", FinishReason.ERROR, "not a number")]
+    w.add(make_request("b", [*PREFIX, 1]))
+    assert go(w).started[0].num_computed_tokens == 0
+
+
+def test_who_shares_with_a_request_that_fails_in_the_same_step_starts_anew() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 2]), make_request("c", 5))
+    first = go(w, errors={"a": "not a number"})
+    assert first.num_tokens == {"a": 9, "b": 1, "c": 5}
+    again = go(w)
+    assert again.released == ["a", "b"]
+    assert again.num_tokens == {"c": 1, "b": 9}
+    assert again.started[0].token_ids == [*PREFIX, 2]
+
+
+def test_a_request_aborted_while_its_step_fails_leaves_nothing_to_find() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", 5))
+    w.schedule()
+    w.update({}, {"a": "the step failed", "b": "the step failed"}, aborts=["a"])
+    w.add(make_request("c", [*PREFIX, 1]))
+    assert go(w).started[0].num_computed_tokens == 0
+
+
+def test_what_was_built_on_a_failed_block_is_not_found_either() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 1, 2, 3, 4, 5]))
+    assert go(w, errors={"a": "not a number"}).num_tokens == {"a": 9, "b": 5}
+    assert go(w).num_tokens == {"b": 13}
+    w.add(make_request("c", [*PREFIX, 1, 2, 3, 4, 6]))
+    # Whether the third block is found or not, `World` knows what lies in it.
+    assert go(w).started[0].num_computed_tokens in (8, 12)
+
+
+def test_who_built_on_a_failed_block_and_was_aborted_leaves_nothing_to_find() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 1, 2, 3, 4, 5]))
+    w.schedule()
+    w.update({"b": [0]}, {"a": "not a number"}, aborts=["b"])
+    for name in ("c", "d"):
+        w.add(make_request(name, [*PREFIX, 1, 2, 3, 4, 5]))
+        go(w)
+    assert w.scheduler.prefix_hit_tokens > 0
+
+
+def test_what_was_computed_well_before_a_failure_stays_in_the_cache() -> None:
+    w = world(make_request("a", [*PREFIX, 1]))
+    go(w)
+    go(w, errors={"a": "not a number"})
+    w.add(make_request("b", [*PREFIX, 1]))
+    assert go(w).started[0].num_computed_tokens == 8
+
+
+# Preemption
+
+
+def test_the_least_urgent_is_preempted_and_resumes_where_it_was() -> None:
+    w = world(make_request("a", 4, 12), make_request("b", 4, 12), num_blocks=4)
+    step = until(w, Reason.PREEMPTED)
+    assert step.num_tokens == {"a": 1}
+    assert step.released == ["b"]
+    assert why(w, "b") is Reason.BLOCKS
+    made = w.rides["b"].tokens[4:]
+    assert made
+    step = until(w, Reason.RESUMED)
+    assert step.started[0].token_ids[4:] == made
+    # Its own first blocks may have survived in the cache; the rest is computed anew.
+    assert step.num_tokens["b"] == 4 + len(made) - step.started[0].num_computed_tokens
+
+
+def test_a_preemption_names_the_head_of_the_line_as_the_one_that_waits() -> None:
+    w = world(make_request("a", 4, 12), make_request("b", 4, 12, priority=5), num_blocks=4)
+    go(w)
+    w.add(make_request("urgent", 8, priority=1))
+    step = until(w, Reason.PREEMPTED)
+    assert step.decisions[-1].request_id == "urgent"
+    assert step.decisions[-1].count == 2
+
+
+# Reason a request waits
+
+
+def test_waiting_for_a_seat() -> None:
+    w = world(*(make_request(name, 3) for name in "abc"), seats=2)
+    go(w)
+    assert w.scheduler.explain("c") == Decision(Reason.SEATS, "c", "every seat was given in this step", 1)
+    go(w)
+    assert w.scheduler.explain("c") == Decision(Reason.SEATS, "c", "all 2 seats are taken", 1)
+
+
+def test_waiting_for_tokens() -> None:
+    w = world(make_request("a", 10), make_request("b", 3), max_num_batched_tokens=8)
+    go(w)
+    assert w.scheduler.explain("b") == Decision(Reason.TOKENS, "b", "the step's 8 tokens are given out", 1)
+
+
+def test_waiting_for_blocks_speaks_for_all_who_wait() -> None:
+    w = world(make_request("a", 8), make_request("b", 8), make_request("c", 2), num_blocks=4)
+    go(w)
+    decision = w.scheduler.explain("b")
+    assert decision == Decision(Reason.BLOCKS, "b", "needs 2 blocks; of 2 free, 1 are kept for those running", 2)
+    # Strictly in order: c would fit, but b came first.
+    assert w.scheduler.explain("c") == Decision(Reason.BLOCKS, "c", f"waits behind b: {decision.detail}")
+
+
+def test_waiting_for_the_window() -> None:
+    w = world(make_request("a", 3), strategy="dynamic", max_wait=2.0)
+    assert go(w).num_tokens == {}
+    assert w.scheduler.explain("a") == Decision(Reason.WINDOW, "a", "1 of 4 requests have come in a window of 2 s", 1)
+    assert w.scheduler.ask_again == 2.0
+
+
+def test_waiting_for_the_batch() -> None:
+    w = world(make_request("a", 3), strategy="static")
+    go(w)
+    assert w.scheduler.explain("a") == Decision(Reason.BATCH, "a", "1 of 4 requests have come", 1)
+    assert w.scheduler.ask_again is None
+
+
+def test_explain_one_who_runs_one_who_just_came_and_a_stranger() -> None:
+    w = world(make_request("a", 3))
+    assert why(w, "a") is Reason.TOKENS
+    w.now = 1.5
+    go(w)
+    assert w.scheduler.explain("a") == Decision(Reason.BOARDED, "a", "runs since 1.500 s")
+    assert w.scheduler.explain("nobody") is None
+
+
+def test_explain_never_names_someone_who_left() -> None:
+    w = world(*(make_request(name, 3) for name in "abc"), seats=1)
+    go(w)
+    w.abort("b")
+    assert "b" not in w.scheduler.explain("c").detail.split()
+
+
+def test_boarding_says_what_it_gave() -> None:
+    w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 2]))
+    details = [d.detail for d in go(w).decisions]
+    assert details == ["9 of 9 tokens, 0 found in the prefix cache", "1 of 9 tokens, 8 found in the prefix cache"]
+
+
+# Strategies
+
+
+def test_none_runs_one_at_a_time() -> None:
+    w = world(make_request("a", 3, 2), make_request("b", 3, 1), strategy="none")
+    assert [go(w).num_tokens for _ in range(4)] == [{"a": 3}, {"a": 1}, {"b": 3}, {}]
+
+
+def test_continuous_boards_whenever_a_seat_is_free() -> None:
+    w = world(make_request("a", 3, 1), make_request("b", 3, 3), make_request("c", 3, 1), seats=2)
+    assert [go(w).num_tokens for _ in range(3)] == [{"a": 3, "b": 3}, {"b": 1, "c": 3}, {"b": 1}]
+
+
+def test_static_leaves_full_or_when_the_line_closes() -> None:
+    w = world(*(make_request(name, 3, 1) for name in "abc"), strategy="static", seats=2)
+    assert go(w).num_tokens == {"a": 3, "b": 3}
+    assert go(w).num_tokens == {}
+    w.close_line()
+    assert go(w).num_tokens == {"c": 3}
+
+
+def test_a_closed_batch_runs_to_its_end_even_with_empty_seats() -> None:
+    w = world(make_request("a", 3, 1), make_request("b", 3, 3), strategy="static", seats=2)
+    go(w)
+    w.add(make_request("c", 3, 1))
+    w.add(make_request("d", 3, 1))
+    assert [go(w).num_tokens for _ in range(3)] == [{"b": 1}, {"b": 1}, {"c": 3, "d": 3}]
+
+
+def test_a_closed_batch_that_lacks_tokens_or_blocks_boards_its_own_members_first() -> None:
+    w = world(*(make_request(name, 6, 2) for name in "abc"), strategy="static", seats=3, max_num_batched_tokens=8)
+    w.add(make_request("urgent", 3, priority=-1))
+    # Bound by urgency when the car is free: the newcomer rides, c does not.
+    assert go(w).num_tokens == {"urgent": 3, "a": 5}
+    w.add(make_request("later", 3, priority=-2))
+    assert go(w).num_tokens == {"urgent": 1, "a": 1, "b": 6}
+
+
+def test_dynamic_counts_its_window_from_the_oldest_arrival() -> None:
+    w = world(make_request("a", 3, 1, arrival=1.0, priority=5), strategy="dynamic", max_wait=2.0)
+    w.now = 1.5
+    w.add(make_request("b", 3, 1, arrival=1.5))
+    assert go(w).num_tokens == {}
+    assert w.scheduler.ask_again == 3.0
+    w.now = 3.0
+    assert go(w).num_tokens == {"b": 3, "a": 3}
+
+
+def test_dynamic_leaves_at_once_when_it_is_full() -> None:
+    w = world(make_request("a", 3), make_request("b", 3), strategy="dynamic", seats=2, max_wait=60.0)
+    assert go(w).num_tokens == {"a": 3, "b": 3}
+
+
+def test_dynamic_is_late_bound() -> None:
+    """A window that passes while the car is away seals nothing: whoever has come by its return rides."""
+    w = world(make_request("a", 3, 1), strategy="dynamic", seats=3, max_wait=1.0)
+    w.now = 1.0
+    w.schedule()
+    w.add(make_request("b", 3, 1, arrival=1.1))
+    w.now = 9.0
+    w.add(make_request("c", 3, 1, arrival=8.9))
+    w.add(make_request("d", 3, 1, arrival=9.0, priority=-1))
+    w.update({"a": [0]}, {})
+    assert go(w).num_tokens == {"d": 3, "b": 3, "c": 3}
+
+
+def test_priority_comes_before_arrival() -> None:
+    w = world(seats=1)
+    w.add(make_request("late", 2, 1, arrival=2.0))
+    w.add(make_request("early", 2, 1, arrival=1.0))
+    w.add(make_request("urgent", 2, 1, arrival=3.0, priority=-1))
+    w.add(make_request("twin", 2, 1, arrival=1.0))
+    order = [next(iter(go(w).num_tokens)) for _ in range(4)]
+    assert order == ["urgent", "early", "twin", "late"]
+
+
+# Leaving early, and never getting in
+
+
+def test_abort_frees_seat_and_blocks_at_once() -> None:
+    w = world(make_request("a", 9), make_request("b", 3), seats=1)
+    go(w)
+    w.abort("a")
+    assert w.scheduler.pool.num_used == 0
+    step = go(w)
+    assert step.released == ["a"]
+    assert step.num_tokens == {"b": 3}
+    w.abort("a")  # again, and of one who is not here: says False
+
+
+def test_an_id_may_come_back_while_the_step_of_its_first_life_still_runs() -> None:
+    w = world(make_request("a", 3))
+    w.schedule()
+    w.abort("a")
+    w.add(make_request("a", 5))
+    assert w.update({"a": [1]}, {}) == []
+    step = go(w)
+    assert step.released == ["a"]
+    assert step.num_tokens == {"a": 5}
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (make_request("a", []), "at least 1 token"),
+        (make_request("a", 3, 0), "at least 1 token"),
+        (make_request("a", 100, 29), "maximum context length is 128"),
+        (make_request("a", 30, 12), "40 slots"),
+    ],
+)
+def test_what_can_never_be_served_is_refused(request_: Request, says: str) -> None:
+    w = World(Setup(num_blocks=10))
+    assert not w.add(request_)
+    assert says in w.answers[-1]
+
+
+def test_what_just_fits_is_served_alone() -> None:
+    # 41 tokens in 40 slots: the last token is never fed back.
+    w = world(make_request("a", 30, 11), num_blocks=10)
+    while w.rides:
+        go(w)
+    assert w.answers[-1] == [Finished("a", FinishReason.LENGTH)]
+
+
+def test_an_id_in_use_is_refused() -> None:
+    w = world(make_request("a", 3))
+    assert not w.add(make_request("a", 3))
+    assert "already in use" in w.answers[-1]
+
+
+def test_a_runner_that_gives_no_token_where_one_was_due() -> None:
+    scheduler = Setup().scheduler()
+    scheduler.add(make_request("a", 3))
+    [end] = scheduler.update(scheduler.schedule(0.0), StepResult({}), 0.0)
+    assert end.reason is FinishReason.ERROR
+    assert "no token" in end.detail
+
+
+def test_an_unknown_strategy_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="none, static, dynamic, continuous"):
+        make_policy("gondola", 1, 1.0)
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 32])
+def test_memory_wasted_is_half_a_block_a_sequence(block_size: int) -> None:
+    rng = random.Random(block_size)
+    w = world(seats=16, block_size=block_size, num_blocks=4096 // block_size, max_model_len=256)
+    wasted = []
+    for number in range(600):
+        if number % 3 == 0:
+            w.add(make_request(f"r{number}", rng.randrange(1, 120), rng.randrange(1, 120), arrival=float(number)))
+        step = w.schedule()
+        for s in w.scheduler.running:
+            slots = len(s.block_table) * block_size
+            wasted.append(slots - s.num_computed_tokens - step.num_tokens[s.id])
+        w.update(w.sample(rng), {})
+    assert len(wasted) > 5000
+    assert mean(wasted) <= (block_size - 1) / 2 + 0.5
+
+
+def conversations(rng: random.Random) -> list[list[list[int]]]:
+    """Prompts as a tree: two system prompts, users under each, turns under each user; one list for each user."""
+    found = []
+    for _ in range(2):
+        system = [rng.randrange(1000) for _ in range(rng.randrange(20, 40))]
+        for _ in range(6):
+            text, turns = list(system), []
+            for _ in range(4):
+                text = text + [rng.randrange(1000) for _ in range(rng.randrange(3, 15))]
+                turns.append(text)
+            found.append(turns)
+    return found
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("together", [1, 6, 48])
+def test_prefix_hits_are_all_that_there_could_be(block_size: int, together: int) -> None:
+    """Hits equal the longest run of full blocks that anything computed before, or earlier in the same step."""
+    rng = random.Random(block_size)
+    users = conversations(rng)
+    waiting = [prompt for turn in zip(*users, strict=True) for prompt in rng.sample(turn, len(turn))]
+    w = world(block_size=block_size, num_blocks=10_000, max_num_batched_tokens=200, seats=together)
+    computed: set[tuple[int, ...]] = set()
+    hits = 0
+    for number, prompt in enumerate(waiting):
+        w.add(make_request(f"r{number}", prompt, rng.randrange(1, 9), arrival=float(number)))
+        while len(w.rides) == together or (w.rides and number == len(waiting) - 1):
+            step = w.schedule()
+            starts = {start.request.id: start for start in step.started}
+            for name, count in step.num_tokens.items():
+                tokens = w.rides[name].tokens
+                done = w.runner.computed[name]
+                if name in starts:
+                    most = (len(tokens) - 1) // block_size
+                    known = [n for n in range(1, most + 1) if tuple(tokens[: n * block_size]) in computed]
+                    assert done == (max(known) * block_size if known else 0)
+                    hits += done
+                full = range(block_size, done + count + 1, block_size)
+                computed.update(tuple(tokens[:end]) for end in full)
+            w.update(w.sample(rng), {})
+    assert w.scheduler.prefix_hit_tokens == hits
+    assert hits > sum(map(len, waiting)) * (0.5 if together == 1 else 0.3)

@@ -1,0 +1,151 @@
+"""Everything the scheduler promises, under random histories: some that shrink, and many that are fast."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support import histories
+from support.histories import SHARES, digest, draw_request, draw_setup, pick, replay, run_history, take_step
+from support.sequences_world import STRATEGIES, Setup, World, make_request
+
+from chairlift.core.sequences.request import Step
+
+NUM_SHRINKABLE = 150
+CALLS_PER_HISTORY = 16
+
+
+class HypothesisDice:
+    """Choices that Hypothesis can shrink."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def integer(self, low: int, high: int) -> int:
+        return self._data.draw(st.integers(low, high))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The same calls and checks as in `histories.run_history`, for a failure to be shrunk to its essence."""
+
+    world: World | None = None
+    num_run = 0
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        dice = HypothesisDice(data)
+        self.world = World(draw_setup(dice))
+        self.world.background_percent = pick(dice, SHARES)
+        self.prompts: list[list[int]] = []
+        self.vocab = dice.integer(1, 3)
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        self.world.add(draw_request(HypothesisDice(data), self.world, self.prompts, self.vocab))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.world.rides)
+    def abort(self, data: st.DataObject) -> None:
+        self.world.abort(pick(HypothesisDice(data), list(self.world.rides)))
+
+    @rule()
+    def abort_unknown(self) -> None:
+        self.world.abort("nobody")
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        take_step(HypothesisDice(data), self.world)
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule()
+    @precondition(lambda self: not self.world.scheduler.line.closed)
+    def close_line(self) -> None:
+        self.world.close_line()
+
+    def teardown(self) -> None:
+        if self.world is not None and self.world.in_flight is None:
+            self.world.drain(random.Random(0))
+            assert replay(self.world) == self.world.answers
+            SchedulerMachine.num_run += 1
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=NUM_SHRINKABLE,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def count_events(world: World, seen: Counter[str]) -> None:
+    seen["histories"] += 1
+    seen[world.setup.strategy] += 1
+    for answer in world.answers:
+        if isinstance(answer, Step):
+            seen["steps"] += bool(answer.num_tokens)
+            seen["prefix hits"] += sum(start.num_computed_tokens > 0 for start in answer.started)
+            seen.update(decision.why.value for decision in answer.decisions)
+            seen["background seats lost"] += sum("its seat" in decision.detail for decision in answer.decisions)
+            seen["background blocks lost"] += sum("its blocks" in decision.detail for decision in answer.decisions)
+        elif isinstance(answer, list):
+            seen.update(end.reason.value for end in answer)
+        else:
+            seen["refused"] += isinstance(answer, str)
+
+
+def test_random_histories(capsys: Any) -> None:
+    """At least 10,000 histories by default (CHAIRLIFT_HISTORIES sets another number), each driven to its end."""
+    seen: Counter[str] = Counter()
+    wanted = histories.num_histories()
+    for seed in range(wanted):
+        try:
+            world = run_history(random.Random(seed), CALLS_PER_HISTORY)
+            if seed % 10 == 0:
+                assert replay(world) == world.answers, "same calls, other decisions"
+        except Exception as error:
+            error.add_note(f"run_history(random.Random({seed}), {CALLS_PER_HISTORY})")
+            raise
+        count_events(world, seen)
+    with capsys.disabled():
+        print("\nscheduler histories:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
+    assert seen["histories"] == wanted
+    if wanted >= 1000:
+        kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
+        kinds += ("waiting_for_itl", "waiting_for_live", "background seats lost", "background blocks lost")
+        rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
+        assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
+
+
+def test_one_long_history_repeats_itself() -> None:
+    world = run_history(random.Random(7), histories.LONG)
+    assert replay(world) == world.answers
+    for hash_seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, histories.__file__],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.strip() == digest(world.answers), f"PYTHONHASHSEED={hash_seed} changes decisions"
+
+
+def test_the_checker_itself_sees_a_stale_table() -> None:
+    world = World(Setup(block_size=2))
+    world.add(make_request("a", [1, 2, 3]))
+    world.add(make_request("b", [4, 5, 6]))
+    step = world.schedule()
+    world.runner.tables["a"] = world.runner.tables["b"]
+    with pytest.raises(AssertionError, match="not its own prefix"):
+        world.runner.compute(step, set())

@@ -1,0 +1,385 @@
+"""Executors with real worker processes: results, and everything that a model's code can do wrong."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.encoder_factory import encoder_folder
+
+from chairlift.config.items import ItemConfig
+from chairlift.core.items.item import Failure
+from chairlift.engine import supervisor
+from chairlift.engine.items.call import CallFailed
+from chairlift.engine.items.process_executor import ProcessExecutor, ThreadExecutor
+from chairlift.errors import Unavailable
+from chairlift.runners.items import Encoding
+from chairlift.runners.make_runner import make_runner
+
+MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
+
+
+@pytest.fixture(autouse=True)
+def _workers_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(MODELS.parents[2]))
+
+
+def config(name: str, **settings: Any) -> ItemConfig:
+    return ItemConfig(model=f"{MODELS}:{name}", **settings)
+
+
+@contextlib.asynccontextmanager
+async def started(given: ItemConfig) -> AsyncIterator[ProcessExecutor]:
+    executor = ProcessExecutor(given)
+    await executor.start()
+    try:
+        async with asyncio.timeout(60):
+            await executor.wait_ready()
+            yield executor
+    finally:
+        await executor.stop()
+
+
+def shown(results: list[Any]) -> list[Any]:
+    return [f"{type(r).__name__}: {r}" if isinstance(r, Exception) else r for r in results]
+
+
+async def failure_of(executor: ProcessExecutor | ThreadExecutor, *payloads: Any) -> CallFailed:
+    with pytest.raises(CallFailed) as failed:
+        await executor.run(payloads)
+    return failed.value
+
+
+def test_results_errors_and_arrays() -> None:
+    async def body() -> None:
+        async with started(config("Doubles", num_threads=1)) as executor:
+            assert executor.info is not None
+            assert executor.info.task == "python"
+            made = await executor.run([1, "own error", {"x": np.arange(3000.0)}, "threads", "odd", "a"])
+            assert made.seconds > 0
+            assert shown(made.results[:2]) == [2, "RequestFailed: ValueError: mine alone"]
+            np.testing.assert_array_equal(made.results[2]["x"], np.arange(3000.0) * 2)
+            assert made.results[3] == "1"
+            assert str(made.results[4]).startswith("the result can't be sent: TypeError: builtins.complex")
+            assert made.results[5] == "aa"
+            raised = await failure_of(executor, 1, "poison")
+            assert (raised.failure, raised.detail) == (Failure.RAISED, "RuntimeError: poisoned")
+            unsent = await failure_of(executor, 1, object())
+            assert unsent.failure is Failure.RAISED
+            assert "can't be sent" in unsent.detail
+            # The pipe that tells the worker of the front's end is not the model's to read.
+            assert (await failure_of(executor, "stdin")).detail.startswith("EOFError")
+            assert executor.restarts == 0
+
+    asyncio.run(body())
+
+
+def test_running_out_of_memory_is_told_apart() -> None:
+    async def body() -> None:
+        async with started(config("Doubles", options={"most": 4})) as executor:
+            failed = await failure_of(executor, *range(5))
+            assert (failed.failure, failed.detail) == (Failure.OUT_OF_MEMORY, "MemoryError: 5 is more than 4")
+            assert (await executor.run(range(4))).results == [0, 2, 4, 6]
+
+    asyncio.run(body())
+
+
+def test_a_hanging_call_is_ended_and_the_next_one_runs() -> None:
+    async def body() -> None:
+        async with started(config("Doubles", call_timeout_s=1.0)) as executor:
+            (before,) = (await executor.run(["pid"])).results
+            failed = await failure_of(executor, 1, "hang")
+            assert failed.failure is Failure.TIMED_OUT
+            assert "1 s (call_timeout_s)" in failed.detail
+            (after,) = (await executor.run(["pid"])).results
+            assert after != before
+            assert not Path(f"/proc/{before}").exists()
+            assert executor.restarts == 1
+
+    asyncio.run(body())
+
+
+def test_a_worker_that_dies_costs_its_call_and_is_replaced() -> None:
+    seen: list[bool] = []
+
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            executor.on_ready = seen.append
+            failed = await failure_of(executor, "exit")
+            assert failed.failure is Failure.DIED
+            assert "exit status 3" in failed.detail
+            assert (await executor.run([1])).results == [2]
+            assert seen == [False, True]
+        assert seen == [False, True, False]
+        assert (await failure_of(executor, 1)).failure is Failure.DIED
+
+    asyncio.run(body())
+
+
+def test_a_call_that_was_given_up_is_over_before_the_next_begins() -> None:
+    async def body() -> None:
+        async with started(config("Slow")) as executor:
+            given_up = asyncio.create_task(executor.run([1]))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            assert (await executor.run([2])).results == [3]
+            assert given_up.cancelled()
+
+    asyncio.run(body())
+
+
+def test_a_call_may_come_while_another_runs_and_a_third_waits() -> None:
+    async def body() -> None:
+        async with started(config("Slow")) as executor:
+            calls = [asyncio.create_task(executor.run([number])) for number in range(4)]
+            await asyncio.sleep(0)
+            assert len(executor._calls) == 2
+            made = [await call for call in calls]
+            assert [each.results for each in made] == [[1], [2], [3], [4]]
+            assert all(each.idle is not None and each.idle >= 0 for each in made)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("first", "failure"), [("exit", Failure.DIED), ("hang", Failure.TIMED_OUT)])
+def test_a_call_whose_turn_never_came_is_told_apart(first: str, failure: Failure) -> None:
+    async def body() -> None:
+        async with started(config("Doubles", call_timeout_s=1.0)) as executor:
+            calls = [asyncio.create_task(failure_of(executor, payload)) for payload in (first, 1)]
+            assert [(await call).failure for call in calls] == [failure, Failure.UNTRIED]
+            assert (await executor.run([1])).results == [2]
+
+    asyncio.run(body())
+
+
+def test_only_the_call_that_runs_is_timed() -> None:
+    async def body() -> None:
+        async with started(config("Slow", call_timeout_s=30.0)) as executor:
+            calls = [asyncio.create_task(executor.run([number])) for number in range(2)]
+            await asyncio.sleep(0)
+            assert [call.timer is not None for call in executor._calls] == [True, False]
+            await calls[0]
+            assert [call.timer is not None for call in executor._calls] == [True]
+            await calls[1]
+
+    asyncio.run(body())
+
+
+def test_streams_hand_over_each_part_once() -> None:
+    parts: list[dict[int, int]] = []
+
+    def take(new: dict[int, Any]) -> None:
+        # Every element, since the model goes on to write into the array that it gave.
+        parts.append({index: int(part.min()) for index, part in new.items() if part.min() == part.max()})
+
+    async def body() -> None:
+        async with started(config("Counts")) as executor:
+            assert executor.info is not None
+            assert executor.info.streams
+            made = await executor.run([2, 4], take)
+            assert [len(result) for result in made.results] == [2, 4]
+            assert parts == [{0: 0, 1: 0}, {0: 1, 1: 1}, {1: 2}, {1: 3}]
+            whole = await executor.run([2])
+            assert len(whole.results[0]) == 2
+            broken = await executor.run([3, -2], take)
+            assert shown(broken.results) == ["RequestFailed: RuntimeError: broke"] * 2
+            died = await executor.run([5, -3], take)
+            assert all("died" in text and "after a part" in text for text in shown(died.results))
+            assert (await failure_of(executor, 5, -3)).failure is Failure.DIED
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CannotLoad", "OSError: no weights here"),
+        ("Exits", "SystemExit: the model's own idea"),
+        ("Missing", "has no class Missing"),
+    ],
+)
+def test_a_model_that_cannot_load_says_why_and_is_not_tried_again(name: str, reason: str) -> None:
+    async def body() -> None:
+        executor = ProcessExecutor(config(name))
+        await executor.start()
+        with pytest.raises(Unavailable, match=reason):
+            await asyncio.wait_for(executor.wait_ready(), 60)
+        assert executor.state == "failed"
+        assert executor.restarts == 0
+        failed = await failure_of(executor, 1)
+        assert reason in failed.detail
+        await executor.stop()
+        assert executor.worker_pid is None
+
+    asyncio.run(body())
+
+
+def test_a_worker_that_dies_loading_is_tried_again_until_stopped() -> None:
+    async def body() -> None:
+        executor = ProcessExecutor(config("DiesLoading"))
+        await executor.start()
+        async with asyncio.timeout(60):
+            while executor.restarts < 2:
+                await asyncio.sleep(0.02)
+        assert not executor.ready
+        await executor.stop()
+
+    asyncio.run(body())
+
+
+def test_warm_up_goes_as_far_as_memory_does() -> None:
+    async def body() -> None:
+        async with started(config("Warm")) as executor:
+            assert executor.info is not None
+            assert executor.info.max_batch_size == 16
+            assert (await executor.run([0])).results == [[1, 2, 4, 8, 1]]
+
+    asyncio.run(body())
+
+
+def test_encoders_get_encodings() -> None:
+    async def body() -> None:
+        given = ItemConfig(model=str(encoder_folder("bert")), dtype="float32", num_threads=1, max_batch_size=2)
+        texts = [Encoding([1, 2, 3]), Encoding([4, 5], [0, 1]), Encoding([9999])]
+        runner = make_runner(given)
+        runner.load()
+        expected = runner.run(texts)
+        async with started(given) as executor:
+            assert executor.info is not None
+            assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
+            results = (await executor.run(texts)).results
+            np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
+            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
+
+    asyncio.run(body())
+
+
+def test_onnx_models_get_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from support.onnx_models import WEIGHT, linear
+
+    async def body() -> None:
+        async with started(ItemConfig(model=linear(tmp_path / "m.onnx"), num_threads=1)) as executor:
+            made = await executor.run([{"x": np.ones(4, np.float32)}, {"z": 1}])
+            assert made.results[0]["y"].tolist() == WEIGHT.sum(axis=0).tolist()
+            assert shown(made.results[1:]) == ["RequestFailed: InvalidRequest: input 'x' is missing"]
+
+    asyncio.run(body())
+
+
+FRONT = """
+import asyncio, sys
+from chairlift.engine.executor import ProcessExecutor
+from chairlift.oneshot_config import ItemConfig
+async def main():
+    executor = ProcessExecutor(ItemConfig(model=sys.argv[1]))
+    await executor.start()
+    await executor.wait_ready()
+    call = asyncio.create_task(executor.run([sys.argv[2]]))
+    await asyncio.sleep(0.1)
+    print(executor.worker_pid, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("payload", ["idle", "hang", "hang alone"])
+def test_no_worker_outlives_its_front(payload: str) -> None:
+    front = subprocess.Popen(
+        [sys.executable, "-c", FRONT, f"{MODELS}:Doubles", payload], stdout=subprocess.PIPE, text=True
+    )
+    assert front.stdout is not None
+    worker = int(front.stdout.readline())
+    front.kill()
+    front.wait()
+    deadline = time.monotonic() + 10
+    while _alive(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def test_an_idle_worker_does_not_wake() -> None:
+    def wakes(pid: int) -> int:
+        """How often its threads have gone to sleep so far."""
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
+
+    async def body() -> None:
+        async with started(config("Counts")) as executor:
+            await executor.run([3])
+            await asyncio.sleep(0.2)
+            assert executor.worker_pid is not None
+            before = wakes(executor.worker_pid)
+            await asyncio.sleep(1)
+            assert wakes(executor.worker_pid) - before < 5
+
+    asyncio.run(body())
+
+
+def test_a_thread_does_the_same_in_process() -> None:
+    async def body() -> None:
+        runner = make_runner(config("Counts"))
+        executor = ThreadExecutor(runner, runner.load())
+        parts: list[dict[int, int]] = []
+        made = await executor.run([2, 1], lambda new: parts.append({index: len(part) for index, part in new.items()}))
+        assert [len(result) for result in made.results] == [2, 1]
+        assert parts == [{0: 3000, 1: 3000}, {0: 3000}]
+        assert len((await executor.run([2])).results[0]) == 2
+        await executor.stop()
+        runner = make_runner(config("Doubles", options={"most": 2}))
+        executor = ThreadExecutor(runner, runner.load())
+        assert (await failure_of(executor, 1, "poison")).failure is Failure.RAISED
+        assert (await failure_of(executor, 1, 2, 3)).failure is Failure.OUT_OF_MEMORY
+        assert shown((await executor.run([1, "own error"])).results) == [2, "ValueError: mine alone"]
+        await executor.stop()
+
+    asyncio.run(body())
+
+
+def test_killed_twenty_times_and_every_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_S", 0.02)
+
+    async def body() -> None:
+        async with started(config("Slow")) as executor:
+            outcomes: list[str] = []
+            finished = asyncio.Event()
+
+            async def caller(number: int) -> None:
+                while not finished.is_set():
+                    try:
+                        assert (await executor.run([number])).results == [number + 1]
+                        outcomes.append("answered")
+                    except CallFailed as failed:
+                        outcomes.append(failed.failure)
+
+            callers = [asyncio.create_task(caller(number)) for number in range(4)]
+            for kill in range(20):
+                answered = outcomes.count("answered")
+                while executor.worker_pid is None or not executor.ready or outcomes.count("answered") <= answered:
+                    await asyncio.sleep(0.002)
+                os.kill(executor.worker_pid, signal.SIGKILL)
+                while executor.restarts == kill:
+                    await asyncio.sleep(0.002)
+            finished.set()
+            await asyncio.wait_for(asyncio.gather(*callers), 30)
+            assert executor.restarts == 20
+            assert set(outcomes) <= {"answered", Failure.DIED, Failure.UNTRIED}
+            assert outcomes.count(Failure.DIED) <= 20
+            assert outcomes.count(Failure.UNTRIED) <= 20
+
+    asyncio.run(body())

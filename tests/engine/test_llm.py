@@ -1,0 +1,171 @@
+"""The library, on the demo model."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import chairlift
+from chairlift.core.sequences.request import Step, StepResult
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.demo import demo_path
+from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.llm import LLM
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    model = LLM(demo_path(), max_num_seqs=8, kv_cache_gb=0.1)
+    yield model
+    model.close()
+
+
+def test_all_forms_of_prompt_give_the_same(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The chairlift")
+    forms = ["The chairlift", ids, tuple(ids), {"prompt_token_ids": ids}, {"prompt": "The chairlift"}]
+    outputs = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert len({output.outputs[0].text for output in outputs}) == 1
+    assert all(output.prompt_token_ids == ids for output in outputs)
+    assert [output.prompt for output in outputs] == ["The chairlift", None, None, None, "The chairlift"]
+    assert llm.generate(ids, GREEDY, use_tqdm=False)[0].outputs == outputs[0].outputs
+    assert llm.generate("The chairlift", GREEDY, use_tqdm=False)[0].outputs == outputs[0].outputs
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 30, 4, 17) * 4]
+    outputs = llm.generate([f"Number {i}" for i in range(20)], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 30, 4, 17] * 4
+    assert [output.prompt for output in outputs] == [f"Number {i}" for i in range(20)]
+    assert all(output.outputs[0].finish_reason == "length" and output.finished for output in outputs)
+    assert llm.engine.pool.num_used == 0
+
+
+def test_chat_answers_readably_and_stops(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is continuous batching?"}]
+    answer = llm.chat(question, SamplingParams(temperature=0, max_tokens=200), use_tqdm=False)[0].outputs[0]
+    assert answer.text.startswith("Continuous batching works like a chairlift that never stops.")
+    assert answer.finish_reason == "stop"
+    two = llm.chat([question, question], GREEDY, use_tqdm=False)
+    assert len(two) == 2
+    assert two[0].outputs == two[1].outputs
+
+
+def test_stop_string_is_cut_and_named(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is continuous batching?"}]
+    params = SamplingParams(temperature=0, max_tokens=200, stop=["never stops", "nowhere"])
+    answer = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
+    assert answer.text == "Continuous batching works like a chairlift that "
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", "never stops")
+    assert llm.engine.num_unfinished == 0
+
+
+def test_samples_of_a_seed_are_those_of_consecutive_seeds(llm: LLM) -> None:
+    warm = {"temperature": 1.5, "max_tokens": 16, "ignore_eos": True}
+    three = llm.generate("Once", SamplingParams(n=3, seed=5, **warm), use_tqdm=False)[0]
+    alone = [llm.generate("Once", SamplingParams(seed=5 + i, **warm), use_tqdm=False)[0].outputs[0] for i in range(3)]
+    assert [sample.token_ids for sample in three.outputs] == [sample.token_ids for sample in alone]
+    assert [sample.index for sample in three.outputs] == [0, 1, 2]
+    assert len({sample.text for sample in three.outputs}) == 3
+
+
+def test_logprobs_are_of_the_tokens_chosen(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=2)
+    output = llm.generate("The chairlift is", params, use_tqdm=False)[0]
+    sample = output.outputs[0]
+    assert sample.logprobs is not None
+    for token, entry in zip(sample.token_ids, sample.logprobs, strict=True):
+        assert entry[token].rank == 1
+        assert len(entry) == 3
+        assert max(entry.values(), key=lambda e: e.logprob) is entry[token]
+    assert sample.cumulative_logprob == pytest.approx(
+        sum(entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs, strict=True))
+    )
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for token, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+        assert entry is not None
+        assert token in entry
+
+
+def test_metrics_are_in_the_order_of_a_life(llm: LLM) -> None:
+    for output in llm.generate(["one", "two", "three"] * 6, GREEDY, use_tqdm=False):
+        life = output.metrics
+        assert life.first_scheduled is not None
+        assert life.first_token is not None
+        assert life.finished is not None
+        assert life.arrival <= life.first_scheduled < life.first_token <= life.finished
+
+
+def test_priority_goes_first(llm: LLM) -> None:
+    outputs = llm.generate(["word"] * 17, GREEDY, priority=[1] * 16 + [0], use_tqdm=False)
+    starts = [output.metrics.first_scheduled or 0.0 for output in outputs]
+    assert starts[-1] == min(starts)
+
+
+def test_repeated_prompt_hits_the_prefix_cache(llm: LLM) -> None:
+    prompt = list(range(100, 180))
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    again = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    assert again.num_cached_tokens == 64
+
+
+def test_bad_requests_are_refused_before_anything_runs(llm: LLM) -> None:
+    for prompt, message in (
+        ([5, 10**6], "outside the vocabulary"),
+        (list(range(100)) * 30, "maximum context length"),
+        ([], "at least 1 token"),
+        ({"text": "hello"}, "prompt_token_ids"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            llm.generate(["fine", prompt], GREEDY, use_tqdm=False)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    assert llm.engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("top_p", 0), ("temperature", float("nan")), ("n", 0), ("max_tokens", 0), ("logprobs", 99)],
+)
+def test_parameters_out_of_range_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
+
+
+def test_settings_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="max_num_sequences"):
+        chairlift.LLM(demo_path(), max_num_sequences=3)
+    with pytest.raises(TypeError, match="served_model_name"):
+        chairlift.LLM(demo_path(), served_model_name="x")
+    for name, value in (("batch_size", 4), ("max_wait_ms", 1.0)):
+        with pytest.raises(ConfigError, match=f"{name} has no effect under the continuous strategy"):
+            chairlift.LLM(demo_path(), **{name: value})
+    with pytest.raises(ConfigError, match="max_num_seqs has no effect under the static strategy"):
+        chairlift.LLM(demo_path(), strategy="static", max_num_seqs=4)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        chairlift.LLM(demo_path(), max_num_seqs=64, max_num_batched_tokens=8)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    prompt = list(range(200 + step, 240 + step))
+    execute, calls = llm.engine.runner.execute, []
+
+    def interrupted(work: Step) -> StepResult:
+        calls.append(work)
+        if len(calls) == step:
+            raise KeyboardInterrupt
+        return execute(work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([prompt, "two"], SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+    assert llm.engine.num_unfinished == 0
+    assert llm.engine.pool.num_used == 0
+    again = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    assert again.num_cached_tokens == (0 if step == 1 else 32)
+    fresh = llm.generate({"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=0))
+    assert again.outputs[0].token_ids == fresh[0].outputs[0].token_ids

@@ -1,0 +1,136 @@
+"""Several models on one machine: real workers take turns."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+from support.model_factory import model_folder
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.machine import Machine
+from chairlift.engine.sequences.client import SequenceClient
+
+GREEDY = SamplingParams(temperature=0, max_tokens=None)
+SERIAL = itertools.count()
+
+
+def client(machine: Machine, weight: float = 1.0) -> SequenceClient:
+    config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
+    return SequenceClient(config, machine=machine, weight=weight)
+
+
+def request(max_tokens: int = 100, background: bool = False) -> Request:
+    prompt = [next(SERIAL) % 300, 1, 2, 3]
+    return Request(
+        id=f"r{next(SERIAL)}",
+        prompt_ids=prompt,
+        params=GREEDY,
+        max_tokens=max_tokens,
+        arrival=time.monotonic(),
+        background=background,
+    )
+
+
+async def generate(model: SequenceClient, max_tokens: int = 100) -> int:
+    (stream,) = model.submit(request(max_tokens))
+    return sum([len(update.token_ids) async for update in stream])
+
+
+class Meter(Machine):
+    """Remembers who had the machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[str] = []
+
+    def _grant(self) -> None:
+        super()._grant()
+        if self.shares.holder is not None:
+            self.turns.append(self.shares.holder)
+
+
+def with_two_models(test: Callable[[SequenceClient, SequenceClient, Meter], Awaitable[None]]) -> None:
+    async def go() -> None:
+        machine = Meter()
+        models = client(machine), client(machine, 3)
+        for model in models:
+            await model.start()
+        try:
+            for model in models:
+                await model.wait_ready()
+            await test(*models, machine)
+        finally:
+            for model in models:
+                await model.stop()
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
+def test_two_models_serve_in_turn_and_nothing_is_lost():
+    async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
+        counts = await asyncio.gather(*(generate(model, 50) for model in [a, b] * 20))
+        assert counts == [50] * 40
+        assert len(set(machine.turns)) == 2
+        await idle(machine)
+
+    with_two_models(go)
+
+
+def test_alone_a_model_keeps_the_turn_until_its_work_is_done():
+    async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
+        assert await generate(a, 300) == 300
+        assert len(machine.turns) == 1
+
+    with_two_models(go)
+
+
+def test_a_killed_worker_gives_its_turn_back():
+    async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
+        (doomed,) = a.submit(request(390))
+        await anext(doomed)
+        os.kill(a.worker_pid, signal.SIGKILL)
+        assert await generate(b) == 100
+        await a.wait_ready()
+        assert await generate(a) == 100
+
+    with_two_models(go)
+
+
+def test_a_cancelled_request_leaves_no_turn_behind():
+    async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
+        for _ in range(20):
+            (stream,) = a.submit(request())
+            stream.cancel()
+            assert await generate(b, 5) == 5
+        await idle(machine)
+
+    with_two_models(go)
+
+
+def test_a_models_background_work_takes_no_turn_from_anothers_live_work():
+    async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
+        (job,) = a.submit(request(390, background=True))
+        await anext(job)
+        (name,) = set(machine.turns)
+        begun = len(machine.turns)
+        (live,) = b.submit(request(100))
+        async for _ in live:
+            pass
+        # What follows the live request's last turn is the job's again, perhaps before its end is heard of here.
+        turns = "".join("j" if turn == name else "l" for turn in machine.turns[begun:])
+        assert "jl" not in turns.lstrip("j"), "the job had a turn"
+        assert 1 + sum([len(update.token_ids) async for update in job]) == 390
+        await idle(machine)
+
+    with_two_models(go)
+
+
+async def idle(machine: Meter) -> None:
+    """An idle worker keeps no turn: the last to work gives it back as soon as it sees that there is nothing left."""
+    while machine.shares.holder is not None or machine.shares.contended:
+        await asyncio.sleep(0.01)

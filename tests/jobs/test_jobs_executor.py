@@ -1,0 +1,398 @@
+"""The executor: each line has one result, whatever happens on the way."""
+
+import asyncio
+import errno
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.items_harness import function
+from support.job_harness import URL, Flow, Scripted, app_of, batch_line, check_doubled, results, write_doubling
+
+from chairlift.errors import JobError, StorageFull
+from chairlift.jobs import retry
+from chairlift.jobs.executor import MAX_AHEAD, JobOutcome
+from chairlift.jobs.retry import Attempts, LineVerdict
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(retry, "_MAX_DELAY", 0.01)
+
+
+def doubling(folder: Path) -> Flow:
+    return Flow(folder, app_of(function()[0]))
+
+
+def scripted(folder: Path, *scripts: list[Any], app: Scripted | None = None) -> tuple[Flow, Scripted]:
+    app = app or Scripted()
+    lines = [batch_line(f"c{i}", {"id": i, "say": script}, "/x") for i, script in enumerate(scripts)]
+    flow = Flow(folder, app)
+    flow.input.write_text("\n".join(lines))
+    return flow, app
+
+
+def test_every_line_has_its_answer(tmp_path: Path) -> None:
+    flow = doubling(tmp_path)
+    write_doubling(flow.input, 3000)
+    assert flow.run() is JobOutcome.COMPLETED
+    check_doubled(flow.output, 3000)
+    assert not flow.errors.exists()
+    assert flow.executor is not None
+    assert flow.executor.total == flow.executor.counts.completed == 3000
+    first = results(flow.output)[0]
+    assert set(first) == {"id", "custom_id", "response", "error"}
+    assert set(first["response"]) == {"status_code", "request_id", "body"}
+    assert first["id"].startswith("batch_req_1-")
+
+
+def test_lines_that_are_wrong_go_to_the_error_file(tmp_path: Path) -> None:
+    flow = doubling(tmp_path)
+    good = batch_line("good", {"instances": [4]})
+    lines = [
+        "{not json",
+        good,
+        "",
+        batch_line("unknown model", {"instances": [1]}, "/v1/models/other:predict"),
+        batch_line("bad body", {"instance": [1]}),
+        batch_line("streams", {"instances": [1], "stream": True}),
+        json.dumps({"custom_id": "no body", "method": "POST", "url": URL}),
+        json.dumps({"custom_id": "gets", "method": "GET", "url": URL, "body": {}}),
+        batch_line("nowhere", {}, "/nowhere"),
+        batch_line("elsewhere", {}, "http://example.com/v1/completions"),
+    ]
+    flow.input.write_text("\n".join(lines))
+    assert flow.run() is JobOutcome.COMPLETED
+    (done,) = results(flow.output)
+    assert done["response"]["body"] == {"predictions": [8]}
+    failed = {result["custom_id"]: result for result in results(flow.errors)}
+    assert len(failed) == 8
+    answered = {name: r["response"]["status_code"] for name, r in failed.items() if r["response"] is not None}
+    assert answered == {"unknown model": 404, "bad body": 400, "nowhere": 404}
+    assert "instance" in failed["bad body"]["response"]["body"]["error"]
+    codes = {name: r["error"]["code"] for name, r in failed.items() if r["error"] is not None}
+    assert codes == {
+        None: "invalid_json",
+        "streams": "stream_not_supported",
+        "no body": "missing_field",
+        "gets": "invalid_method",
+        "elsewhere": "invalid_url",
+    }
+    assert failed[None]["error"]["message"].startswith("line 1: ")
+    assert failed["gets"]["error"]["message"].startswith("line 8: ")
+
+
+def test_transient_errors_are_tried_again(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, [429, 503, 500, 200], [503] * 12 + [200], [], [500] * 9)
+    assert flow.run(max_attempts=3) is JobOutcome.COMPLETED
+    assert {r["custom_id"] for r in results(flow.output)} == {"c0", "c1", "c2"}
+    (failed,) = results(flow.errors)
+    assert failed["custom_id"] == "c3"
+    assert failed["response"]["status_code"] == 500
+    assert failed["response"]["body"] == {"error": {"message": "status 500"}}
+    assert Counter(app.seen) == {0: 4, 1: 13, 2: 1, 3: 3}
+    assert flow.executor is not None
+    assert flow.executor.counts.retries == 3 + 12 + 2
+
+
+def test_permanent_errors_are_not_tried_again(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, *([status] * 2 for status in (400, 401, 404, 413, 415, 422)))
+    assert flow.run() is JobOutcome.COMPLETED
+    assert len(results(flow.errors)) == len(app.seen) == 6
+
+
+def test_who_kills_workers_runs_alone_and_is_blamed_alone(tmp_path: Path) -> None:
+    class Deadly(Scripted):
+        alive = 0
+
+        async def answer(self, body: Any) -> tuple[int, Any]:
+            epoch = self.alive
+            await asyncio.sleep(0.001)
+            if body["id"] == 7:
+                Deadly.alive += 1
+            await asyncio.sleep(0.002)
+            if epoch != self.alive:
+                return 503, {"error": {"code": "worker_lost", "message": "died"}}
+            return 200, {"echo": body["id"]}
+
+    flow, app = scripted(tmp_path, *([] for _ in range(12)), app=Deadly())
+    assert flow.run(concurrency=12) is JobOutcome.COMPLETED
+    assert len(results(flow.output)) == 11
+    (failed,) = results(flow.errors)
+    assert failed["custom_id"] == "c7"
+    assert failed["response"]["status_code"] == 503
+    assert app.seen.count(7) == retry.MAX_LOST
+
+
+def test_trials() -> None:
+    trials = Attempts()
+    assert trials.judge(204, False, 1) is LineVerdict.DONE
+    assert [trials.judge(503, True, 1) for _ in range(3)] == [LineVerdict.AGAIN, LineVerdict.ALONE, LineVerdict.FAILED]
+    assert Attempts().judge(500, False, 1) is LineVerdict.FAILED
+    assert Attempts(waits=10**6).judge(429, False, 1) is LineVerdict.WAIT
+    assert 0 < Attempts(errors=1).delay(0.0, 0.0) <= Attempts(errors=1).delay(0.0, 1.0)
+    assert Attempts(waits=10**6).delay(0.0, 1.0) <= retry._MAX_DELAY
+    assert Attempts(waits=1).delay(7.0, 0.0) >= 7.0
+
+
+def test_retry_after_is_honoured(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, [429], app=Scripted(headers=[(b"retry-after", b"1")]))
+    times: list[float] = []
+
+    async def note(flow: Flow) -> None:
+        while len(times) < 2:
+            if len(app.seen) > len(times):
+                times.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.001)
+
+    assert flow.run(note) is JobOutcome.COMPLETED
+    assert times[1] - times[0] > 0.95
+
+
+def test_no_more_than_so_many_are_under_way_and_never_fewer(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, *([] for _ in range(500)))
+    assert flow.run(concurrency=7, window_lines=20) is JobOutcome.COMPLETED
+    assert app.most == 7
+
+
+def test_reading_stops_while_the_oldest_line_lags(tmp_path: Path) -> None:
+    class Lags(Scripted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lagging = asyncio.Event()
+
+        async def answer(self, body: Any) -> tuple[int, Any]:
+            if body["id"] == 0:
+                await self.lagging.wait()
+            return 200, {}
+
+    count = MAX_AHEAD + 6000
+    app = Lags()
+    flow, _ = scripted(tmp_path, *([] for _ in range(count)), app=app)
+
+    async def watch(flow: Flow) -> None:
+        before = -1
+        while len(app.seen) != before or before < MAX_AHEAD:
+            before = len(app.seen)
+            await asyncio.sleep(0.1)
+        assert before < MAX_AHEAD + 2100
+        app.lagging.set()
+
+    assert flow.run(watch, concurrency=16) is JobOutcome.COMPLETED
+    assert len(results(flow.output)) == count
+
+
+def test_too_many_failures_stop_the_job_and_it_goes_on_with_more(tmp_path: Path) -> None:
+    flow, _ = scripted(tmp_path, *([400] if i % 2 else [] for i in range(200)))
+    assert flow.run(concurrency=4, window_lines=10, max_failures=10) is JobOutcome.TOO_MANY_FAILURES
+    assert 11 <= len(results(flow.errors)) < 20
+    assert len(results(flow.output)) < 30
+    assert flow.run(concurrency=4, max_failures=100) is JobOutcome.COMPLETED
+    assert len(results(flow.errors)) == len(results(flow.output)) == 100
+    assert len({r["custom_id"] for r in results(flow.errors) + results(flow.output)}) == 200
+
+
+class Holds(Scripted):
+    """Answers the first lines and then no more, until it is let go."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    async def answer(self, body: Any) -> tuple[int, Any]:
+        if len(self.seen) > self.first:
+            await asyncio.Event().wait()
+        return 200, {}
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "expire"])
+def test_ending_early(how: str, tmp_path: Path) -> None:
+    app = Holds(40)
+    flow, _ = scripted(tmp_path, *([] for _ in range(100)), app=app)
+
+    async def end(flow: Flow) -> None:
+        while len(app.seen) < 45:
+            await asyncio.sleep(0.001)
+        assert flow.executor is not None
+        if how == "stop":
+            flow.executor.stop()
+        elif how == "cancel":
+            flow.executor.cancel(0.01)
+
+    options = {"expires_at": time.time() + 0.5} if how == "expire" else {}
+    outcome = flow.run(end, concurrency=5, window_lines=20, **options)
+    done, failed = results(flow.output), results(flow.errors)
+    assert len(done) == 40 or (how == "expire" and len(done) < 40)
+    assert app.running == 0
+    if how == "stop":
+        assert outcome is JobOutcome.STOPPED
+        assert not failed
+        flow.app = Scripted()
+        assert flow.run() is JobOutcome.COMPLETED
+        assert len({r["custom_id"] for r in results(flow.output)}) == len(results(flow.output)) == 100
+        return
+    assert outcome is (JobOutcome.CANCELLED if how == "cancel" else JobOutcome.EXPIRED)
+    assert {r["error"]["code"] for r in failed} == {"batch_cancelled" if how == "cancel" else "batch_expired"}
+    assert all(r["response"] is None for r in failed)
+    assert len({r["custom_id"] for r in done + failed}) == len(done + failed) == 100
+
+
+def test_cancelled_before_it_began(tmp_path: Path) -> None:
+    flow, _ = scripted(tmp_path, *([] for _ in range(30)))
+
+    async def go() -> JobOutcome:
+        asyncio.get_running_loop().call_soon(lambda: flow.executor and flow.executor.cancel())
+        return await flow.go()
+
+    assert asyncio.run(go()) is JobOutcome.CANCELLED
+    assert len(results(flow.errors)) + len(results(flow.output)) == 30
+
+
+def test_a_model_that_never_comes_ends_the_run(tmp_path: Path) -> None:
+    flow, _ = scripted(tmp_path, [200], [503] * 10**6)
+    with pytest.raises(JobError, match="no weights"):
+        flow.run(hopeless=lambda: "no weights here")
+    with pytest.raises(JobError, match=r"nothing was answered for 0.05 s.*status 503"):
+        flow.run(stall_seconds=0.05)
+    assert len(results(flow.output)) == 1
+
+
+def test_hears_when_all_are_sent(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, *([] for _ in range(50)))
+    at: list[int] = []
+    assert flow.run(on_last=lambda: at.append(len(app.seen)), window_lines=8, concurrency=3) is JobOutcome.COMPLETED
+    assert at == [50]
+
+
+def test_nothing_to_do(tmp_path: Path) -> None:
+    flow = doubling(tmp_path)
+    flow.input.write_text("\n\r\n  \n")
+    assert flow.run() is JobOutcome.COMPLETED
+    assert not flow.output.exists()
+    assert flow.executor is not None
+    assert flow.executor.total == 0
+
+
+class Disk:
+    """Has room for so many bytes of results."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        self.refused = 0
+        self._write = os.pwrite
+        monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self)
+
+    def __call__(self, fd: int, raw: Any, offset: int) -> int:
+        fits = self.room - offset
+        if fits <= 0:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._write(fd, raw[:fits], offset)
+
+
+def test_a_full_disk_ends_the_run_and_nothing_half_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = doubling(tmp_path)
+    write_doubling(flow.input, 3000)
+    disk = Disk(monkeypatch, 20_001)
+    with pytest.raises(StorageFull, match=r"out\.jsonl.*No space left.*make some"):
+        flow.run(commit_bytes=5000)
+    assert 10_000 < flow.output.stat().st_size <= 20_001
+    some = len(results(flow.output))
+    assert some > 50
+    disk.room = 10**9
+    flow.app = doubling(tmp_path).app
+    assert flow.run() is JobOutcome.COMPLETED
+    check_doubled(flow.output, 3000)
+
+
+def test_a_server_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = doubling(tmp_path)
+    write_doubling(flow.input, 3000)
+    disk = Disk(monkeypatch, 20_001)
+
+    async def make_room(flow: Flow) -> None:
+        assert flow.executor is not None
+        while flow.executor.problem is None:
+            await asyncio.sleep(0.01)
+        assert "out.jsonl" in flow.executor.problem
+        disk.room = 10**9
+
+    assert flow.run(make_room, commit_bytes=5000, wait_for_room=True) is JobOutcome.COMPLETED
+    assert disk.refused
+    check_doubled(flow.output, 3000)
+
+
+def test_a_server_that_leaves_waits_for_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = doubling(tmp_path)
+    write_doubling(flow.input, 3000)
+    disk = Disk(monkeypatch, 20_001)
+
+    async def leave(flow: Flow) -> None:
+        assert flow.executor is not None
+        while flow.executor.problem is None:
+            await asyncio.sleep(0.01)
+        flow.executor.stop()
+
+    with pytest.raises(StorageFull):
+        flow.run(leave, commit_bytes=5000, wait_for_room=True)
+    disk.room = 10**9
+    flow.app = doubling(tmp_path).app
+    assert flow.run() is JobOutcome.COMPLETED
+    check_doubled(flow.output, 3000)
+
+
+def test_a_disk_that_fails_ends_the_run_and_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = doubling(tmp_path)
+    write_doubling(flow.input, 3000)
+    real, calls = os.fdatasync, []
+
+    def failing(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr("chairlift.jobs.results.os.fdatasync", failing)
+    with pytest.raises(JobError, match="can't be written"):
+        flow.run(commit_bytes=5000)
+    flow.app = doubling(tmp_path).app
+    assert flow.run() is JobOutcome.COMPLETED
+    check_doubled(flow.output, 3000)
+
+
+def test_a_result_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    flow, _ = scripted(tmp_path, *([] for _ in range(10)), app=Holds(5))
+
+    async def stop(flow: Flow) -> None:
+        while not results(flow.output):
+            await asyncio.sleep(0.01)
+        assert flow.executor is not None
+        flow.executor.stop()
+
+    assert flow.run(stop, commit_seconds=0.01) is JobOutcome.STOPPED
+    flow.output.write_text("")
+    with pytest.raises(JobError, match="fewer than the"):
+        flow.run()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    flow, _ = scripted(tmp_path, [])
+    flow.app = Holds(0)
+
+    async def go() -> None:
+        first = asyncio.ensure_future(flow.go())
+        await asyncio.sleep(0.05)
+        with pytest.raises(JobError, match="another process works on this job"):
+            await Flow(tmp_path, Scripted()).go()
+        assert flow.executor is not None
+        flow.executor.stop()
+        assert await first is JobOutcome.STOPPED
+
+    asyncio.run(go())

@@ -1,0 +1,351 @@
+"""The native operations against the reference, for every instruction set that was built."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chairlift.errors import ConfigError
+from chairlift.ops import cpu, select
+from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.native import LIBRARY, load_library
+from chairlift.ops.packed import PackedWeight
+from chairlift.ops.reference import ReferenceOps
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2}}
+DTYPES = [torch.float32, torch.bfloat16]
+needs_native = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine would take most of the time of these small cases."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=DTYPES, ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture
+def native(dtype: torch.dtype) -> cpu.CpuOps:
+    return cpu.CpuOps(dtype)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, **TOLERANCE[expected.dtype])
+
+
+def angles(length: int, dim: int) -> torch.Tensor:
+    frequency = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(0, dim, 2).float() / dim))
+    return torch.cat((frequency.cos(), frequency.sin()), dim=-1).contiguous()
+
+
+def blocks_for(lengths: list[int], block_size: int) -> list[list[int]]:
+    """Scattered physical blocks for sequences of these lengths."""
+    needed = [-(-length // block_size) for length in lengths]
+    order = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(1)).tolist()
+    return [[order.pop() for _ in range(count)] for count in needed]
+
+
+def make_batch(parts: list[tuple[int, int]], tables: list[list[int]], block_size: int) -> AttentionBatch:
+    """Tokens first:last of each sequence, whose blocks are `tables`."""
+    positions = [torch.arange(first, last) for first, last in parts]
+    padded = torch.full((len(parts), max(map(len, tables)) + 2), 10**9, dtype=torch.int32)
+    slots = []
+    for row, (table, at) in enumerate(zip(tables, positions, strict=True)):
+        padded[row, : len(table)] = torch.tensor(table)
+        slots.append(torch.tensor(table)[at // block_size] * block_size + at % block_size)
+    return AttentionBatch(
+        query_start=torch.tensor([0, *(last - first for first, last in parts)]).cumsum(0).int(),
+        context_len=torch.tensor([last for _, last in parts], dtype=torch.int32),
+        block_tables=padded,
+        slot_mapping=torch.cat(slots),
+        positions=torch.cat(positions),
+    )
+
+
+def run_steps(ops: Ops, heads: HeadShape, dtype: torch.dtype, block_size: int, steps: list[list[tuple[int, int]]],
+              keep: list[int] | None = None, norm: bool = False, cached: torch.dtype | None = None,
+              ) -> list[torch.Tensor]:  # fmt: skip
+    """Rotate, write and attend, step by step; each step gives (first, last) of every sequence, of which `keep` run."""
+    lengths = [max(last for _, last in parts) for parts in zip(*steps, strict=True)]
+    keep = list(range(len(lengths))) if keep is None else keep
+    tables = blocks_for(lengths, block_size)
+    cache = ops.allocate_kv_cache(sum(map(len, tables)) + 3, block_size, heads, cached or dtype, CPU)
+    for pages in cache:
+        # What other sequences left behind must never matter.
+        pages.fill_(float("nan") if pages.is_floating_point() else 99)
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    inputs = [random(length, width, dtype=dtype, seed=seed) for seed, length in enumerate(lengths)]
+    norms = [random(heads.head_dim, dtype=dtype, seed=seed) for seed in (98, 99)] if norm else [None, None]
+    cos_sin = angles(max(lengths), heads.head_dim)
+    outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
+    for parts in steps:
+        running = [index for index in keep if parts[index][0] < parts[index][1]]
+        if not running:
+            continue
+        batch = make_batch([parts[index] for index in running], [tables[index] for index in running], block_size)
+        qkv = torch.cat([inputs[index][slice(*parts[index])] for index in running])
+        query = ops.rope_and_write(qkv, cos_sin, batch, cache, heads, *norms, 1e-6)
+        out = ops.attention(query, cache, batch, heads)
+        starts = batch.query_start.tolist()
+        for row, index in enumerate(running):
+            outputs[index].append(out[starts[row] : starts[row + 1]])
+    return [torch.cat(outputs[index]) for index in keep]
+
+
+# Two prefill chunks and a decode of sequences of unequal length, one of which joins late.
+STEPS = [
+    [(0, 5), (0, 77), (0, 300), (0, 0)],
+    [(5, 6), (77, 110), (300, 301), (0, 33)],
+    [(6, 7), (110, 111), (301, 302), (33, 34)],
+]
+SHAPES = [
+    # heads, kv heads, head_dim, block_size, window
+    (9, 3, 64, 16, None),
+    (4, 4, 32, 16, None),
+    (14, 2, 64, 32, 50),
+    (8, 1, 128, 16, None),
+    (6, 2, 40, 8, 17),
+    (3, 1, 80, 24, None),
+    (4, 2, 96, 5, 1),
+    (2, 1, 256, 16, 300),
+    (80, 1, 64, 16, None),
+    (2, 2, 8, 1, 64),
+]
+
+
+@needs_native
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "qk_norm"])
+def test_attention_is_that_of_the_reference(native: Ops, dtype: torch.dtype, shape: tuple, norm: bool) -> None:
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    actual = run_steps(native, heads, dtype, block_size, STEPS, norm=norm)
+    expected = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=norm)
+    for one, other in zip(actual, expected, strict=True):
+        close(one, other)
+
+
+@needs_native
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_on_rounded_values_is_that_of_the_reference(native: Ops, dtype: torch.dtype, shape: tuple) -> None:
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    actual = run_steps(native, heads, dtype, block_size, STEPS, norm=True, cached=torch.int8)
+    expected = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=True, cached=torch.int8)
+    exact = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=True)
+    for one, other, unrounded in zip(actual, expected, exact, strict=True):
+        # A rotation that differs in its last bit now and then rounds to the next of the 255 steps.
+        torch.testing.assert_close(one, other, **(TOLERANCE[dtype] | {"atol": 1e-2}))
+        assert (one - other).float().abs().mean() < (1e-4 if dtype == torch.float32 else 2e-3)
+        assert 0 < (one - unrounded).float().abs().mean() < 0.02
+
+
+@needs_native
+@pytest.mark.parametrize("block_size", [1, 5, 16, 24])
+def test_rounded_values_are_within_half_a_step(native: Ops, dtype: torch.dtype, block_size: int) -> None:
+    heads = HeadShape(2, 2, 40, 1.0)
+    table = blocks_for([50], block_size)
+    batch = make_batch([(0, 50)], table, block_size)
+    qkv = random(50, 6 * 40, dtype=dtype)
+    qkv[7] = 0
+    cos_sin = torch.cat((torch.ones(50, 20), torch.zeros(50, 20)), dim=-1)
+    for ops in (native, ReferenceOps()):
+        caches = [
+            ops.allocate_kv_cache(len(table[0]) + 3, block_size, heads, each, CPU) for each in (torch.int8, dtype)
+        ]
+        for cache in caches:
+            ops.rope_and_write(qkv, cos_sin, batch, cache, heads)
+        # A token that sees only itself gets its own value back.
+        alone = HeadShape(2, 2, 40, 1.0, window=1)
+        rounded, exact = (ops.attention(qkv[:, :80].contiguous(), cache, batch, alone).float() for cache in caches)
+        step = exact.view(50, 2, 40).abs().amax(-1, keepdim=True) / 127
+        slack = step * (0.01 if dtype == torch.float32 else 0.5)
+        assert ((rounded - exact).view(50, 2, 40).abs() <= step / 2 + slack).all()
+
+
+@needs_native
+def test_all_bytes_of_a_rounded_cache_are_in_its_tensors(native: Ops, dtype: torch.dtype) -> None:
+    heads = HeadShape(4, 2, 64, 1.0)
+    for ops in (native, ReferenceOps()):
+        cache = ops.allocate_kv_cache(3, 16, heads, torch.int8, CPU)
+        assert sum(pages.nbytes for pages in cache) == 3 * 16 * 2 * 2 * (64 + 4)
+
+
+@needs_native
+@pytest.mark.parametrize("rounded", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
+def test_a_sequence_is_the_same_alone_and_in_a_batch(
+    native: Ops, dtype: torch.dtype, shape: tuple, rounded: bool
+) -> None:
+    cached = torch.int8 if rounded else None
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    torch.set_num_threads(2)
+    together = run_steps(native, heads, dtype, block_size, STEPS, cached=cached)
+    torch.set_num_threads(1)
+    for index, expected in enumerate(together):
+        assert torch.equal(run_steps(native, heads, dtype, block_size, STEPS, keep=[index], cached=cached)[0], expected)
+
+
+@needs_native
+@pytest.mark.parametrize("cached", [None, torch.int8], ids=["plain", "int8"])
+def test_chunks_of_a_prompt_do_not_change_its_attention(
+    native: Ops, dtype: torch.dtype, cached: torch.dtype | None
+) -> None:
+    heads = HeadShape(6, 2, 64, 0.125)
+    whole = run_steps(native, heads, dtype, 16, [[(0, 700)]], cached=cached)
+    parts = [[(0, 100)], [(100, 101)], [(101, 699)], [(699, 700)]]
+    chunked = run_steps(native, heads, dtype, 16, parts, cached=cached)
+    assert torch.equal(whole[0], chunked[0])
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize("dim", [8, 72, 576])
+def test_elementwise_operations_are_those_of_the_reference(
+    native: cpu.CpuOps, dtype: torch.dtype, rows: int, dim: int
+) -> None:
+    reference = ReferenceOps()
+    x, weight = random(rows, dim, dtype=dtype), random(dim, dtype=dtype, seed=1)
+    close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    residuals = [random(rows, dim, dtype=dtype, seed=2) for _ in range(2)]
+    outputs = [
+        ops.add_rms_norm(x, residual, weight, 1e-5)
+        for ops, residual in zip((native, reference), residuals, strict=True)
+    ]
+    close(*outputs)
+    assert torch.equal(*residuals)
+    gate_up = 10 * random(rows, 2 * dim, dtype=dtype)
+    gate_up[0, 0], gate_up[0, 1] = 200, -200
+    gate, up = gate_up.chunk(2, dim=-1)
+    close(native.silu_mul(gate_up), F.silu(gate) * up)
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(32, 2), (33, 64), (96, 130), (250, 34)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_of_a_row_does_not_depend_on_the_others(
+    native: Ops, dtype: torch.dtype, shape: tuple[int, int], bias: bool
+) -> None:
+    outs, ins = shape
+    weight, x = random(outs, ins, dtype=dtype), random(230, ins, dtype=dtype, seed=1)
+    layer = native.linear(weight, random(outs, dtype=dtype, seed=2) if bias else None)
+    whole = layer(x)
+    torch.set_num_threads(2)
+    assert torch.equal(layer(x), whole)
+    if isinstance(layer, PackedWeight):
+        for count in (1, 2, 3, 11, 12, 13, 97):
+            assert torch.equal(layer(x[:count]), whole[:count])
+            assert torch.equal(layer(x[230 - count :].contiguous()), whole[230 - count :])
+    torch.testing.assert_close(
+        whole.double(),
+        ReferenceOps().linear(weight.double(), random(outs, dtype=dtype, seed=2).double() if bias else None)(
+            x.double()
+        ),
+        rtol=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        atol=1e-2 if dtype == torch.bfloat16 else 1e-4,
+    )
+
+
+@needs_native
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_that_of_the_reference(native: Ops, dtype: torch.dtype, bias: bool) -> None:
+    weight, offset = random(96, 576, dtype=dtype), random(96, dtype=dtype, seed=1) if bias else None
+    x = random(33, 576, dtype=dtype, seed=2)
+    layer = native.linear(weight, offset)
+    expected = ReferenceOps().linear(weight.double(), None if offset is None else offset.double())(x.double())
+    torch.testing.assert_close(
+        layer(x).double(), expected, rtol=TOLERANCE[dtype]["rtol"], atol=10 * TOLERANCE[dtype]["atol"]
+    )
+
+
+@needs_native
+def test_nothing_to_do_is_no_error(native: cpu.CpuOps, dtype: torch.dtype) -> None:
+    assert native.rms_norm(torch.empty(0, 8, dtype=dtype), torch.ones(8, dtype=dtype), 1e-5).shape == (0, 8)
+    assert native.silu_mul(torch.empty(0, 16, dtype=dtype)).shape == (0, 8)
+
+
+@needs_native
+def test_a_head_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reference"):
+        cpu.CpuOps(torch.float32).allocate_kv_cache(2, 16, HeadShape(1, 1, 20, 1.0), torch.float32, CPU)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"])
+def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_ISA", isa)
+    try:
+        name = load_library()[1]
+    except ConfigError:
+        pytest.skip(f"{isa} was not built or does not run here")
+    finally:
+        monkeypatch.undo()
+        usual = load_library()[1]
+    assert name == isa
+    if isa == usual:
+        return  # the other tests are about it
+    # In a process of its own, since the kernels are chosen once for all.
+    chosen = "(reference or alone or chunks or rounded) and not instruction and not linear"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen],
+        env=os.environ | {"CHAIRLIFT_ISA": isa},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not LIBRARY.exists():
+        pytest.skip("the native library is not built")
+    monkeypatch.setenv("CHAIRLIFT_ISA", "avx1024")
+    with pytest.raises(ConfigError, match="CHAIRLIFT_ISA"):
+        load_library()
+
+
+@needs_native
+def test_auto_is_native_on_the_cpu() -> None:
+    assert select.select_ops("auto", CPU, torch.bfloat16, 64).name.startswith("native-")
+    assert select.select_ops("reference", CPU, torch.bfloat16, 64).name == "reference"
+    assert select.select_ops("auto", CPU, torch.float16, 64).name == "reference"
+    assert select.select_ops("auto", CPU, torch.float32, 20).name == "reference"
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        select.select_ops("native", CPU, torch.float32, 20)
+
+
+def test_there_are_no_native_operations_on_cuda_yet() -> None:
+    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64).name == "reference"
+    with pytest.raises(ConfigError, match="ops = 'native'"):
+        select.select_ops("native", torch.device("cuda"), torch.bfloat16, 64)
+
+
+def test_a_missing_library_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(load_library, "__defaults__", (tmp_path / "missing.so",))
+    with caplog.at_level(logging.WARNING):
+        assert select.select_ops("auto", CPU, torch.float32, 64).name == "reference"
+        assert select.select_ops("auto", CPU, torch.float32, 64).name == "reference"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(ConfigError, match="compiler"):
+        select.select_ops("native", CPU, torch.float32, 64)

@@ -1,0 +1,282 @@
+"""Products with packed weights, bfloat16 and int8, against the reference, on every set of native kernels.
+
+How int8 rounds a number halfway between two steps is open: a fused multiply-add sees more digits of x * (127 / highest)
+than the rounded product that torch makes, and in bfloat16 such numbers are not rare. So what the kernels rounded to is
+read back and checked on its own, to be the nearest steps but for ties; the sums of those steps must then be exact.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.native_isa import ISAS, kernels_of, needs_native
+from torch import Tensor
+
+from chairlift.ops.base import Quantization
+from chairlift.ops.cpu import CpuOps
+from chairlift.ops.packed import PackedWeight
+from chairlift.ops.reference import ReferenceOps, quantize
+
+# (outs, ins): whole panels and not, inputs that fill their last step of four and not.
+SHAPES = [(32, 64), (33, 30), (96, 130), (250, 34), (7, 4), (64, 577), (100, 3)]
+ROWS = [1, 2, 11, 12, 13, 24, 25, 48, 97, 200]
+Kind = tuple[torch.dtype, Quantization]
+KINDS: list[Kind] = [
+    (torch.bfloat16, "none"),
+    (torch.bfloat16, "int8"),
+    (torch.float32, "int8"),
+]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    with kernels_of(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32"])
+def kind(request: pytest.FixtureRequest, isa: str) -> Kind:
+    if request.param[1] == "none" and not CpuOps(torch.bfloat16)._has_bf16_products:
+        pytest.skip(f"{isa} leaves bfloat16 products to oneDNN")
+    return request.param
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make(
+    kind: Kind, outs: int, ins: int, bias: bool = False, gated: bool = False
+) -> tuple[PackedWeight, Tensor, Tensor | None]:
+    """A packed weight, and the weight and the bias that are in it."""
+    dtype, quantization = kind
+    if quantization == "none":
+        ins += ins % 2  # the native bfloat16 products take pairs of inputs; others go to oneDNN
+    weight = random(outs, ins, dtype=dtype)
+    offset = random(outs, dtype=dtype, seed=1) if bias else None
+    ops = CpuOps(dtype, quantization)
+    packed = ops.gated_linear(weight, offset) if gated else ops.linear(weight, offset)
+    assert isinstance(packed, PackedWeight)
+    return packed, weight, offset
+
+
+def steps_of_rows(kind: Kind, x: Tensor) -> Tensor:
+    """The whole numbers [T, in] that the kernels round rows to."""
+    identity = torch.eye(x.shape[1], dtype=kind[0])
+    unit = x.float().abs().amax(-1, keepdim=True) / 127
+    return nearest(x, (CpuOps(*kind).head(identity).logits(x) / unit).nan_to_num(0))
+
+
+def steps_of_weight(kind: Kind, weight: Tensor) -> Tensor:
+    """The whole numbers [out, in] that the kernels round a weight to."""
+    rows = CpuOps(*kind).head(weight).embed(torch.arange(len(weight)))
+    return nearest(weight, (rows.float() * 127 / weight.float().abs().amax(-1, keepdim=True)).nan_to_num(0))
+
+
+def nearest(exact: Tensor, found: Tensor) -> Tensor:
+    """Steps `found`, once it is clear that they are the nearest ones."""
+    # A product rounded to bfloat16 is at most a quarter of a step off.
+    steps = found.double().round()
+    highest = exact.double().abs().amax(-1, keepdim=True)
+    assert ((steps - (exact.double() * 127 / highest).nan_to_num(0)).abs() <= 0.5 + 1e-4).all()
+    by_reference, _ = quantize(exact)
+    assert (steps != by_reference).double().mean() < 0.02
+    return steps
+
+
+def expected_sums(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x * weight^T + bias in float64, and how far a float32 result may be from it."""
+    if kind[1] == "int8":
+        units = [value.double().abs().amax(-1, keepdim=True) / 127 for value in (x, weight)]
+        sums = steps_of_rows(kind, x) @ steps_of_weight(kind, weight).T * units[0] * units[1].T
+        most = 1e-6 * sums.abs()
+    else:
+        sums = x.double() @ weight.double().T
+        most = 1e-5 * (x.double().abs() @ weight.double().abs().T)
+    return (sums, most) if bias is None else (sums + bias, most + 1e-6 * bias.abs())
+
+
+def assert_near(actual: Tensor, expected: Tensor, most: Tensor, dtype: torch.dtype) -> None:
+    assert actual.shape == expected.shape
+    error = (actual.double() - expected).abs()
+    if dtype == torch.bfloat16:
+        most = most + expected.abs() * 2**-8
+    assert (error <= most).all(), f"{(error - most).max()} beyond the bound"
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_linear_is_that_of_the_reference(kind: Kind, shape: tuple[int, int], bias: bool) -> None:
+    packed, weight, offset = make(kind, *shape, bias=bias)
+    for rows in ROWS:
+        x = random(rows, weight.shape[1], dtype=kind[0], seed=rows)
+        wanted, most = expected_sums(kind, x, weight, offset)
+        assert packed(x).dtype == kind[0]
+        assert_near(packed(x), wanted, most, kind[0])
+        # A few ties apart this is what the reference gives.
+        reference = ReferenceOps(kind[1]).linear(weight, offset)(x).float()
+        assert (packed(x) - reference).float().square().mean() < 1e-3 * reference.square().mean()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("shape", [(64, 64), (66, 30), (2 * 50, 130), (14, 7), (2 * 33, 577)], ids=str)
+def test_gated_linear_is_that_of_the_reference(kind: Kind, shape: tuple[int, int], bias: bool) -> None:
+    packed, weight, offset = make(kind, *shape, bias=bias, gated=True)
+    for rows in ROWS:
+        x = random(rows, weight.shape[1], dtype=kind[0], seed=rows)
+        (gate, up), (gate_most, up_most) = (part.chunk(2, dim=-1) for part in expected_sums(kind, x, weight, offset))
+        wanted = torch.nn.functional.silu(gate) * up
+        # The slope of SiLU is at most 1.1.
+        most = 1.1 * gate_most * up.abs() + gate.abs() * up_most + 1e-6 * wanted.abs() + 1e-6
+        assert_near(packed(x), wanted, most, kind[0])
+        reference = ReferenceOps(kind[1]).gated_linear(weight, offset)(x).float()
+        assert (packed(x) - reference).float().square().mean() < 1e-3 * reference.square().mean()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_head_is_that_of_the_reference(kind: Kind, shape: tuple[int, int]) -> None:
+    head, weight, _ = make(kind, *shape)
+    ids = torch.arange(shape[0]).flip(0).repeat(2)
+    if kind[1] == "none":
+        assert torch.equal(head.embed(ids), weight[ids])
+    else:
+        steps, highest = steps_of_weight(kind, weight)[ids], weight.float().abs().amax(-1, keepdim=True)[ids]
+        assert torch.equal(head.embed(ids), (steps.float() * (highest / 127)).to(kind[0]))
+    for rows in ROWS:
+        hidden = random(rows, weight.shape[1], dtype=kind[0], seed=rows)
+        logits = head.logits(hidden)
+        assert logits.dtype == torch.float32
+        assert_near(logits, *expected_sums(kind, hidden, weight, None), torch.float32)
+        values, indices = head.best(hidden)
+        assert torch.equal(values, logits.amax(-1))
+        assert torch.equal(indices, logits.argmax(-1))
+
+
+def test_the_first_of_equal_logits_is_best(kind: Kind) -> None:
+    """Within a panel, in another panel, and in another thread's panels, which lie far behind."""
+    row = random(1, 64, dtype=kind[0])
+    for tied in ([3, 5], [40, 7], [2000, 31, 32], [2999, 1500], [0, 2999]):
+        weight = random(3000, 64, dtype=kind[0], seed=1) / 8
+        weight[tied] = row
+        head = CpuOps(*kind).head(weight)
+        hidden = torch.cat((row, random(200, 64, dtype=kind[0], seed=2), row))
+        _, indices = head.best(hidden)
+        assert indices[0] == indices[-1] == min(tied)
+        assert torch.equal(indices, head.logits(hidden).argmax(-1))
+    values, indices = CpuOps(*kind).head(torch.zeros(50, 64, dtype=kind[0])).best(hidden)
+    assert values.tolist() == indices.tolist() == [0] * len(hidden)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
+@pytest.mark.parametrize("shape", [(96, 130), (1600, 577)], ids=str)
+def test_a_row_is_the_same_in_any_company_and_on_any_threads(kind: Kind, shape: tuple[int, int], gated: bool) -> None:
+    packed, weight, _ = make(kind, *shape, bias=True, gated=gated)
+    x = random(230, weight.shape[1], dtype=kind[0], seed=2)
+    whole = packed(x)
+    torch.set_num_threads(1)
+    assert torch.equal(packed(x), whole)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for count in ROWS:
+            assert torch.equal(packed(x[:count]), whole[:count])
+            assert torch.equal(packed(x[230 - count :].contiguous()), whole[230 - count :])
+        for row in (0, 5, 113, 229):
+            assert torch.equal(packed(x[row : row + 1]), whole[row : row + 1])
+
+
+def test_logits_and_best_are_the_same_in_any_company_and_on_any_threads(
+    kind: Kind,
+) -> None:
+    head, weight, _ = make(kind, 3000, 128)
+    hidden = random(60, weight.shape[1], dtype=kind[0], seed=2)
+    logits, (values, indices) = head.logits(hidden), head.best(hidden)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for first, last in ((0, 60), (0, 1), (7, 8), (3, 16), (59, 60)):
+            part = hidden[first:last].contiguous()
+            assert torch.equal(head.logits(part), logits[first:last])
+            assert torch.equal(head.best(part)[0], values[first:last])
+            assert torch.equal(head.best(part)[1], indices[first:last])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("rows", [1, 5, 48])
+def test_what_is_no_number_stays_in_its_row(kind: Kind, bad: float, rows: int) -> None:
+    packed, _, _ = make(kind, 96, 130)
+    x = random(rows, 130, dtype=kind[0], seed=3)
+    clean = packed(x)
+    broken, others = x.clone(), torch.arange(rows) != rows // 2
+    broken[rows // 2, 77] = bad
+    for out in (packed(broken), packed.logits(broken)):
+        assert not out[rows // 2].isfinite().any()
+    assert torch.equal(packed(broken)[others], clean[others])
+    values, _ = packed.best(broken)
+    assert not values[rows // 2].isfinite()
+    assert torch.equal(values[others], packed.best(x)[0][others])
+
+
+def test_a_broken_weight_is_noticed(kind: Kind) -> None:
+    _, weight, _ = make(kind, 96, 130)
+    weight[41, 3] = float("nan")
+    out = CpuOps(*kind).linear(weight, None)(random(5, 130, dtype=kind[0]))
+    assert out[:, 41].isnan().all()
+    assert out[:, torch.arange(96) != 41].isfinite().all()
+    assert CpuOps(*kind).head(weight).best(random(5, 130, dtype=kind[0]))[0].isnan().all()
+
+
+def test_zeros_give_the_bias(kind: Kind) -> None:
+    packed, weight, offset = make(kind, 96, 130, bias=True)
+    assert offset is not None
+    x = random(30, 130, dtype=kind[0])
+    x[4] = 0
+    assert torch.equal(packed(x)[4], offset)
+    weight[17] = 0
+    part = CpuOps(*kind).linear(weight, offset)(x)
+    assert torch.equal(part[:, 17], offset[17].expand(30))
+    assert torch.equal(part[:, 18:], packed(x)[:, 18:])
+    assert torch.equal(CpuOps(*kind).linear(torch.zeros_like(weight), None)(x), torch.zeros(30, 96, dtype=kind[0]))
+
+
+def test_magnitudes_of_any_size_keep_their_ratio(kind: Kind) -> None:
+    """A scale for each row and each output: powers of two change nothing but the result's exponent."""
+    packed, weight, _ = make(kind, 96, 130)
+    x = random(20, 130, dtype=kind[0])
+    for power in (-40, 40):
+        assert torch.equal(packed.logits(x * 2.0**power), packed.logits(x) * 2.0**power)
+        assert torch.equal(CpuOps(*kind).head(weight * 2.0**power).logits(x), packed.logits(x) * 2.0**power)
+
+
+def test_nothing_to_do_is_no_error(kind: Kind) -> None:
+    packed, weight, _ = make(kind, 96, 130)
+    x = torch.empty(0, weight.shape[1], dtype=kind[0])
+    assert packed(x).shape == packed.logits(x).shape == (0, 96)
+    assert [part.shape for part in packed.best(x)] == [(0,), (0,)]
+    assert packed.embed(torch.empty(0, dtype=torch.int64)).shape == (0, 130)
+
+
+def test_int8_takes_a_byte_a_weight(kind: Kind) -> None:
+    packed, weight, _ = make(kind, 1024, 512)
+    each = 1 if kind[1] == "int8" else 2
+    assert each * weight.numel() <= packed.nbytes <= 1.02 * each * weight.numel()
+
+
+@needs_native
+@pytest.mark.parametrize("ops", [ReferenceOps("int8"), CpuOps(torch.float32, "int8")], ids=["reference", "native"])
+def test_rounding_is_to_the_nearest_of_255_steps(ops: ReferenceOps | CpuOps) -> None:
+    """Against the plain product: each factor is at most half a step off, so errors stay within what that makes."""
+    weight, x = random(96, 130), random(20, 130, seed=1)
+    found = ops.linear(weight, None)(x)
+    steps = [value.abs().amax(-1, keepdim=True) / 127 for value in (x, weight)]
+    most = (x.abs().sum(-1, keepdim=True) * steps[1].T + steps[0] * weight.abs().sum(-1)) / 2
+    error = (found - x @ weight.T).abs()
+    assert (error <= most + 130 * steps[0] * steps[1].T / 4).all()
+    # Errors of unlike sign cancel: the usual one is far smaller.
+    assert 0 < error.mean() < 0.1

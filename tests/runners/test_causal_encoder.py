@@ -1,0 +1,192 @@
+"""Folders of decoders that embed, classify and rerank: against transformers, alone, in company and in many passes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from support.encoder_factory import (
+    DECODERS,
+    encoder_folder,
+    encodings,
+    expected_logits,
+    expected_states,
+    reference_encoder,
+    sentence_folder,
+)
+from support.model_factory import edited_folder, model_folder, reference_model
+from support.native_isa import ISAS, kernels_of, needs_native
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.kind import is_encoder
+from chairlift.runners.decoder import causal_encoder
+from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.runners.items import Encoding
+
+OPS = ["reference", pytest.param("native", marks=needs_native)]
+LENGTHS = (200, 1, 7, 64, 16, 2, 129, 33)
+TEXTS = encodings(lengths=LENGTHS)
+
+
+def load(folder: Path, **settings: Any) -> EncoderRunner:
+    runner = EncoderRunner(str(folder), **{"dtype": "float32", "num_threads": 1} | settings)
+    runner.load()
+    return runner
+
+
+def vectors(runner: EncoderRunner, texts: list[Encoding]) -> NDArray[np.float32]:
+    found = runner.run(texts)
+    assert not any(isinstance(vector, Exception) for vector in found), found
+    return np.stack(found)  # type: ignore[arg-type]
+
+
+def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide, others = one.astype(np.float64), other.astype(np.float64)
+    product: NDArray[np.float64] = (wide * others).sum(-1)
+    return product / np.linalg.norm(wide, axis=-1) / np.linalg.norm(others, axis=-1)
+
+
+POOLED = {
+    "lasttoken": lambda states: states[-1],
+    "mean": lambda states: states.mean(0),
+    "cls": lambda states: states[0],
+    "weightedmean": lambda states: np.average(states, 0, np.arange(1, len(states) + 1)),
+}
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("pooling", POOLED)
+@pytest.mark.parametrize("variant", DECODERS)
+def test_pooled_vectors_are_those_of_transformers(variant: str, pooling: str, ops: str, tmp_path: Path) -> None:
+    source = encoder_folder(variant)
+    folder = sentence_folder(tmp_path / "model", source, [("Pooling", {"pooling_mode": pooling}), ("Normalize", {})])
+    wanted = np.stack([POOLED[pooling](states) for states in expected_states(source, TEXTS)])
+    runner = load(folder, ops=ops)
+    assert (runner.info.task, runner.info.pooling, runner.info.normalized) == ("embed", pooling, True)
+    assert (runner.info.dimensions, runner.info.max_tokens) == (64, 402)
+    together = vectors(runner, TEXTS)
+    assert cosine(together, wanted).min() >= 0.999999
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-6)
+    alone = np.concatenate([vectors(runner, [text]) for text in TEXTS])
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+    rounded = vectors(load(folder, ops=ops, dtype="bfloat16"), TEXTS)
+    assert cosine(rounded, wanted).min() >= 0.999
+    assert cosine(rounded, wanted).min() < 1 - 1e-8
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_sharded", "llama_tied", "qwen2_window", "qwen3_window"])
+def test_a_language_models_folder_embeds_by_its_last_token(variant: str) -> None:
+    """Names begin with `model.` there, and the head stays in the file."""
+    model = reference_model(variant).model
+    with torch.no_grad():
+        states = [model(input_ids=torch.tensor([text.token_ids])).last_hidden_state[0, -1].numpy() for text in TEXTS]
+    runner = load(model_folder(variant))
+    assert (runner.info.pooling, runner.info.normalized, runner.info.max_tokens) == ("lasttoken", False, 512)
+    weights = [value.numel() for name, value in model.named_parameters() if not name.endswith("bias")]
+    assert runner.info.weight_bytes == 4 * sum(weights)
+    np.testing.assert_allclose(vectors(runner, TEXTS), states, atol=1e-4 * np.abs(states).max())
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean", "max"])
+def test_a_batch_of_many_passes(pooling: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "model", encoder_folder("qwen3"), [("Pooling", {"pooling_mode": pooling})])
+    wanted = vectors(load(folder), TEXTS * 3)
+    lengths = []
+
+    class Counting(causal_encoder.CausalEncoder):
+        def _forward(self, texts: Any, output: Any) -> torch.Tensor:
+            lengths.append(len(texts.token_ids))
+            return super()._forward(texts, output)
+
+    monkeypatch.setattr("chairlift.runners.encoder.backbone.CausalEncoder", Counting)
+    monkeypatch.setitem(causal_encoder._PASS_TOKENS, "cpu", 80)
+    np.testing.assert_allclose(vectors(load(folder), TEXTS * 3), wanted, atol=1e-5)
+    # The longest texts go alone, the others together as far as they fit.
+    assert lengths[:5] == [200, 72, 18, 129, 33]
+    lengths.clear()
+    # Each of these takes a block.
+    singles, runner = [Encoding([index]) for index in range(200)], load(folder)
+    together = vectors(runner, singles)
+    assert lengths == [80, 80, 40]
+    np.testing.assert_allclose(together, np.concatenate([vectors(runner, [one]) for one in singles]), atol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_every_instruction_set(variant: str, isa: str) -> None:
+    with kernels_of(isa):
+        for dtype in ("float32", "bfloat16"):
+            runner = load(encoder_folder(variant), ops="native", dtype=dtype, quantization="int8")
+            wanted = np.stack([states[-1] for states in expected_states(encoder_folder(variant), TEXTS)])
+            assert cosine(vectors(runner, TEXTS), wanted).mean() > 0.99
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_a_head_sees_the_last_token_that_is_no_padding(variant: str, labels: int, tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder(variant, labels), pad_token_id=7)
+    texts = [Encoding([*text.token_ids, *padding]) for text in TEXTS[:3] for padding in ([], [7], [9, 7, 7, 7])]
+    texts += [Encoding([7, 7])]
+    wanted = np.stack(expected_logits(folder, texts))
+    runner = load(folder)
+    assert (runner.info.task, runner.info.pooling) == ("rerank" if labels == 1 else "classify", "lasttoken")
+    np.testing.assert_allclose(vectors(runner, texts), wanted, atol=1e-4 * np.abs(wanted).max())
+    reference_encoder.cache_clear()
+
+
+def test_padding_at_the_end_is_part_of_what_is_embedded(tmp_path: Path) -> None:
+    """Qwen3's embedders end every text in the token that they also pad with."""
+    runner = load(edited_folder(tmp_path / "model", encoder_folder("qwen3"), pad_token_id=7))
+    one, other = vectors(runner, [Encoding([5, 6]), Encoding([5, 6, 7])])
+    assert not np.allclose(one, other, atol=0.01)
+
+
+def test_which_decoders_embed_unasked(tmp_path: Path) -> None:
+    assert not is_encoder(model_folder("qwen3"))
+    assert is_encoder(sentence_folder(tmp_path / "modules", model_folder("qwen3")))
+    for variant in DECODERS:
+        assert is_encoder(encoder_folder(variant))
+        assert is_encoder(encoder_folder(variant, 2))
+    assert not is_encoder(edited_folder(tmp_path / "unknown", encoder_folder("llama"), model_type="llama9"))
+    assert not is_encoder(edited_folder(tmp_path / "unsaid", encoder_folder("llama"), remove=("architectures",)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_causal": False}, "is_causal=False"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"pad_token_id": "x"}, "pad_token_id"),
+        ({"num_hidden_layers": 1}, "unexpected tensor 'layers.1"),
+        ({"intermediate_size": 96}, "shape"),
+        ({"model_type": "t5"}, "bert.*and of decoders.*llama"),
+    ],
+)
+def test_refused_by_name(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        load(edited_folder(tmp_path / "model", encoder_folder("llama"), **fields))
+
+
+def test_a_missing_head_is_named(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder("llama", 3))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"score\.weight"):
+        load(folder)
+    # Embedding needs none.
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["LlamaModel"]}))
+    assert load(folder).info.task == "embed"
+
+
+def test_layers_take_turns_in_one_cache() -> None:
+    runner = load(encoder_folder("llama"), ops="reference")
+    caches = runner.forward._decoder.caches  # type: ignore[attr-defined]
+    assert len(caches) == 2
+    assert caches[0][0].data_ptr() == caches[1][0].data_ptr()

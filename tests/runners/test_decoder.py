@@ -1,0 +1,247 @@
+"""Logits and greedy tokens of the decoder against transformers, however the work is cut into steps."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from support.decoder_harness import Harness, make_request, make_runner
+from support.model_factory import VARIANTS, model_folder, reference_model
+
+from chairlift.core.sequences.request import Step
+from chairlift.errors import ConfigError
+from chairlift.ops.select import select_ops
+from chairlift.runners.decoder.runner import DecoderRunner
+
+LENGTHS = (1, 2, 15, 16, 17, 100, 300)
+NUM_OUTPUT = 64
+
+
+def _native_missing() -> bool:
+    try:
+        select_ops("native", torch.device("cpu"), torch.float32, 64)
+    except ConfigError:
+        return True
+    return False
+
+
+OPS = ["reference", pytest.param("native", marks=pytest.mark.skipif(_native_missing(), reason="no native kernels"))]
+
+
+@functools.cache
+def prompts() -> dict[str, list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return {str(n): torch.randint(0, 320, (n,), generator=generator).tolist() for n in LENGTHS}
+
+
+@functools.cache
+@torch.no_grad()
+def expected(variant: str) -> dict[str, list[int]]:
+    """Greedy continuations by transformers, one prompt at a time with its own KV cache."""
+    model, found = reference_model(variant), {}
+    for name, prompt in prompts().items():
+        out = model(torch.tensor([prompt]), use_cache=True)
+        tokens = [int(out.logits[0, -1].argmax())]
+        while len(tokens) < NUM_OUTPUT:
+            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            tokens.append(int(out.logits[0, -1].argmax()))
+        found[name] = tokens
+    return found
+
+
+@functools.cache
+def runner_of(variant: str, ops: str, dtype: str = "float32") -> DecoderRunner:
+    return make_runner(model_folder(variant, dtype), ops=ops)
+
+
+def requests(prefix: str = "") -> list[Any]:
+    return [make_request(prefix + name, prompt) for name, prompt in prompts().items()]
+
+
+@torch.inference_mode()
+def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """Logits after every token of each sequence, computed in one pass."""
+    harness = Harness(runner)
+    for index, tokens in enumerate(sequences):
+        harness.add(make_request(f"logits{index}", tokens))
+    started, counts = [], {}
+    for id, request in harness.requests.items():
+        blocks = [harness.free.pop() for _ in range(-(-len(request.prompt_ids) // harness.block_size))]
+        started.append(harness.start(id, blocks))
+        counts[id] = len(request.prompt_ids)
+    runner._update(Step(0, counts, started, {}, [], []))
+    prepared = runner.batch.prepare(Step(0, counts, [], {}, [], []))
+    rows = torch.arange(sum(counts.values())).numpy()
+    hidden = runner.model.forward(prepared.inputs(rows, runner.model.device))
+    runner._update(Step(1, {}, [], {}, list(counts), []))
+    return list(runner.model.logits(hidden).split(list(counts.values())))
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, ops: str) -> None:
+    found = all_logits(runner_of(variant, ops), list(prompts().values()))
+    for logits, prompt in zip(found, prompts().values(), strict=True):
+        with torch.no_grad():
+            wanted = reference_model(variant)(torch.tensor([prompt])).logits[0]
+        assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_equal_transformers(variant: str, ops: str) -> None:
+    """In one mixed batch, and in chunks of 7 tokens, whose last chunks mix with other requests' decodes."""
+    harness = Harness(runner_of(variant, ops))
+    assert harness.generate(requests(), NUM_OUTPUT) == expected(variant)
+    assert harness.generate(requests(), NUM_OUTPUT, chunk=7) == expected(variant)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "qwen2_window", "qwen3_window"])
+def test_one_by_one(variant: str, ops: str) -> None:
+    harness = Harness(runner_of(variant, ops))
+    for request in requests():
+        assert harness.generate([request], NUM_OUTPUT)[request.id] == expected(variant)[request.id]
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2", "qwen3_window"])
+def test_prefix_hits(variant: str, ops: str) -> None:
+    """A request that shares computed blocks, and one that shares blocks computed in the very same step."""
+    harness = Harness(runner_of(variant, ops))
+    size = harness.block_size
+    for request in requests("first"):
+        harness.add(request)
+    harness.step()
+    for name in ("17", "100", "300"):
+        prompt = prompts()[name]
+        cached = (len(prompt) - 1) // size * size
+        harness.add(make_request(name, prompt), cached, harness.tables[f"first{name}"][: cached // size])
+    assert harness.finish(["17", "100", "300"], NUM_OUTPUT) == {
+        name: expected(variant)[name] for name in ("17", "100", "300")
+    }
+    for name in prompts():
+        harness.release(f"first{name}")
+
+    prompt = prompts()["100"]
+    harness.add(make_request("writer", prompt))
+    table = [harness.free.pop() for _ in range(7)]
+    harness.tables["writer"], harness.owned["writer"] = list(table), list(table)
+    harness.add(make_request("reader", prompt), 96, table[:6])
+    both = harness.finish(["writer", "reader"], NUM_OUTPUT)
+    assert both == dict.fromkeys(["writer", "reader"], expected(variant)["100"])
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "qwen3_window"])
+def test_preemption_by_recompute(variant: str, ops: str) -> None:
+    """Two sequences are dropped amid decoding and amid their prompt, and start again with all of their tokens."""
+    harness = Harness(runner_of(variant, ops))
+    for request in requests():
+        harness.add(request)
+    for _ in range(20):
+        harness.step(chunk=9)
+    assert harness.remaining("300") > 1
+    assert len(harness.outputs["17"]) > 1
+    harness.preempt("300")
+    harness.preempt("17")
+    harness.step({name: harness.remaining(name) for name in prompts() if name not in ("300", "17")})
+    assert harness.finish(list(prompts()), NUM_OUTPUT, chunk=30) == expected(variant)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window"])
+def test_bfloat16(variant: str, ops: str) -> None:
+    runner = runner_of(variant, ops, "bfloat16")
+    assert runner.info.dtype == "bfloat16"
+    found = all_logits(runner, list(prompts().values()))
+    distances = []
+    for logits, prompt in zip(found, prompts().values(), strict=True):
+        with torch.no_grad():
+            wanted = reference_model(variant, "bfloat16").float()(torch.tensor([prompt])).logits[0]
+        distances.append(1 - torch.cosine_similarity(logits.float(), wanted, dim=-1))
+    assert torch.cat(distances).mean() < 1.5e-4
+    assert torch.cat(distances).max() < 1e-3
+
+
+@functools.cache
+def rounding_runner(variant: str, ops: str) -> DecoderRunner:
+    return make_runner(model_folder(variant), ops=ops, kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window"])
+def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
+    found = all_logits(rounding_runner(variant, ops), list(prompts().values()))
+    for logits, prompt in zip(found, prompts().values(), strict=True):
+        with torch.no_grad():
+            wanted = reference_model(variant)(torch.tensor([prompt])).logits[0]
+        assert 0 < (logits - wanted).abs().max() <= 0.05 * wanted.abs().max()
+        assert torch.cosine_similarity(logits, wanted, dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["llama", "qwen3_window"])
+def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
+    harness = Harness(rounding_runner(variant, ops))
+    alone = {request.id: harness.generate([request], NUM_OUTPUT)[request.id] for request in requests()}
+    assert harness.generate(requests(), NUM_OUTPUT, chunk=7) == alone
+
+    harness.add(make_request("first", prompts()["300"]))
+    harness.step()
+    cached = 299 // harness.block_size * harness.block_size
+    harness.add(make_request("300", prompts()["300"]), cached, harness.tables["first"][: cached // harness.block_size])
+    harness.add(make_request("17", prompts()["17"]))
+    harness.step()
+    harness.preempt("17")
+    assert harness.finish(["300", "17"], NUM_OUTPUT) == {name: alone[name] for name in ("300", "17")}
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_an_int8_cache_is_counted_with_its_scales(ops: str) -> None:
+    plain, rounding = runner_of("llama", ops), rounding_runner("llama", ops)
+    config = rounding.model.config
+    per_token = config.num_layers * 2 * config.num_kv_heads
+    assert plain.model.kv_bytes_per_token() == per_token * config.head_dim * 4
+    assert rounding.model.kv_bytes_per_token() == per_token * (config.head_dim + 4)
+    held = sum(pages.nbytes for cache in rounding.model.caches for pages in cache)
+    assert (
+        held
+        == rounding.info.kv_bytes
+        == rounding.info.num_blocks * rounding.info.block_size * per_token * (config.head_dim + 4)
+    )
+    tight = {"kv_cache_gb": 0.02}
+    more, fewer = (
+        make_runner(model_folder("llama"), ops=ops, kv_cache_dtype=each, **tight) for each in ("int8", "auto")
+    )
+    assert more.info.num_blocks > 3 * fewer.info.num_blocks
+
+
+def test_order_within_a_step_is_free() -> None:
+    harness = Harness(runner_of("llama", "reference"))
+    for request in requests():
+        harness.add(request)
+    names = list(prompts())
+    for turn in range(NUM_OUTPUT):
+        order = names[turn % 7 :] + names[: turn % 7]
+        harness.step({name: harness.remaining(name) for name in order})
+    assert harness.outputs == expected("llama")
+    for name in names:
+        harness.release(name)
+    harness.step({})
+
+
+def test_warm_up_leaves_no_trace() -> None:
+    runner = make_runner(model_folder("llama"), max_num_batched_tokens=64)
+    runner.warm_up()
+    assert Harness(runner).generate(requests(), NUM_OUTPUT, chunk=50) == expected("llama")
+    runner.close()
+    assert not hasattr(runner, "model")
+
+
+def test_a_sequence_may_fill_max_model_len() -> None:
+    prompt = prompts()["100"]
+    runner = make_runner(model_folder("llama"), max_model_len=132, block_size=10, kv_cache_gb=0.01)
+    harness = Harness(runner)
+    got = harness.generate([make_request("full", prompt)], 33)["full"]
+    assert got == expected("llama")["100"][:33]

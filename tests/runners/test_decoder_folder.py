@@ -1,0 +1,217 @@
+"""Reading a model folder: old and new forms of config.json, and every refusal by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import make_runner
+from support.model_factory import TINY, edited_folder, model_folder, reference_model
+
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES
+from chairlift.runners.decoder import kv_memory
+from chairlift.runners.decoder.config import parse_config
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def config(model_type: str = "llama", **fields: Any) -> Any:
+    return parse_config(TINY | {"model_type": model_type} | fields)
+
+
+def test_old_and_new_forms_mean_the_same() -> None:
+    new = config(dtype="bfloat16", rope_parameters={"rope_type": "llama3", "rope_theta": 5e5} | LLAMA3)
+    assert new.dtype == torch.bfloat16
+    assert new == config(torch_dtype="bfloat16", rope_theta=5e5, rope_scaling={"rope_type": "llama3"} | LLAMA3)
+    old = {"type": "linear", "factor": 2.0}
+    assert config(rope_theta=7.0, rope_scaling=old) == config(
+        rope_parameters={"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}
+    )
+    assert config(rope_theta=7.0, rope_scaling=None).rope.theta == 7.0
+    assert config().rope.theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"type": "linear", "factor": 2.0},
+        {"type": "yarn", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 32, "truncate": False},
+    ],
+)
+def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    # transformers fills in the dictionary that it is given.
+    fields = {"rope_theta": 3000.0, "rope_scaling": scaling and dict(scaling)}
+    table = config(**fields).rope.table(16, 512)
+    rotary = LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict(TINY | {"model_type": "llama"} | fields))
+    cos, sin = rotary(torch.zeros(1), torch.arange(512)[None])
+    assert torch.equal(table[:, :8], cos[0, :, :8])
+    assert torch.equal(table[:, 8:], sin[0, :, :8])
+
+
+def test_windows() -> None:
+    assert config("mistral", sliding_window=9).windows == (9, 9)
+    assert config("mistral", sliding_window=None).windows == (None, None)
+    assert config("mistral").windows == (4096, 4096)
+    assert config("qwen2", sliding_window=9).windows == (None, None)
+    assert config("qwen2", sliding_window=9, use_sliding_window=True, max_window_layers=1).windows == (None, 9)
+    types = ["sliding_attention", "full_attention"]
+    assert config("qwen3", sliding_window=9, use_sliding_window=True, layer_types=types).windows == (9, None)
+    assert config("llama", sliding_window=9).windows == (None, None)
+
+
+def test_defaults_of_head_dim() -> None:
+    assert [config(name).head_dim for name in FAMILIES] == [16, 16, 16, 128]
+    assert config(num_key_value_heads=None).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "gpt_neox"}, ["gpt_neox", "llama", "mistral", "qwen2", "qwen3"]),
+        ({"model_type": None}, ["None", "llama"]),
+        ({"hidden_act": "gelu"}, ["gelu", "silu"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "default, linear, llama3, yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic"]),
+        ({"rope_scaling": {"type": "linear"}}, ["factor"]),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}, ["mscale"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, ["mrope_section"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["full_attention"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling", "linear"]),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["factor", "number"]),
+        ({"layer_types": ["chunked_attention"] * 2}, ["chunked_attention"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "num_hidden_layers"]),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, ["sliding_attention", "llama"]),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, ["use_sliding_window"]),
+        ({"model_type": "mistral", "sliding_window": 0}, ["sliding_window"]),
+        ({"hidden_size": None}, ["hidden_size"]),
+        ({"num_hidden_layers": "2"}, ["num_hidden_layers"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads"]),
+        ({"head_dim": 15}, ["head_dim"]),
+        ({"dtype": "float8_e4m3fn"}, ["float8_e4m3fn"]),
+    ],
+)
+def test_unsupported_models_are_refused_by_name(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        config(**fields)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_missing_folder_and_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"meta-llama.*local Hugging Face folder"):
+        make_runner(Path("meta-llama/Llama-3.2-1B"))
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        make_runner(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="JSON"):
+        make_runner(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="object"):
+        make_runner(tmp_path)
+
+
+def test_missing_and_broken_weight_files(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", model_folder("llama_sharded"))
+    shard = max(folder.glob("model-*.safetensors"))
+    whole = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(UnsupportedModel, match=shard.name):
+        make_runner(folder)
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnsupportedModel, match=shard.name):
+        make_runner(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UnsupportedModel, match="weight_map"):
+        make_runner(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(UnsupportedModel, match="only safetensors"):
+        make_runner(folder)
+
+
+def test_wrong_tensors_are_named(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", model_folder("llama"))
+    tensors = load_file(model_folder("llama") / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def load(**changes: torch.Tensor | None) -> None:
+        changed = {key: value for key, value in (tensors | changes).items() if value is not None}
+        save_file(changed, folder / "model.safetensors")
+        make_runner(folder)
+
+    with pytest.raises(UnsupportedModel, match=f"{name}.*missing"):
+        load(**{name: None})
+    with pytest.raises(UnsupportedModel, match=rf"{name}.*\[128, 63\].*\[128, 64\]"):
+        load(**{name: torch.zeros(128, 63)})
+    with pytest.raises(UnsupportedModel, match=f"{name}.*int8"):
+        load(**{name: torch.zeros(128, 64, dtype=torch.int8)})
+    with pytest.raises(UnsupportedModel, match=r"unexpected.*q_proj\.bias"):
+        load(**{"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)})
+    with pytest.raises(UnsupportedModel, match=r"lm_head\.weight.*missing"):
+        load(**{"lm_head.weight": None})
+    load(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+
+
+@torch.inference_mode()
+def test_a_head_in_the_files_wins_over_tying(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", model_folder("llama"), tie_word_embeddings=True)
+    hidden = torch.randn(3, 64)
+    wanted = reference_model("llama").lm_head(hidden)
+    assert torch.allclose(make_runner(folder).model.logits(hidden), wanted, atol=1e-4)
+
+
+def test_dtype_follows_the_folder_or_the_setting() -> None:
+    assert make_runner(model_folder("llama", "float16")).info.dtype == "float32"
+    assert make_runner(model_folder("llama", "bfloat16")).info.dtype == "bfloat16"
+    assert make_runner(model_folder("llama", "bfloat16"), dtype="float32").info.dtype == "float32"
+    assert make_runner(model_folder("llama"), dtype="bfloat16").info.dtype == "bfloat16"
+
+
+def test_sizes_that_are_reported() -> None:
+    info = make_runner(model_folder("llama"), max_model_len=None, max_num_seqs=3).info
+    per_token = 2 * 2 * 2 * 16 * 4
+    assert (info.vocab_size, info.max_model_len, info.block_size, info.num_blocks) == (320, 512, 16, 3 * 32)
+    assert info.kv_bytes == info.num_blocks * 16 * per_token
+    parameters = sum(value.numel() for value in reference_model("llama").parameters())
+    assert info.weight_bytes == 4 * parameters
+    given = make_runner(model_folder("llama"), max_model_len=100, kv_cache_gb=0.01).info
+    assert given.num_blocks == int(0.01 * 2**30 / (16 * per_token))
+
+
+def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len \(513\).*max_position_embeddings \(512\)"):
+        make_runner(model_folder("llama"), max_model_len=513)
+    with pytest.raises(ConfigError, match=r"max_model_len.*kv_cache_gb"):
+        make_runner(model_folder("llama"), kv_cache_gb=1e-4)
+    monkeypatch.setattr(kv_memory, "available_bytes", lambda device: 10_000)
+    with pytest.raises(ConfigError, match=r"max_model_len=400.*40%.*lower max_model_len"):
+        make_runner(model_folder("llama"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="cuda"):
+            make_runner(model_folder("llama"), device="cuda")
+
+
+def test_memory_is_measured_in_plausible_bytes() -> None:
+    assert 2**20 < kv_memory.available_bytes(torch.device("cpu")) < 2**50
+
+
+def test_config_of_a_real_folder_survives_a_round_trip(tmp_path: Path) -> None:
+    folder = model_folder("qwen3_window")
+    raw = json.loads((folder / "config.json").read_text())
+    assert parse_config(raw).windows == (33, None)
+    assert parse_config(raw).qkv_bias
+    assert parse_config(raw).tied

@@ -1,0 +1,146 @@
+"""Encoders, and decoders that embed, against transformers, in every precision, alone and in ragged batches."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.encoder_factory import DECODERS, VARIANTS, encoder_folder, encodings, expected_logits, expected_states
+from support.native_isa import ISAS, kernels_of, needs_native, runs_here
+
+from chairlift.ops.fused_encoder import FusedEncoder
+from chairlift.runners.encoder.runner import EncoderRunner, texts_of
+from chairlift.runners.items import Encoding
+
+OPS = ["reference", pytest.param("native", marks=needs_native)]
+NEAR = {"bfloat16": 0.999, "int8": 0.99}
+
+
+@functools.cache
+def runner_of(folder: Path, **settings: Any) -> EncoderRunner:
+    runner = EncoderRunner(str(folder), num_threads=1, **settings)
+    runner.load()
+    return runner
+
+
+def states(runner: EncoderRunner, texts: list[Encoding]) -> list[NDArray[np.float32]]:
+    """Hidden states [tokens, H] of each text, computed in one batch."""
+    batch = texts_of(texts)
+    with torch.inference_mode():
+        found = runner.forward(batch, "tokens").numpy()
+    return np.split(found, batch.starts[1:-1])
+
+
+def has_types(variant: str) -> bool:
+    return variant.startswith("bert")
+
+
+def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+    product: NDArray[np.float32] = (one * other).sum(-1)
+    return product / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_states_equal_transformers(variant: str, ops: str) -> None:
+    folder, texts = encoder_folder(variant), encodings(has_types(variant))
+    found = states(runner_of(folder, ops=ops, dtype="float32"), texts)
+    for one, wanted in zip(found, expected_states(folder, texts), strict=True):
+        assert np.abs(one - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int8")])
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rounded_states_are_near_those_of_transformers(variant: str, ops: str, dtype: str, quantization: str) -> None:
+    folder, texts = encoder_folder(variant), encodings(has_types(variant))
+    found = states(runner_of(folder, ops=ops, dtype=dtype, quantization=quantization), texts)
+    alike = cosine(np.concatenate(found), np.concatenate(expected_states(folder, texts)))
+    near = NEAR["int8" if quantization == "int8" else "bfloat16"]
+    assert alike.mean() > near
+    assert 1 - alike.min() < 5 * (1 - near)
+    # Were the setting ignored, it would be equal.
+    assert alike.mean() < 1 - 1e-6
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, labels: int, ops: str) -> None:
+    folder, texts = encoder_folder(variant, labels), encodings(has_types(variant))
+    runner = runner_of(folder, ops=ops, dtype="float32")
+    assert runner.info.task == ("rerank" if labels == 1 else "classify")
+    assert runner.info.labels == tuple(f"LABEL_{index}" for index in range(labels))
+    assert runner.info.dimensions is None
+    for one, wanted in zip(runner.run(texts), expected_logits(folder, texts), strict=True):
+        assert isinstance(one, np.ndarray)
+        assert one.shape == (labels,)
+        assert np.abs(one - wanted).max() <= 1e-4 * max(np.abs(wanted).max(), 1)
+
+
+@needs_native
+@pytest.mark.parametrize("labels", [0, 2])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert", "modernbert_biases", *DECODERS])
+def test_a_result_is_the_same_alone_and_in_any_batch(variant: str, quantization: str, labels: int) -> None:
+    """In company, in another order, and when threads share each text instead of taking some each.
+
+    To the bit, but for a classification head, which torch multiplies in float32.
+    """
+
+    def same(one: Any, other: Any) -> bool:
+        return np.allclose(one, other, rtol=1e-5, atol=1e-5) if labels else np.array_equal(one, other)
+
+    settings = {"dtype": "bfloat16" if runs_here("avx512bf16") else "float32", "quantization": quantization}
+    if settings == {"dtype": "float32", "quantization": "none"}:
+        pytest.skip("plain torch rounds by the shape of the batch")
+    texts = encodings(has_types(variant))
+    runner = EncoderRunner(str(encoder_folder(variant, labels)), ops="native", **settings)  # type: ignore[arg-type]
+    runner.load()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [runner.run([text])[0] for text in texts]
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for found in (runner.run(texts), runner.run(texts[::-1])[::-1], [runner.run([text])[0] for text in texts]):
+                assert all(map(same, found, alone))
+            many = runner.run(texts * 9)
+            assert all(same(one, alone[index % len(texts)]) for index, one in enumerate(many))
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("variant", ["bert", "bert_odd", "mpnet", "modernbert"])
+def test_every_instruction_set(variant: str, isa: str) -> None:
+    folder, texts = encoder_folder(variant), encodings(has_types(variant))
+    with kernels_of(isa):
+        for dtype in ("float32", "bfloat16"):
+            runner = EncoderRunner(str(folder), ops="native", dtype=dtype, quantization="int8")
+            runner.load()
+            assert isinstance(runner.forward, FusedEncoder)
+            alike = cosine(np.concatenate(states(runner, texts)), np.concatenate(expected_states(folder, texts)))
+            assert alike.mean() > NEAR["int8"]
+
+
+@needs_native
+def test_sizes_that_the_native_pass_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that are no whole vectors: the operations run one by one."""
+    fields = {"hidden_size": 40, "num_attention_heads": 5}
+    monkeypatch.setitem(VARIANTS, "bert_40", ("bert", fields))
+    folder, texts = encoder_folder("bert_40"), encodings()
+    runner = EncoderRunner(str(folder), ops="native", dtype="float32", quantization="int8")
+    runner.load()
+    assert not isinstance(runner.forward, FusedEncoder)
+    alike = cosine(np.concatenate(states(runner, texts)), np.concatenate(expected_states(folder, texts)))
+    assert alike.mean() > NEAR["int8"]
+
+
+def test_auto_takes_the_fastest_precision() -> None:
+    runner = runner_of(encoder_folder("bert"))
+    assert runner.info.dtype == ("bfloat16" if runs_here("avx512bf16") else "float32")

@@ -1,0 +1,201 @@
+"""What a folder says: poolings, dense layers, limits, tasks; and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.encoder_factory import encoder_folder, encodings, expected_states, sentence_folder
+from support.model_factory import edited_folder, model_folder
+
+from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
+from chairlift.folders.kind import is_encoder
+from chairlift.folders.sentence_files import POOLINGS, SentenceFiles
+from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.runners.items import Encoding
+
+POOLED = {
+    "cls": lambda states: states[0],
+    "max": lambda states: states.max(0),
+    "mean": lambda states: states.mean(0),
+    "mean_sqrt_len_tokens": lambda states: states.sum(0) / np.sqrt(len(states)),
+    "weightedmean": lambda states: np.average(states, 0, np.arange(1, len(states) + 1)),
+    "lasttoken": lambda states: states[-1],
+}
+
+
+def load(folder: Path, **settings: Any) -> EncoderRunner:
+    runner = EncoderRunner(str(folder), **{"dtype": "float32", "num_threads": 1} | settings)
+    runner.load()
+    return runner
+
+
+def vectors(runner: EncoderRunner, texts: list[Encoding]) -> NDArray[np.float32]:
+    found = runner.run(texts)
+    assert not any(isinstance(vector, Exception) for vector in found)
+    return np.stack(found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ops", ["reference", "auto"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_poolings(pooling: str, ops: str, tmp_path: Path) -> None:
+    source, texts = encoder_folder("bert"), encodings()
+    folder = sentence_folder(tmp_path / "model", source, [("Pooling", {"pooling_mode": pooling}), ("Normalize", {})])
+    wanted = np.stack([POOLED[pooling](states) for states in expected_states(source, texts)])
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    runner = load(folder, ops=ops, dtype="auto" if ops == "auto" else "float32")
+    assert (runner.info.task, runner.info.pooling, runner.info.normalized) == ("embed", pooling, True)
+    assert runner.info.dimensions == 64
+    found = vectors(runner, texts)
+    assert (found * wanted).sum(1).min() > (0.9999 if ops == "reference" else 0.998)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+
+
+def test_poolings_of_older_files_are_concatenated(tmp_path: Path) -> None:
+    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
+    source, texts = encoder_folder("roberta"), encodings()
+    runner = load(sentence_folder(tmp_path / "model", source, [("Pooling", flags)]))
+    assert (runner.info.pooling, runner.info.dimensions, runner.info.normalized) == ("cls+mean", 128, False)
+    wanted = [np.concatenate((states[0], states.mean(0))) for states in expected_states(source, texts)]
+    np.testing.assert_allclose(vectors(runner, texts), wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_without_files_of_sentence_transformers(tmp_path: Path) -> None:
+    runner = load(encoder_folder("bert"))
+    assert (runner.info.pooling, runner.info.normalized, runner.info.max_tokens) == ("mean", False, 402)
+    assert load(encoder_folder("roberta")).info.max_tokens == 400
+    wanted = [states.mean(0) for states in expected_states(encoder_folder("bert"), encodings())]
+    np.testing.assert_allclose(vectors(runner, encodings()), wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"])
+def test_a_dense_module(activation: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    settings = {"in_features": 64, "out_features": 24, "bias": True, "activation_function": activation}
+    folder = sentence_folder(
+        tmp_path / "model", encoder_folder("bert"), [("Pooling", {"pooling_mode": "mean"}), ("Dense", settings)]
+    )
+    weight, bias = torch.randn(24, 64) / 8, torch.randn(24)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
+    runner = load(folder)
+    assert runner.info.dimensions == 24
+    wanted = np.stack([s.mean(0) for s in expected_states(encoder_folder("bert"), encodings())]) @ weight.numpy().T
+    wanted = wanted + bias.numpy()
+    if "Tanh" in activation:
+        wanted = np.tanh(wanted)
+    np.testing.assert_allclose(vectors(runner, encodings()), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+def test_limits_and_prompts(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder("bert"))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    files = SentenceFiles.read(folder)
+    assert (files.prompts, files.default_prompt, files.lowercase) == ({"query": "query: "}, "query", True)
+    assert load(folder).info.max_tokens == 32
+    assert load(folder, max_tokens=100).info.max_tokens == 100
+    with pytest.raises(ConfigError, match=r"max_tokens \(403\)"):
+        load(folder, max_tokens=403)
+
+
+def test_what_is_wrong_with_one_text_is_its_own_error() -> None:
+    good = encodings()[0]
+    bad = [
+        Encoding([]),
+        Encoding([5] * 403),
+        Encoding([5, 320]),
+        Encoding([-1]),
+        Encoding([5, 6], [0]),
+        Encoding([5, 6], [0, 2]),
+    ]
+    runner = load(encoder_folder("bert"))
+    found = runner.run([good, *bad, good])
+    assert all(isinstance(error, InvalidRequest) for error in found[1:-1])
+    assert np.array_equal(found[0], found[-1])
+    np.testing.assert_allclose(found[0], runner.run([good])[0], rtol=1e-4, atol=1e-5)
+    assert all(isinstance(error, InvalidRequest) for error in runner.run(bad))
+    assert runner.run([]) == []
+    runner.warm_up([1, 4])
+    runner.close()
+
+
+def test_type_ids_are_ignored_by_models_without_types() -> None:
+    runner = load(encoder_folder("distilbert"))
+    plain, typed = encodings()[0], encodings(True)[0]
+    assert np.array_equal(runner.run([plain])[0], runner.run([typed])[0])
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "message"),
+    [
+        ("bert", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention"),
+        ("bert", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("bert", {"hidden_size": 63}, "hidden_size"),
+        ("bert", {"num_hidden_layers": 1}, "unexpected tensor 'encoder.layer.1"),
+        ("bert", {"num_hidden_layers": 3}, "'encoder.layer.2.attention"),
+        ("bert", {"intermediate_size": 96}, "shape"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets"),
+        ("roberta", {"pad_token_id": "x"}, "pad_token_id"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("modernbert", {"local_attention": 0}, "local_attention"),
+        ("bert", {"model_type": "t5"}, "model_type 't5'"),
+    ],
+)
+def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        load(edited_folder(tmp_path / "model", encoder_folder(variant), **fields))
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([("LayerNorm", {})], "LayerNorm module"),
+        ([("Normalize", {}), ("Pooling", {})], "Pooling module after Normalize"),
+        ([("Pooling", {"pooling_mode": "median"})], "'median'"),
+        ([("Pooling", {"pooling_mode_first_last_avg": True})], "first_last_avg"),
+        ([("Pooling", {"include_prompt": False})], "include_prompt"),
+        ([("Dense", {"in_features": 64, "out_features": 8, "activation_function": "x.Mish"})], "Mish"),
+        ([("Dense", {"in_features": 64, "out_features": 8, "use_residual": True})], "use_residual"),
+        ([("Dense", {"in_features": 64})], "out_features"),
+    ],
+)
+def test_modules_refused_by_name(modules: list[tuple[str, dict[str, Any]]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        load(sentence_folder(tmp_path / "model", encoder_folder("bert"), modules))
+
+
+def test_what_is_an_encoder(tmp_path: Path) -> None:
+    assert is_encoder(encoder_folder("modernbert"))
+    assert not is_encoder(model_folder("llama"))
+    with pytest.raises(ConfigError, match="not a folder"):
+        is_encoder(tmp_path / "missing")
+
+
+def test_heads_for_other_tasks_are_left_out() -> None:
+    """A classifier's folder embeds once its modules say so."""
+    from chairlift.folders.kind import task_of
+    from chairlift.folders.model_json import read_model_json
+
+    folder = encoder_folder("mpnet", 2)
+    assert task_of(folder, read_model_json(folder)) == "classify"
+    assert task_of(folder, {**read_model_json(folder), "architectures": ["MPNetForMaskedLM"]}) == "embed"
+
+
+def test_old_names_of_norms(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = edited_folder(tmp_path / "old", encoder_folder("bert"))
+    tensors = load_file(folder / "model.safetensors")
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+           for name, tensor in tensors.items()}  # fmt: skip
+    save_file(old | {"embeddings.position_ids": torch.arange(402)}, folder / "model.safetensors", {"format": "pt"})
+    found, wanted = (vectors(load(some), encodings()) for some in (folder, encoder_folder("bert")))
+    assert np.array_equal(found, wanted)

@@ -1,0 +1,420 @@
+"""OIP v2 over HTTP by Triton's client, KServe v1's predict, and what both refuse."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.items_harness import (
+    Line,
+    Listening,
+    adder,
+    classifier,
+    embedder,
+    embedding,
+    function,
+    ids_of,
+    listening,
+    pair_of,
+    relevance,
+    reranker,
+)
+from support.server_harness import Front
+
+from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import Models, ModelService
+
+
+class Shelf:
+    """A loader with one model on its shelf."""
+
+    def __init__(self) -> None:
+        self.unloaded: list[str] = []
+
+    def available(self) -> list[str]:
+        return ["adder", "spare"]
+
+    async def load(self, name: str) -> list[ItemService]:
+        return [adder(name)[0]]
+
+    async def unload(self, model: ModelService) -> None:
+        self.unloaded.append(model.name)
+
+
+@pytest.fixture(scope="module")
+def line() -> Line:
+    return adder()[1]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Listening]:
+    with listening(adder()[0], embedder()[0], reranker()[0], classifier()[0], function()[0]) as it:
+        yield it
+
+
+@pytest.fixture
+def triton(server: Listening) -> Iterator[Any]:
+    yield from client_of(server)
+
+
+def client_of(server: Listening) -> Iterator[Any]:
+    http = pytest.importorskip("tritonclient.http")
+    client = http.InferenceServerClient(server.url.removeprefix("http://"))
+    yield client
+    client.close()
+
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+B = np.full((2, 3), 10, dtype=np.float32)
+WORDS = np.array([b"fox", "naïve".encode()], dtype=np.object_)
+
+
+def tensors(module: Any, binary: bool, words: Any = WORDS) -> list[Any]:
+    made = []
+    for name, array, datatype in (("a", A, "FP32"), ("b", B, "FP32"), ("word", words, "BYTES")):
+        tensor = module.InferInput(name, array.shape, datatype)
+        tensor.set_data_from_numpy(array, **({} if module.__name__.endswith("grpc") else {"binary_data": binary}))
+        made.append(tensor)
+    return made
+
+
+def check(result: Any) -> None:
+    np.testing.assert_array_equal(result.as_numpy("sum"), A + B)
+    np.testing.assert_array_equal(result.as_numpy("mean"), (A + B).mean(axis=1))
+    assert result.as_numpy("sum").dtype == np.float32
+    assert result.as_numpy("mean").dtype == np.float64
+    assert [bytes(each) if isinstance(each, bytes) else each.encode() for each in result.as_numpy("loud")] == [
+        b"FOX",
+        "naïve".encode().upper(),
+    ]
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False, None])
+def test_triton_client_infers(triton: Any, binary_in: bool, binary_out: bool | None) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    outputs = None
+    if binary_out is not None:
+        outputs = [http.InferRequestedOutput(name, binary_data=binary_out) for name in ("loud", "mean", "sum")]
+    result = triton.infer("adder", tensors(http, binary_in), outputs=outputs, request_id="my id", model_version="1")
+    check(result)
+    response = result.get_response()
+    assert (response["id"], response["model_name"], response["model_version"]) == ("my id", "adder", "1")
+    assert [output["shape"] for output in response["outputs"] if output["name"] == "sum"] == [[2, 3]]
+
+
+def test_one_value_an_item_may_have_two_dimensions(triton: Any) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    check(triton.infer("adder", tensors(http, True, WORDS.reshape(2, 1))))
+
+
+def test_items_are_batched_one_by_one_and_bound_to_terms() -> None:
+    http = pytest.importorskip("tritonclient.http")
+    service, line = adder()
+    with listening(service) as server:
+        for triton in client_of(server):
+            triton.infer("adder", tensors(http, True), priority=3, timeout=2_500_000)
+            triton.infer("adder", tensors(http, True), priority=1, headers={"X-Request-Timeout-Ms": "100"})
+        first, _, third, _ = line.submitted
+        assert line.batches == [2, 2]
+        assert (first["priority"], first["timeout"]) == (2, 2.5)
+        assert (third["priority"], third["timeout"]) == (0, 0.1)
+        assert first["payload"]["a"].shape == (3,)
+        assert first["payload"]["word"].shape == ()
+        assert first["shape_key"] == (("a", (3,)), ("b", (3,)), ("word", ()))
+
+
+def test_metadata_and_health(triton: Any) -> None:
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("adder")
+    assert triton.is_model_ready("adder", "1")
+    assert not triton.is_model_ready("nothing")
+    about = triton.get_server_metadata()
+    assert about["name"] == "chairlift"
+    assert "binary_tensor_data" in about["extensions"]
+    model = triton.get_model_metadata("adder")
+    assert model["versions"] == ["1"]
+    assert model["inputs"][0] == {"name": "a", "datatype": "FP32", "shape": [-1, -1]}
+    assert model["inputs"][2] == {"name": "word", "datatype": "BYTES", "shape": [-1]}
+    assert [output["name"] for output in model["outputs"]] == ["sum", "mean", "loud"]
+    embed = triton.get_model_metadata("embedder", "1")
+    assert embed["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert embed["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 8]}]
+
+
+def test_text_models_take_bytes(triton: Any) -> None:
+    http = pytest.importorskip("tritonclient.http")
+
+    def ask(model: str, **columns: list[str]) -> Any:
+        inputs = []
+        for name, values in columns.items():
+            tensor = http.InferInput(name, [len(values)], "BYTES")
+            tensor.set_data_from_numpy(np.array([value.encode() for value in values], dtype=np.object_))
+            inputs.append(tensor)
+        return triton.infer(model, inputs)
+
+    vectors = ask("embedder", text=["hello world", "fox"]).as_numpy("embedding")
+    np.testing.assert_array_equal(vectors[1], embedding(ids_of("fox")))
+    logits = ask("classifier", text=["fox"]).as_numpy("logits")
+    assert logits.shape == (1, 3)
+    pair = pair_of("fox", "the fox")
+    scores = ask("reranker", query=["fox"], text=["the fox"]).as_numpy("score")
+    assert scores.tolist() == [relevance(pair).tolist()]
+
+
+def test_python_models_take_json(triton: Any) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    tensor = http.InferInput("input", [3], "BYTES")
+    tensor.set_data_from_numpy(np.array([b'{"x": 2}', b'"ab"', b"[1]"], dtype=np.object_))
+    made = triton.infer("function", [tensor]).as_numpy("output")
+    assert [bytes(each) for each in made] == [b'{"twice":4.0,"list":[0,1]}', b'"abab"', b"[1,1]"]
+
+
+def test_repository(server: Listening) -> None:
+    utils = pytest.importorskip("tritonclient.utils")
+    shelf = Shelf()
+    models = Models([adder()[0]], shelf)
+    with listening(registry=models) as server:
+        for triton in client_of(server):
+            assert triton.get_model_repository_index() == [
+                {"name": "adder", "version": "1", "state": "READY", "reason": ""},
+                {"name": "spare", "version": "", "state": "UNAVAILABLE", "reason": "not loaded"},
+            ]
+            old = models.get("adder")
+            triton.load_model("spare")
+            triton.load_model("adder")
+            assert triton.is_model_ready("spare")
+            assert models.get("adder") is not old
+            triton.unload_model("spare")
+            assert not triton.is_model_ready("spare")
+            assert shelf.unloaded == ["adder", "spare"]
+            with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
+                triton.load_model("what")
+            with pytest.raises(utils.InferenceServerException, match="does not exist"):
+                triton.unload_model("spare")
+            with pytest.raises(utils.InferenceServerException, match="'config' is not supported"):
+                triton.load_model("spare", config="{}")
+        only_ready = httpx.post(f"{server.url}/v2/repository/index", json={"ready": True}).json()
+        assert [entry["name"] for entry in only_ready] == ["adder"]
+
+
+def test_a_fixed_set_of_models_loads_nothing(server: Listening) -> None:
+    answer = httpx.post(f"{server.url}/v2/repository/models/adder/unload")
+    assert (answer.status_code, set(answer.json())) == (400, {"error"})
+    assert [entry["state"] for entry in httpx.post(f"{server.url}/v2/repository/index").json()] == ["READY"] * 5
+
+
+def test_versions() -> None:
+    services = [adder()[0], adder()[0], adder()[0]]
+    for service, version in zip(services, ("2", "10", "9"), strict=True):
+        service.version = version
+    with listening(*services) as server:
+
+        def version(path: str) -> Any:
+            answer = httpx.post(f"{server.url}/v2/models/adder{path}/infer", json=BODY)
+            return answer.json().get("model_version", answer.status_code)
+
+        assert version("") == "10"
+        assert version("/versions/9") == "9"
+        assert version("/versions/1") == 404
+        assert httpx.get(f"{server.url}/v2/models/adder").json()["versions"] == ["2", "9", "10"]
+
+
+BODY: dict[str, Any] = {
+    "inputs": [
+        {"name": "a", "shape": [1, 2], "datatype": "FP32", "data": [1, 2.5]},
+        {"name": "b", "shape": [1, 2], "datatype": "FP32", "data": [[3, 4]]},
+        {"name": "word", "shape": [1], "datatype": "BYTES", "data": ["fox"]},
+    ]
+}
+
+
+def changed(index: int, **more: Any) -> dict[str, Any]:
+    inputs = [dict(each) for each in BODY["inputs"]]
+    inputs[index] |= more
+    return {"inputs": inputs}
+
+
+def test_json_both_ways(server: Listening) -> None:
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY)
+    assert answer.json() == {
+        "model_name": "adder",
+        "model_version": "1",
+        "outputs": [
+            {"name": "sum", "datatype": "FP32", "shape": [1, 2], "data": [4.0, 6.5]},
+            {"name": "mean", "datatype": "FP64", "shape": [1], "data": [5.25]},
+            {"name": "loud", "datatype": "BYTES", "shape": [1], "data": ["FOX"]},
+        ],
+    }
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-batch-size"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"inputs": BODY["inputs"][:2]}, "'word' is missing"),
+        ({"inputs": BODY["inputs"] + BODY["inputs"][:1]}, "there twice"),
+        (changed(0, name="c"), "unexpected input 'c'"),
+        (changed(0, datatype="FP64"), "must be FP32"),
+        (changed(0, datatype="BF16"), "'BF16' is not one of"),
+        (changed(0, shape=[2]), "must have shape [-1, -1]"),
+        (changed(0, shape=[2, 1]), "same number of items"),
+        (changed(0, shape=[1, 3]), "needs 3 values"),
+        (changed(0, shape=[-1, 2]), "no negative"),
+        (changed(0, data=[1]), "needs 2 values"),
+        (changed(0, data=[[1, 2], [3]]), "different lengths"),
+        (changed(0, data=["a", "b"]), "not FP32"),
+        (changed(2, data=[5]), "not BYTES"),
+        (changed(2, data=["a", "b"]), "needs 1 elements"),
+        (changed(0, parameters={"binary_data_size": 8}), "either data or"),
+        (changed(0, parameters={"shared_memory_region": "x"}), "'shared_memory_region' is not supported"),
+        (BODY | {"parameters": {"sequence_id": 1}}, "'sequence_id' is not supported"),
+        (BODY | {"parameters": {"priority": "high"}}, "'priority' must be an integer"),
+        (BODY | {"parameters": {"priority": -1}}, "priority must not be negative"),
+        (BODY | {"parameters": {"timeout": -1}}, "timeout must not be negative"),
+        (BODY | {"parameters": {"binary_data_output": 1}}, "must be true or false"),
+        (BODY | {"outputs": [{"name": "what"}]}, "no output 'what'"),
+        (BODY | {"outputs": [{"name": "sum", "parameters": {"classification": 3}}]}, "'classification' is not supp"),
+        (BODY | {"model_name": "other"}, "the path names 'adder'"),
+        (BODY | {"wrong": 1}, "unknown field 'wrong'"),
+        ({"inputs": []}, "'a' is missing"),
+        ({}, "'inputs' is required"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_bad_tensors_are_refused_by_name(server: Listening, body: Any, word: str) -> None:
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", json=body)
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+    assert word in answer.json()["error"]
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    from chairlift.errors import InvalidRequest
+    from chairlift.server.oip.codec import from_values
+
+    for datatype, values in (("INT8", [128]), ("UINT8", [-1]), ("INT64", [2**63]), ("INT32", [1.5]), ("BOOL", [1])):
+        with pytest.raises(InvalidRequest):
+            from_values("x", datatype, [1], values)
+    assert from_values("x", "UINT64", [1], [2**64 - 1]).tolist() == [2**64 - 1]
+    assert from_values("x", "BOOL", [2], [True, False]).tolist() == [True, False]
+    assert from_values("x", "FP16", [0], []).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("header", "raw", "word"),
+    [
+        ("5", b"{}", "Inference-Header-Content-Length"),
+        ("x", b"{}", "Inference-Header-Content-Length"),
+        (
+            None,
+            b'{"inputs":[{"name":"a","shape":[1,1],"datatype":"FP32","parameters":{"binary_data_size":4}}]}',
+            "ends",
+        ),
+        (None, b"{", "not valid JSON"),
+        (None, b"", "not valid JSON"),
+    ],
+)
+def test_rubbish_is_400(server: Listening, header: str | None, raw: bytes, word: str) -> None:
+    headers = {"Inference-Header-Content-Length": header} if header else {}
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", content=raw, headers=headers)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]
+
+
+def test_binary_data_must_add_up(server: Listening) -> None:
+    def send(tail: bytes, size: int, datatype: str = "BYTES") -> str:
+        head = b'{"inputs":[{"name":"text","shape":[1],"datatype":"%b","parameters":{"binary_data_size":%d}}]}' % (
+            datatype.encode(),
+            size,
+        )
+        headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+        return httpx.post(f"{server.url}/v2/models/embedder/infer", content=head + tail, headers=headers).text
+
+    assert "outputs" in send(b"\3\0\0\0fox", 7)
+    assert "belong to no input" in send(b"\3\0\0\0fox!", 7)
+    assert "ends before" in send(b"\3\0\0\0fo", 7)
+    assert "add up" in send(b"\4\0\0\0fox", 7)
+    assert "add up" in send(b"\3\0", 2)
+    assert "needs 4 bytes" in send(b"123", 3, "FP32")
+    assert "not UTF-8" in send(b"\1\0\0\0\xff", 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (QueueFull("full", 2), 429),
+        (Unavailable("dead"), 503),
+        (DeadlineExceeded("late"), 504),
+        (RequestFailed("x"), 500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("path", ["/v2/models/function/infer", "/v1/models/function:predict"])
+def test_failures_have_their_codes(error: Exception, status: int, path: str) -> None:
+    service, line = function()
+    line.refusal = error
+    tensor = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ["1"]}
+    body = {"instances": [1]} if path.endswith("predict") else {"inputs": [tensor]}
+    with listening(service) as server:
+        answer = httpx.post(server.url + path, json=body)
+        assert (answer.status_code, answer.json()) == (status, {"error": str(error)})
+        assert ("retry-after" in answer.headers) == (status in (429, 503))
+        service.state = "draining"
+        assert httpx.post(server.url + path, json=body).status_code == 503
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        assert httpx.get(f"{server.url}/v2/models/function/ready").status_code == 503
+
+
+def test_outputs_that_do_not_match_are_the_models_fault(server: Listening) -> None:
+    service, line = adder()
+    bad = changed(0) | {
+        "inputs": [each | {"shape": [2, *each["shape"][1:]], "data": each["data"] * 2} for each in BODY["inputs"]]
+    }
+    with listening(service) as it:
+        line.compute = lambda payloads: [
+            {"sum": np.zeros(i + 1), "mean": 1.0, "loud": b""} for i in range(len(payloads))
+        ]
+        answer = httpx.post(f"{it.url}/v2/models/adder/infer", json=bad)
+        assert (answer.status_code, "can't be one tensor" in answer.text) == (500, True)
+        line.compute = lambda payloads: [{"sum": np.zeros(2)} for _ in payloads]
+        answer = httpx.post(f"{it.url}/v2/models/adder/infer", json=bad)
+        assert (answer.status_code, "no output 'mean'" in answer.text) == (500, True)
+        line.compute = lambda payloads: [{"sum": np.zeros(2), "mean": 0.0, "loud": b"\xff"} for _ in payloads]
+        assert "binary data" in httpx.post(f"{it.url}/v2/models/adder/infer", json=bad).json()["error"]
+
+
+def test_models_without_a_batch_axis_get_tensors_whole() -> None:
+    service, _ = adder()
+    assert service.info is not None
+    service.info.batch_axis = False
+    inputs = [
+        {"name": "a", "shape": [2], "datatype": "FP32", "data": [1, 2]},
+        {"name": "b", "shape": [2], "datatype": "FP32", "data": [1, 2]},
+        {"name": "word", "shape": [], "datatype": "BYTES", "data": ["x"]},
+    ]
+    with listening(service) as server:
+        made = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": inputs}).json()["outputs"]
+        assert made[0] == {"name": "sum", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}
+        assert httpx.get(f"{server.url}/v2/models/adder").json()["inputs"][0]["shape"] == [-1]
+        instance = {"a": [1, 2], "b": [3, 4], "word": "x"}
+        made = httpx.post(f"{server.url}/v1/models/adder:predict", json={"instances": [instance]}).json()
+        assert made == {"predictions": [{"sum": [4.0, 6.0], "mean": 5.0, "loud": "X"}]}
+
+
+def test_language_models_take_no_tensors() -> None:
+    import asyncio
+
+    async def go() -> None:
+        front = Front()
+        answer = await front.post("/v2/models/tiny/infer", BODY)
+        assert (answer.status, answer.json()["error"][:26]) == (400, "`tiny` is a language model")
+        assert (await front.post("/v2/models/other/infer", BODY)).status == 404
+        assert (await front.call("GET", "/v2/models/tiny/ready")).status == 200
+        assert (await front.call("GET", "/v2/nowhere")).json() == {"error": "there is no /v2/nowhere here"}
+
+    asyncio.run(go())

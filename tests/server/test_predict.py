@@ -1,0 +1,103 @@
+"""KServe v1's :predict: any JSON, tensors and texts in, predictions out; parts of streaming models as they come."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.items_harness import Listening, adder, counter, embedder, embedding, function, ids_of, listening, reranker
+
+from chairlift.errors import QueueFull, RequestFailed
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Listening]:
+    with listening(adder()[0], embedder()[0], reranker()[0], function()[0]) as it:
+        yield it
+
+
+def predict(server: Listening, model: str, instances: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/models/{model}:predict", json={"instances": instances})
+
+
+def test_predict_any_json(server: Listening) -> None:
+    answer = predict(server, "function", [{"x": 1.5}, [1], "ab"])
+    assert answer.json() == {"predictions": [{"twice": 3.0, "list": [0, 1]}, [1, 1], "abab"]}
+    assert answer.headers["x-batch-size"] == "3"
+
+
+def test_predict_tensors_and_texts(server: Listening) -> None:
+    instances = [{"a": [1, 2], "b": [3, 4], "word": "x"}, {"a": [1], "b": [3], "word": "naïve"}]
+    assert predict(server, "adder", instances).json()["predictions"] == [
+        {"sum": [4.0, 6.0], "mean": 5.0, "loud": "X"},
+        {"sum": [4.0], "mean": 4.0, "loud": "naïve".encode().upper().decode()},
+    ]
+    vectors = predict(server, "embedder", ["fox", {"text": "hello world"}]).json()["predictions"]
+    np.testing.assert_allclose(vectors[1], embedding(ids_of("hello world")), rtol=1e-5, atol=1e-6)
+    assert len(predict(server, "reranker", [{"query": "fox", "text": "a fox"}]).json()["predictions"][0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "instances", "word"),
+    [
+        ("adder", [5], "instances[0] must be an object with a, b, word"),
+        ("adder", [{"a": [1], "b": [2]}], "'word' is missing"),
+        ("adder", [{"a": [1], "b": [2], "word": "x", "z": 1}], "no input 'z'"),
+        ("adder", [{"a": [[1], [2, 3]], "b": [2], "word": "x"}], "different lengths"),
+        ("embedder", [5], "not BYTES"),
+        ("function", [], "instances must not be empty"),
+        ("function", 5, "instances"),
+        ("other", [5], "does not exist"),
+    ],
+)
+def test_predict_refuses_by_name(server: Listening, model: str, instances: Any, word: str) -> None:
+    answer = predict(server, model, instances)
+    assert answer.status_code == (404 if model == "other" else 400)
+    assert set(answer.json()) == {"error"}
+    assert word in answer.json()["error"]
+
+
+def test_results_that_are_no_json_are_the_models_fault() -> None:
+    service, line = function()
+    line.compute = lambda payloads: [object() for _ in payloads]
+    with listening(service) as server:
+        answer = predict(server, "function", [1])
+        assert (answer.status_code, "JSON" in answer.json()["error"]) == (500, True)
+
+
+def test_a_streaming_model_sends_parts_as_lines_or_events() -> None:
+    with listening(counter()[0], function()[0]) as server:
+        url = f"{server.url}/v1/models/counter:predict"
+        whole = httpx.post(url, json={"instances": [2, 0]})
+        assert whole.json() == {"predictions": [[{"count": i, "text": "a\u2028b"} for i in range(2)], []]}
+        lines = httpx.post(url, json={"instances": [2, 1]}, headers={"Accept": "application/x-ndjson"})
+        assert lines.headers["content-type"].startswith("application/x-ndjson")
+        made = [json.loads(line) for line in lines.text.splitlines()]
+        assert sorted((each["instance"], each["part"]["count"]) for each in made) == [(0, 0), (0, 1), (1, 0)]
+        events = httpx.post(url, json={"instances": [1]}, headers={"Accept": "text/event-stream"})
+        first, last, rest = events.text.split("\n\n")
+        assert json.loads(first.removeprefix("data: ")) == {"instance": 0, "part": {"count": 0, "text": "a\u2028b"}}
+        assert (last, rest) == ("data: [DONE]", "")
+        plain = f"{server.url}/v1/models/function:predict"
+        refused = httpx.post(plain, json={"instances": [1]}, headers={"Accept": "text/event-stream"})
+        assert (refused.status_code, "does not stream" in refused.json()["error"]) == (400, True)
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    service, line = counter()
+    headers = {"Accept": "application/x-ndjson"}
+    with listening(service) as server:
+        url = f"{server.url}/v1/models/counter:predict"
+        line.compute = lambda payloads: [[{"count": 1}, RequestFailed("boom")] for _ in payloads]
+        answer = httpx.post(url, json={"instances": [1]}, headers=headers)
+        assert answer.text.splitlines() == ['{"instance":0,"part":{"count":1}}', '{"error":"boom"}']
+        line.compute = lambda payloads: [QueueFull("full", 2) for _ in payloads]
+        answer = httpx.post(url, json={"instances": [1]}, headers=headers)
+        assert (answer.status_code, answer.json(), answer.headers["retry-after"]) == (429, {"error": "full"}, "2")
+        line.held = True
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json={"instances": [1]}, headers=headers, timeout=0.3)
+        while line.waiting:
+            pass

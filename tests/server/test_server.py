@@ -1,0 +1,575 @@
+"""The OpenAI routes over a scripted engine: shapes, limits, errors, streaming, hanging up."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from support.server_harness import Answer, FakeClient, Front, full
+
+from chairlift.core.finished import FinishReason
+from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.errors import RequestFailed, Unavailable
+from chairlift.server.openai.body_types import NO_OPS
+
+
+def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def complete(**body: Any) -> Answer:
+    async def go() -> Answer:
+        return await Front().complete(**body)
+
+    return run(go)
+
+
+def chat(**body: Any) -> Answer:
+    async def go() -> Answer:
+        return await Front().chat(**body)
+
+    return run(go)
+
+
+# Completions
+
+
+def test_completion_has_openai_shape() -> None:
+    answer = complete(model="tiny", max_tokens=4)
+    assert answer.status == 200
+    made = answer.json()
+    assert made["object"] == "text_completion"
+    assert made["id"].startswith("cmpl-")
+    assert made["model"] == "tiny"
+    assert made["choices"] == [
+        {"index": 0, "text": "hello world! ", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert made["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 4,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("hi", 1), (["hi"], 1), (["hi", "you"], 2), ([1, 2], 1), ([[1, 2], [3], [4]], 3)]
+)
+def test_all_forms_of_prompt(prompt: Any, count: int) -> None:
+    made = complete(prompt=prompt, n=2, max_tokens=1).json()
+    assert [choice["index"] for choice in made["choices"]] == list(range(2 * count))
+
+
+def test_samples_of_a_seed_differ_by_index_and_ids_by_place() -> None:
+    async def go() -> None:
+        front = Front()
+        made = (await front.complete(prompt=["a", "b"], n=2, seed=5, max_tokens=1)).json()
+        assert [r.params.seed for r in front.client.requests] == [5, 6, 5, 6]
+        assert [r.id for r in front.client.requests] == [f"{made['id']}-{s}" for s in ("0-0", "0-1", "1-0", "1-1")]
+
+    run(go)
+
+
+def test_default_lengths() -> None:
+    async def go() -> None:
+        front = Front()
+        await front.complete()
+        await front.chat()
+        first, second = front.client.requests
+        assert first.max_tokens == 16
+        assert second.max_tokens == 200 - len(second.prompt_ids)
+
+    run(go)
+
+
+def test_extras_reach_the_core() -> None:
+    async def go() -> None:
+        front = Front()
+        extras = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True}
+        own = {
+            "priority": -3,
+            "cache_salt": "mine",
+            "cache_prompt": False,
+            "stop_token_ids": [7],
+            "logit_bias": {"9": -100},
+        }
+        answer = await front.complete(max_tokens=2, skip_special_tokens=False, **extras, **own)
+        assert answer.status == 200
+        request = front.client.requests[0]
+        for name, value in extras.items():
+            assert getattr(request.params, name) == value
+        assert (request.priority, request.cache_salt, request.stop_ids) == (-3, "mine", (7,))
+        assert not request.use_prefix_cache
+        assert request.params.logit_bias == {9: -100}
+        assert request.params.skip_special_tokens is False
+
+    run(go)
+
+
+def test_echo_puts_the_prompt_first() -> None:
+    assert complete(echo=True, max_tokens=1).json()["choices"][0]["text"] == "hellohello"
+    assert complete(echo=True, max_tokens=1, prompt=[1]).json()["choices"][0]["text"].endswith("hello")
+
+
+def test_echo_alone_scores_the_prompt() -> None:
+    made = complete(prompt="hello world", echo=True, max_tokens=0, logprobs=1).json()
+    choice = made["choices"][0]
+    assert choice["text"] == "hello world"
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["tokens"] == ["hello", " world"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
+    assert choice["logprobs"]["text_offset"] == [0, 5]
+    assert made["usage"]["completion_tokens"] == 0
+
+
+def test_legacy_logprobs() -> None:
+    logprobs = complete(echo=True, max_tokens=3, logprobs=2).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["hello", "hello", " world", "!"]
+    assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+    assert logprobs["text_offset"] == [0, 5, 10, 16]
+    assert logprobs["top_logprobs"][0] is None
+    assert all(len(top) == 2 for top in logprobs["top_logprobs"][1:])
+
+
+def test_streamed_logprobs_join_to_the_whole() -> None:
+    for echo in (False, True):
+        body = {"prompt": ["hello", "hello world"], "n": 2, "max_tokens": 5, "logprobs": 1, "echo": echo}
+        whole = complete(**body).json()["choices"]
+        parts: list[dict[str, Any]] = [{"text": "", "logprobs": None, "finish_reason": None} for _ in whole]
+        for event in complete(**body, stream=True).events():
+            (choice,) = event["choices"]
+            part = parts[choice["index"]]
+            part["text"] += choice["text"]
+            part["finish_reason"] = choice["finish_reason"]
+            if part["logprobs"] is None:
+                part["logprobs"] = choice["logprobs"]
+            else:
+                for name, values in choice["logprobs"].items():
+                    part["logprobs"][name] += values
+        for part, choice in zip(parts, whole, strict=True):
+            assert part == {name: choice[name] for name in part}
+
+
+def test_stop_string_ends_and_cancels() -> None:
+    async def go() -> None:
+        front = Front()
+        made = (await front.complete(stop="wor", max_tokens=10)).json()
+        assert made["choices"][0]["text"] == "hello "
+        assert made["choices"][0]["finish_reason"] == "stop"
+        assert made["choices"][0]["stop_reason"] == "wor"
+        assert made["usage"]["completion_tokens"] == 2
+        assert front.client.cancelled == [made["id"]]
+
+    run(go)
+
+
+# Chat
+
+
+def test_chat_has_openai_shape() -> None:
+    made = chat(max_completion_tokens=3).json()
+    assert made["object"] == "chat.completion"
+    assert made["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hello world!", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
+
+
+def test_chat_logprobs_have_bytes() -> None:
+    content = chat(max_tokens=1, logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert content[0]["token"] == "hello"
+    assert content[0]["bytes"] == list(b"hello")
+    assert len(content[0]["top_logprobs"]) == 2
+    assert chat(max_tokens=1, logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_chat_stream_has_role_text_finish_usage() -> None:
+    events = chat(max_tokens=2, stream=True, stream_options={"include_usage": True}).events()
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "hello"}, {"content": " world"}, {}]
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, None, None, "length"]
+    assert all(event["usage"] is None for event in events[:-1])
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 2
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_continuous_usage_counts_up() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = complete(max_tokens=3, stream=True, stream_options=options).events()
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+
+
+def test_streams_of_one_step_leave_in_one_write() -> None:
+    answer = complete(prompt=["a", "b"], n=4, max_tokens=3, stream=True)
+    assert len(answer.writes) == 3
+    assert len(answer.events()) == 8 * 3
+
+
+def test_events_are_one_line_for_every_splitter() -> None:
+    async def go() -> None:
+        front = Front()
+        ids = front.tokenizer.encode("a\u2028b\u2029c\x85d\ne")
+        front = Front(FakeClient(ids))
+        for ask in (front.chat, front.complete):
+            answer = await ask(max_tokens=len(ids), stream=True)
+            assert len(answer.body.decode().splitlines()) == answer.body.count(b"\n")
+            assert json.loads(json.dumps(answer.events()))
+
+    run(go)
+
+
+def test_chat_lengths_and_alternatives_are_checked() -> None:
+    assert chat(max_completion_tokens=0).error["param"] == "max_completion_tokens"
+    assert chat(max_tokens=0).error["param"] == "max_tokens"
+    assert chat(top_logprobs=2).error["param"] == "top_logprobs"
+    assert chat(logprobs=True, top_logprobs=21).error["param"] == "top_logprobs"
+    assert chat(max_tokens=1000).error["code"] == "context_length_exceeded"
+    for name in ("self", "messages", "add_generation_prompt", "chat_template"):
+        assert chat(chat_template_kwargs={name: []}).error["param"] == "chat_template_kwargs"
+    assert (
+        chat(chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False, max_tokens=1).status == 200
+    )
+
+
+def test_chat_needs_messages_with_roles() -> None:
+    assert chat(messages=[]).error["param"] == "messages"
+    assert chat(messages=[{"content": "x"}]).error["param"] == "messages[0].role"
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    assert "image_url" in chat(messages=[{"role": "user", "content": [part]}]).error["message"]
+    assert chat(messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}], max_tokens=1).status == 200
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", sorted(NO_OPS))
+def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
+    ask = complete if name in ("suffix", "prompt_logprobs") else chat
+    answer = ask(**{name: "something"})
+    assert answer.status == 400
+    assert answer.error["param"] == name
+    assert answer.error["message"].startswith(name)
+    for value in (None, *NO_OPS[name]):
+        assert ask(max_tokens=1, **{name: value}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"wrong": 1}, "wrong", "unknown_field"),
+        ({"prompt": [1, True]}, "prompt[1]", None),
+        ({"temperature": "hot"}, "temperature", None),
+        ({"temperature": -1}, "temperature", None),
+        ({"top_p": 0}, "top_p", None),
+        ({"n": 0}, "n", None),
+        ({"n": 65}, "n", None),
+        ({"n": 2**40}, "n", None),
+        ({"top_k": 2**80}, "top_k", None),
+        ({"seed": 2**64}, "seed", None),
+        ({"seed": 2**64 - 1, "n": 2}, "seed", None),
+        ({"best_of": 3}, "best_of", None),
+        ({"max_tokens": 0}, "max_tokens", None),
+        ({"max_tokens": -1}, "max_tokens", None),
+        ({"max_tokens": 500}, "prompt", "context_length_exceeded"),
+        ({"prompt": [1] * 201}, "prompt", "context_length_exceeded"),
+        ({"prompt": []}, "prompt", None),
+        ({"prompt": ""}, "prompt", None),
+        ({"prompt": [[]]}, "prompt", None),
+        ({"prompt": ["a", 1]}, "prompt", None),
+        ({"prompt": ["a"] * 257}, "prompt", None),
+        ({"prompt": ["a"] * 200, "n": 60}, "n", None),
+        ({"prompt": [330]}, "prompt", None),
+        ({"prompt": [-1]}, "prompt", None),
+        ({"prompt": [1.5]}, "prompt[0]", None),
+        ({"prompt": "\ud800"}, None, "invalid_json"),
+        ({"logit_bias": {"400": 1}}, "logit_bias", None),
+        ({"logit_bias": {"1": 101}}, "logit_bias", None),
+        ({"stop_token_ids": [330]}, "stop_token_ids", None),
+        ({"stop": ""}, "stop", None),
+        ({"stop": ["a"] * 17}, "stop", None),
+        ({"logprobs": 21}, "logprobs", None),
+        ({"stream_options": {"include_usage": True}}, "stream_options", None),
+        ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", None),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_values_are_refused_by_name(body: dict[str, Any], param: str | None, code: str | None) -> None:
+    answer = complete(**body)
+    assert answer.status == 400, answer.body
+    assert (answer.error["param"], answer.error["code"]) == (param, code), answer.body
+    assert answer.error["type"] == "invalid_request_error"
+
+
+def test_metadata_is_ignored() -> None:
+    ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"}
+    assert complete(max_tokens=1, **ignored).status == 200
+    assert chat(max_tokens=1, parallel_tool_calls=False, safety_identifier="x", **ignored).status == 200
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": NaN}', b'{"prompt":' + b"[" * 100_000]
+)
+def test_rubbish_bodies_are_400(raw: bytes) -> None:
+    async def go() -> None:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            answer = await Front().post(path, raw)
+            assert answer.status == 400, answer.body
+            assert answer.error["message"]
+
+    run(go)
+
+
+def test_deep_messages_are_400() -> None:
+    raw = b'{"messages":[{"role":"user","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
+
+    async def go() -> None:
+        assert (await Front().post("/v1/chat/completions", raw)).error["code"] == "invalid_json"
+
+    run(go)
+
+
+def test_unknown_model_and_path_and_method() -> None:
+    answer = complete(model="gpt-4")
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert "tiny" in answer.error["message"]
+
+    async def go() -> None:
+        front = Front()
+        assert (await front.call("GET", "/v1/models/other")).error["code"] == "model_not_found"
+        assert (await front.call("GET", "/v1/models/tiny")).json()["max_model_len"] == 200
+        assert [m["id"] for m in (await front.call("GET", "/v1/models")).json()["data"]] == ["tiny"]
+        nowhere = await front.call("GET", "/nowhere")
+        assert (nowhere.status, nowhere.error["code"]) == (404, "not_found")
+        wrong = await front.call("GET", "/v1/completions")
+        assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+        assert wrong.error["code"] == "method_not_allowed"
+
+    run(go)
+
+
+def test_large_body_is_refused_as_it_streams() -> None:
+    async def go() -> None:
+        front = Front(max_body_bytes=1000)
+        chunks = [b" " * 400] * 6
+        answer = await front.post("/v1/completions", None, chunks=chunks)
+        assert answer.status == 413
+        assert "1000 bytes (max_body_bytes)" in answer.error["message"]
+        assert answer.headers["connection"] == "close"
+
+    run(go)
+
+
+def test_slow_body_and_wrong_type_are_refused() -> None:
+    async def go() -> None:
+        front = Front(body_timeout_s=0.05)
+        answer = Answer()
+        app_waits = [b"{", b"}"]
+
+        async def receive() -> dict[str, Any]:
+            if len(app_waits) == 2:
+                return {"type": "http.request", "body": app_waits.pop(), "more_body": True}
+            await asyncio.sleep(10)
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            answer.status = message.get("status", answer.status)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await front.app(scope, receive, send)  # type: ignore[arg-type]
+        assert answer.status == 408
+        assert (await front.post("/v1/completions", {}, headers={"content-type": "text/plain"})).status == 415
+        assert (await front.post("/v1/completions", {}, headers={"content-encoding": "gzip"})).status == 415
+
+    run(go)
+
+
+def test_key_is_asked_for_where_it_matters() -> None:
+    async def go() -> None:
+        front = Front(api_key="secret")
+        refused = await front.complete()
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+        wrong = await front.call("GET", "/v1/models", headers={"authorization": "Bearer sécret"})
+        assert wrong.status == 401
+        assert (await front.call("GET", "/v1/models", headers={"authorization": "Bearer secret"})).status == 200
+        assert (await front.call("GET", "/health/ready")).status == 200
+        assert (await front.call("GET", "/metrics")).status == 200
+
+    run(go)
+
+
+# When the engine says no
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_full_queue_and_unavailable_have_retry_after(stream: bool) -> None:
+    async def go() -> None:
+        front = Front()
+        front.client.refusal = full(2.2)
+        answer = await front.complete(stream=stream)
+        assert (answer.status, answer.headers["retry-after"], answer.error["code"]) == (429, "3", "queue_full")
+        front.client.refusal = None
+        front.client.state = "restarting"
+        answer = await front.complete(stream=stream)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "restarting" in answer.error["message"]
+        front.client.info, front.client.state = None, "loading"
+        assert (await front.complete(stream=stream)).status == 503
+
+    run(go)
+
+
+def test_readiness_tells_the_state() -> None:
+    async def go() -> None:
+        front = Front()
+        assert (await front.call("GET", "/health/ready")).status == 200
+        front.client.state, front.client.failure = "failed", "no memory"
+        answer = await front.call("GET", "/health/ready")
+        assert (answer.status, answer.json()["status"], answer.json()["failure"]) == (503, "failed", "no memory")
+        assert (await front.call("GET", "/health/live")).status == 200
+
+    run(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_the_request(stream: bool) -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        body, headers = {"prompt": "hello", "stream": stream, "n": 2}, {"X-Request-Timeout-Ms": "20"}
+        answer = await front.post("/v1/completions", body, headers=headers)
+        assert answer.status == 504
+        assert "20 ms" in answer.error["message"]
+        assert len(front.client.cancelled) == 2
+
+    run(go)
+
+
+def test_a_deadline_amid_a_stream_is_its_last_event() -> None:
+    async def go() -> None:
+        front, answer = Front(FakeClient(manual=True)), Answer()
+        body, headers = {"prompt": "hello", "stream": True}, {"X-Request-Timeout-Ms": "200"}
+        task = asyncio.create_task(front.post("/v1/completions", body, headers=headers, answer=answer))
+        await _until(lambda: front.client.streams)
+        stream = front.client.streams[0]
+        stream.push(SequenceUpdate(stream.request.id, [70]))
+        await task
+        assert answer.status == 200
+        assert "200 ms" in answer.body.decode().strip().split("\n\n")[-1]
+        assert front.client.cancelled == [stream.request.id]
+
+    run(go)
+
+
+def test_priority_may_come_in_a_header() -> None:
+    async def go() -> None:
+        front = Front()
+        headers = {"X-Request-Priority": "3"}
+        await front.post("/v1/completions", {"prompt": "hello"}, headers=headers)
+        await front.post("/v1/completions", {"prompt": "hello", "priority": -1}, headers=headers)
+        assert [request.priority for request in front.client.requests] == [3, -1]
+        assert (
+            await front.post("/v1/completions", {"prompt": "x"}, headers={"X-Request-Timeout-Ms": "-1"})
+        ).status == 400
+
+    run(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status"), [(Unavailable("it died"), 503), (RequestFailed("boom"), 500)])
+def test_failure_before_the_first_token_is_a_status(stream: bool, error: Exception, status: int) -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        task = asyncio.create_task(front.complete(stream=stream, n=2))
+        await _until(lambda: front.client.streams)
+        front.client.streams[0].close(error)
+        answer = await task
+        assert answer.status == status
+        assert answer.error["message"] == str(error)
+        assert front.client.cancelled == [front.client.requests[1].id]
+        assert front.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2}
+
+    run(go)
+
+
+def test_failure_amid_a_stream_is_its_last_event() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        answer = Answer()
+        body = {"prompt": "hello", "stream": True}
+        task = asyncio.create_task(front.post("/v1/completions", body, answer=answer))
+        await _until(lambda: front.client.streams)
+        stream = front.client.streams[0]
+        stream.push(SequenceUpdate(stream.request.id, [70]))
+        await _until(lambda: answer.writes)
+        stream.close(Unavailable("the worker died"))
+        await task
+        assert answer.status == 200
+        assert answer.complete
+        last = answer.body.decode().strip().split("\n\n")[-1]
+        error = msgspec.json.decode(last.removeprefix("data: "))
+        assert error["error"]["message"] == "the worker died"
+
+    run(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_hanging_up_cancels_at_once(stream: bool, begun: bool, n: int) -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        task = asyncio.create_task(front.complete(stream=stream, n=n))
+        await _until(lambda: front.client.streams)
+        if begun:
+            for each in front.client.streams:
+                each.push(SequenceUpdate(each.request.id, [70]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not front.client.cancelled
+        front.gone.set()
+        await asyncio.wait_for(task, 1)
+        assert sorted(front.client.cancelled) == [request.id for request in front.client.requests]
+        assert front.service.metrics.finished["abort"] == n
+        assert len(asyncio.all_tasks()) == 2  # this one and its timeout
+
+    run(go)
+
+
+def test_unexpected_error_is_a_plain_500() -> None:
+    async def go() -> None:
+        front = Front()
+        front.client.refusal = RuntimeError("secret detail")
+        answer = await front.complete()
+        assert answer.status == 500
+        assert b"secret" not in answer.body
+        assert answer.error["type"] == "server_error"
+        counted = 'chairlift_http_requests_total{code="500",method="POST",route="/v1/completions"} 1.0'
+        assert counted in (await front.call("GET", "/metrics")).body.decode()
+
+    run(go)
+
+
+def test_finish_by_eos_is_stop() -> None:
+    async def go() -> None:
+        front = Front()
+        end = front.tokenizer.eos_ids[0]
+        client = FakeClient([*front.tokenizer.encode("hello"), end])
+        made = (await Front(client).complete()).json()
+        assert made["choices"][0]["text"] == "hello"
+        assert made["choices"][0]["finish_reason"] == FinishReason.STOP.value
+        assert made["choices"][0]["stop_reason"] is None
+
+    run(go)
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)

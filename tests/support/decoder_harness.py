@@ -1,0 +1,131 @@
+"""Drives DecoderRunner.execute with hand-built steps: the smallest scheduler that can make every situation."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.request import Request, Start, Step, StepResult
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.runners.decoder.runner import DecoderRunner
+
+GREEDY = SamplingParams(temperature=0, max_tokens=None)
+
+
+def make_runner(folder: Path, **settings: Any) -> DecoderRunner:
+    config = SequenceConfig(
+        **{
+            "model": str(folder),
+            "device": "cpu",
+            "ops": "reference",
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 4096,
+            "max_model_len": 400,
+            "num_threads": 1,
+        }
+        | settings
+    )
+    runner = DecoderRunner(config)
+    runner.load()
+    return runner
+
+
+def make_request(
+    id: str, prompt: list[int], params: SamplingParams = GREEDY, stop_ids: tuple[int, ...] = ()
+) -> Request:
+    return Request(
+        id=id, prompt_ids=prompt, params=params, max_tokens=params.max_tokens or 10_000, arrival=0.0, stop_ids=stop_ids
+    )
+
+
+class Harness:
+    """Holds sequences, hands out blocks and makes steps. `outputs` are each request's tokens so far."""
+
+    def __init__(self, runner: DecoderRunner) -> None:
+        self.runner = runner
+        self.block_size = runner.info.block_size
+        # Out of order, so that a physical block never equals the logical one.
+        order = torch.randperm(runner.info.num_blocks, generator=torch.Generator().manual_seed(1))
+        self.free: list[int] = order.tolist()
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.owned: dict[str, list[int]] = {}
+        # A runner shared between tests may still hold an earlier harness's sequences.
+        self.released: list[str] = list(runner.batch.row_of)
+        self.fresh: set[str] = set()
+        self.step_id = 0
+
+    def add(self, request: Request, cached: int = 0, shared: Iterable[int] = ()) -> None:
+        """Make a request known; `cached` of its tokens already lie in the `shared` blocks."""
+        self.requests[request.id] = request
+        self.outputs.setdefault(request.id, [])
+        self.computed[request.id] = cached
+        self.tables[request.id] = list(shared)
+        self.owned[request.id] = []
+        self.fresh.add(request.id)
+
+    def start(self, id: str, blocks: list[int]) -> Start:
+        """What tells the runner of a request, with these more blocks."""
+        self.tables[id] += blocks
+        self.owned[id] += blocks
+        self.fresh.discard(id)
+        return Start(self.requests[id], self.tokens(id), self.computed[id], list(self.tables[id]))
+
+    def tokens(self, id: str) -> list[int]:
+        return self.requests[id].prompt_ids + self.outputs[id]
+
+    def remaining(self, id: str) -> int:
+        return len(self.tokens(id)) - self.computed[id]
+
+    def release(self, id: str) -> None:
+        """Drop a sequence, by its end or by preemption."""
+        self.free += self.owned.pop(id)
+        self.released.append(id)
+        del self.tables[id], self.computed[id]
+
+    def preempt(self, id: str) -> None:
+        """Drop a sequence and let it start again with all of its tokens."""
+        self.release(id)
+        self.add(self.requests[id])
+
+    def step(self, counts: dict[str, int] | None = None, chunk: int = 10_000) -> StepResult:
+        """Run one pass over these requests, or over all of them with at most `chunk` tokens each."""
+        if counts is None:
+            counts = {id: min(chunk, self.remaining(id)) for id in self.tables}
+        started, new_blocks = [], {}
+        for id, count in counts.items():
+            need = -(-(self.computed[id] + count) // self.block_size) - len(self.tables[id])
+            blocks = [self.free.pop() for _ in range(max(need, 0))]
+            if id in self.fresh:
+                started.append(self.start(id, blocks))
+            elif blocks:
+                self.tables[id] += blocks
+                self.owned[id] += blocks
+                new_blocks[id] = blocks
+        step = Step(self.step_id, counts, started, new_blocks, self.released, [])
+        self.step_id += 1
+        self.released = []
+        result = self.runner.execute(step)
+        for id, count in counts.items():
+            self.computed[id] += count
+            assert (id in result.tokens or id in result.errors) == (self.remaining(id) == 0)
+            self.outputs[id] += result.tokens.get(id, [])
+        return result
+
+    def generate(self, requests: list[Request], count: int, chunk: int = 10_000) -> dict[str, list[int]]:
+        """Run these together until each has `count` tokens; finish them and return their tokens."""
+        for request in requests:
+            self.add(request)
+        return self.finish([request.id for request in requests], count, chunk)
+
+    def finish(self, ids: list[str], count: int, chunk: int = 10_000) -> dict[str, list[int]]:
+        while any(len(self.outputs[id]) < count for id in ids):
+            live = [id for id in ids if len(self.outputs[id]) < count]
+            self.step({id: min(chunk, self.remaining(id)) for id in live})
+        for id in ids:
+            self.release(id)
+        return {id: self.outputs.pop(id) for id in ids}

@@ -1,0 +1,125 @@
+"""Small random-weight encoder folders, written by transformers, and what transformers computes of them."""
+
+import functools
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from support.model_factory import randomize, temporary_root
+
+from chairlift.runners.items import Encoding
+
+TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 402,
+}
+_DISTIL = {"dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 2, "vocab_size": 320, "max_position_embeddings": 400}
+_MODERN = {"num_hidden_layers": 4, "local_attention": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
+
+# name: (model_type, config fields beside TINY)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {}),
+    "bert_tanh": ("bert", {"hidden_act": "gelu_new", "num_attention_heads": 2}),
+    "bert_relu": ("bert", {"hidden_act": "relu", "hidden_size": 128, "num_attention_heads": 2}),
+    "bert_odd": ("bert", {"hidden_act": "silu", "hidden_size": 48, "num_attention_heads": 1, "intermediate_size": 100}),
+    "roberta": ("roberta", {"type_vocab_size": 1}),
+    "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1}),
+    "distilbert": ("distilbert", {}),
+    "mpnet": ("mpnet", {}),
+    "modernbert": ("modernbert", _MODERN),
+    "modernbert_biases": (
+        "modernbert",
+        _MODERN
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
+        | {"classifier_pooling": "mean", "hidden_activation": "gelu_pytorch_tanh", "num_attention_heads": 2},
+    ),
+    "llama": ("llama", {"num_key_value_heads": 1, "attention_bias": True}),
+    "mistral_window": ("mistral", {"num_key_value_heads": 2, "sliding_window": 20}),
+    "qwen2": (
+        "qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 32}),
+}
+# Decoders, of which transformers leaves the head away here: their names have no prefix.
+DECODERS = ("llama", "mistral_window", "qwen2", "qwen3")
+LENGTHS = (100, 1, 2, 300, 15, 16, 17, 40)
+
+
+def encoder_folder(variant: str, labels: int = 0) -> Path:
+    """The folder of a model of VARIANTS, bare or with a head for so many labels, written on first use."""
+    folder = temporary_root() / f"{variant}-{labels}"
+    if folder.exists():
+        return folder
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    model_type, fields = VARIANTS[variant]
+    sizes = _DISTIL if model_type == "distilbert" else TINY
+    config = AutoConfig.for_model(model_type, **sizes | fields, **({"num_labels": labels} if labels else {}))
+    torch.manual_seed(0)
+    model = (AutoModelForSequenceClassification if labels else AutoModel).from_config(config)
+    randomize(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def reference_encoder(folder: Path, classifies: bool = False) -> Any:
+    """The same model as transformers computes it."""
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    # Such small models only lose by threads, and lose badly when tests share a machine.
+    torch.set_num_threads(1)
+    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@functools.cache
+def encodings(types: bool = False, lengths: Sequence[int] = LENGTHS) -> list[Encoding]:
+    """Texts of random tokens, none of them special; with `types`, the second half of each is the second of a pair."""
+    draw = np.random.default_rng(5)
+    ids = [draw.integers(5, 320, length).tolist() for length in lengths]
+    return [Encoding(some, [int(2 * i >= len(some)) for i in range(len(some))] if types else None) for some in ids]
+
+
+@torch.no_grad()
+def expected_states(folder: Path, texts: Sequence[Encoding]) -> list[NDArray[np.float32]]:
+    """Hidden states [tokens, H] of each text, computed alone."""
+    model = reference_encoder(folder)
+    return [model(**_inputs(text)).last_hidden_state[0].numpy() for text in texts]
+
+
+@torch.no_grad()
+def expected_logits(folder: Path, texts: Sequence[Encoding]) -> list[NDArray[np.float32]]:
+    """Logits of each text, computed alone."""
+    return [reference_encoder(folder, True)(**_inputs(text)).logits[0].numpy() for text in texts]
+
+
+def _inputs(text: Encoding) -> dict[str, Any]:
+    inputs = {"input_ids": torch.tensor([text.token_ids])}
+    return inputs | ({} if text.type_ids is None else {"token_type_ids": torch.tensor([text.type_ids])})
+
+
+def sentence_folder(target: Path, source: Path, modules: Sequence[tuple[str, dict[str, Any]]] = ()) -> Path:
+    """Copy a model folder and give it modules of sentence-transformers behind the Transformer: (kind, config)."""
+    shutil.copytree(source, target)
+    listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for index, (kind, config) in enumerate(modules, 1):
+        path = f"{index}_{kind}"
+        (target / path).mkdir()
+        (target / path / "config.json").write_text(json.dumps(config))
+        listed.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
+    (target / "modules.json").write_text(json.dumps(listed))
+    return target

@@ -1,0 +1,266 @@
+"""A real HTTP server over models that are computed here: small, deterministic, and as slow or broken as wanted."""
+
+import asyncio
+import contextlib
+import functools
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from support.text_tokenizers import build
+from tokenizers import processors
+
+from chairlift.config.items import ItemConfig
+from chairlift.config.server import ServerConfig
+from chairlift.core.items.limits import BatchLimits
+from chairlift.engine.items.call import CallResult, OnParts
+from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.engine.items.process_executor import ProcessExecutor
+from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
+from chairlift.server.batches.service import Batches
+from chairlift.server.http.app import create_app
+from chairlift.server.http.protocol import make_server
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import Models, ModelService
+from chairlift.text.encoding import TextEncoder
+
+DIMENSIONS = 8
+MAX_TOKENS = 40
+Compute = Callable[[list[Any]], list[Any]]
+
+
+class Computing:
+    """An executor that computes in this very process, at once or when it is let go."""
+
+    def __init__(self, line: "Line") -> None:
+        self._line = line
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        line = self._line
+        while line.held:
+            await asyncio.sleep(0.001)
+        line.batches.append(len(payloads))
+        results = line.compute(list(payloads))
+        for index, value in enumerate(results):
+            while on_parts is not None and isinstance(value, list) and value:
+                part = value.pop(0)
+                if isinstance(part, Exception):
+                    results[index] = value = part
+                else:
+                    on_parts({index: part})
+                    await asyncio.sleep(0)
+        return CallResult(results, 0.002)
+
+
+class Line(Dispatcher):
+    """A real dispatcher with a fake executor; it notes what came, and refuses as it is told."""
+
+    def __init__(self, compute: Compute, **limits: Any) -> None:
+        super().__init__(BatchLimits(**({"max_waiting": 4096} | limits)), [Computing(self)])
+        self.compute = compute
+        self.refusal: Exception | None = None
+        self.held = False
+        self.submitted: list[dict[str, Any]] = []
+        self.batches: list[int] = []
+
+    def submit(self, payload: Any, **more: Any) -> asyncio.Future[Answer]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append({"payload": payload} | more)
+        return super().submit(payload, **more)
+
+    @property
+    def waiting(self) -> int:
+        return self.num_unfinished
+
+
+@functools.cache
+def encoder(max_tokens: int = MAX_TOKENS) -> TextEncoder:
+    backend = build("wordpiece")
+    ids = [(token, backend.token_to_id(token)) for token in ("<s>", "<|end|>")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|end|>", pair="<s> $A <|end|> $B:1 <|end|>:1", special_tokens=ids
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        backend.save(f"{folder}/tokenizer.json")
+        return TextEncoder(folder, max_tokens)
+
+
+def ids_of(text: str) -> list[int]:
+    """A text's tokens, special ones too, however many."""
+    return encoder(10_000).encode_texts([text])[0].token_ids
+
+
+def pair_of(first: str, second: str) -> Encoding:
+    return encoder().encode_pairs([(first, second)])[0]
+
+
+def embedding(token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What the fake embedder makes of tokens: a unit vector that depends on all of them."""
+    places = np.arange(1, len(token_ids) + 1)
+    angles = np.outer(np.arange(1, DIMENSIONS + 1), np.asarray(token_ids) * places)
+    vector = np.cos(angles / 7).sum(axis=1).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, Line]:
+    info = ItemInfo(
+        task="embed",
+        device="cpu",
+        dtype="float32",
+        max_tokens=MAX_TOKENS,
+        dimensions=DIMENSIONS,
+        pooling="mean",
+        normalized=more.pop("normalized", True),
+        vocab_size=120,
+    )
+    limits = {"max_waiting": more.pop("max_waiting")} if "max_waiting" in more else {}
+    line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads], **limits)
+    prompts = {"query": "hello "}
+    return ItemService(name, line, info=info, encoder=encoder(), prompts=prompts, **more), line
+
+
+def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A logit: how many tokens of the second text are in the first, less one."""
+    assert payload.type_ids is not None
+    parts: list[set[int]] = [set(), set()]
+    for token, kind in zip(payload.token_ids, payload.type_ids, strict=True):
+        parts[kind].add(token)
+    return np.array([len(parts[0] & parts[1]) - 1], dtype=np.float32)
+
+
+def reranker(name: str = "reranker") -> tuple[ItemService, Line]:
+    info = ItemInfo(task="rerank", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=("relevant",))
+    line = Line(lambda payloads: [relevance(each) for each in payloads])
+    return ItemService(name, line, info=info, encoder=encoder()), line
+
+
+def classifier(name: str = "classifier") -> tuple[ItemService, Line]:
+    labels = ("short", "long", "pair")
+    info = ItemInfo(task="classify", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=labels)
+
+    def classify(each: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
+        number = len(each.token_ids)
+        return np.array([6 - number, number - 6, 9 if each.type_ids else -9], dtype=np.float32)
+
+    line = Line(lambda payloads: [classify(each) for each in payloads])
+    return ItemService(name, line, info=info, encoder=encoder()), line
+
+
+def adder(name: str = "adder") -> tuple[ItemService, Line]:
+    """Two tensors and a text in; their sum, its mean and the text in capitals out."""
+    info = ItemInfo(
+        task="tensors",
+        device="cpu",
+        dtype="",
+        inputs=(TensorSpec("a", "FP32", (-1,)), TensorSpec("b", "FP32", (-1,)), TensorSpec("word", "BYTES", ())),
+        outputs=(TensorSpec("sum", "FP32", (-1,)), TensorSpec("mean", "FP64", ()), TensorSpec("loud", "BYTES", ())),
+        shape_keys=True,
+    )
+
+    def add(item: dict[str, Any]) -> dict[str, Any]:
+        total = item["a"] + item["b"]
+        return {"sum": total, "mean": total.mean(), "loud": item["word"].item().upper()}
+
+    line = Line(lambda payloads: [add(each) for each in payloads])
+    return ItemService(name, line, info=info), line
+
+
+def function(name: str = "function") -> tuple[ItemService, Line]:
+    """A Python function of any JSON: doubles numbers, and fails as it is told."""
+    info = ItemInfo(task="python", device="cpu", dtype="")
+
+    def double(item: Any) -> Any:
+        return {"twice": np.float32(item["x"]) * 2, "list": np.arange(2)} if isinstance(item, dict) else item * 2
+
+    line = Line(lambda payloads: [double(each) for each in payloads])
+    return ItemService(name, line, info=info), line
+
+
+def counter(name: str = "counter") -> tuple[ItemService, Line]:
+    """A Python function that streams: counts up to a number."""
+    info = ItemInfo(task="python", device="cpu", dtype="", streams=True)
+    line = Line(lambda payloads: [[{"count": i, "text": "a\u2028b"} for i in range(each)] for each in payloads])
+    return ItemService(name, line, info=info), line
+
+
+def in_worker(name: str, config: ItemConfig, encoder: TextEncoder | None = None) -> ItemService:
+    """A service in front of a real worker process, which starts with the server."""
+    return ItemService(name, Dispatcher(BatchLimits(), [ProcessExecutor(config)]), encoder=encoder)
+
+
+@contextlib.asynccontextmanager
+async def _worker_of(service: ItemService) -> AsyncIterator[None]:
+    (executor,) = service.dispatcher.executors
+    if not isinstance(executor, ProcessExecutor):
+        yield
+        return
+    await executor.start()
+    try:
+        service.info = await executor.wait_ready()
+        service.state = "ready"
+        yield
+    finally:
+        await service.dispatcher.close()
+        await executor.stop()
+
+
+class Listening:
+    """A server on a port of its own, in a thread of its own."""
+
+    def __init__(self, models: Models, **settings: Any) -> None:
+        self.models = models
+        self.config = ServerConfig(**settings)
+        self._ready = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.batches = Batches(models, self.config)
+        self.server = make_server(create_app(models, self.config, self.batches), self.config)
+        self.grpc_port = 0
+        self._with_grpc = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for service in self.models.all():
+                if isinstance(service, ItemService):
+                    await stack.enter_async_context(_worker_of(service))
+            await self._listen()
+
+    async def _listen(self) -> None:
+        grpc = None
+        if self._with_grpc:
+            from chairlift.server.oip.grpc_server import make_grpc_server
+
+            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0)
+            await grpc.start()
+        self._ready.set()
+        await self.server.serve(sockets=[self._socket])
+        await self.batches.close()
+        if grpc is not None:
+            await grpc.stop(None)
+
+    def start(self, with_grpc: bool) -> None:
+        self._with_grpc = with_grpc
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def listening(
+    *models: ModelService, registry: Models | None = None, grpc: bool = False, **settings: Any
+) -> Iterator[Listening]:
+    it = Listening(registry if registry is not None else Models(models), **settings)
+    it.start(grpc)
+    try:
+        yield it
+    finally:
+        it.stop()

@@ -1,0 +1,668 @@
+"""A fake runner that knows what lies in every KV slot, and a checker of all that the scheduler promises.
+
+`World` makes every call on a scheduler, checks it, and records it, so that a history can be replayed.
+"""
+
+import copy
+import random
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+from support.sequences_budget import RandomBudget
+
+from chairlift.core.decision import Decision, Reason
+from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.sequences.blocks import BlockPool, block_hash, root_hash
+from chairlift.core.sequences.budget import FLOOR, LatencyBudget
+from chairlift.core.sequences.policy import make_policy
+from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.scheduler import SequenceScheduler
+
+STRATEGIES = ("none", "static", "dynamic", "continuous")
+PLACED = {Reason.BOARDED, Reason.RESUMED, Reason.PREEMPTED}
+GARBAGE = -1
+
+
+class Setup(NamedTuple):
+    """A scheduler's configuration.
+
+    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds.
+    """
+
+    strategy: str = "continuous"
+    seats: int = 4
+    max_wait: float = 1.0
+    block_size: int = 4
+    num_blocks: int = 64
+    max_num_batched_tokens: int = 64
+    max_model_len: int = 128
+    prefix_caching: bool = True
+    budget: int | float | None = None
+    background: int | float | None = None
+
+    def step_budget(self, budget: int | float | None) -> RandomBudget | LatencyBudget | None:
+        if isinstance(budget, float):
+            return LatencyBudget(budget, self.max_num_batched_tokens)
+        return None if budget is None else RandomBudget(budget)
+
+    def scheduler(self) -> SequenceScheduler:
+        return SequenceScheduler(
+            make_policy(self.strategy, self.seats, self.max_wait),
+            BlockPool(self.num_blocks),
+            block_size=self.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=self.prefix_caching,
+            budget=self.step_budget(self.budget),
+            background_budget=self.step_budget(self.background),
+        )
+
+    @property
+    def closes_batch(self) -> bool:
+        return self.strategy in ("static", "dynamic")
+
+    @property
+    def num_seats(self) -> int:
+        return 1 if self.strategy == "none" else self.seats
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    def fits(self, request: Request) -> bool:
+        prompt, output = len(request.prompt_ids), request.max_tokens
+        slots = prompt + output - 1
+        return (
+            min(prompt, output) >= 1
+            and prompt + output <= self.max_model_len
+            and slots <= self.num_blocks * self.block_size
+        )
+
+
+def make_request(id: str, prompt: list[int] | int, max_tokens: int = 8, **fields: Any) -> Request:
+    """Make a request by hand; a number stands for a prompt of that length which begins like no other."""
+    if isinstance(prompt, int):
+        seed = int.from_bytes(id.encode())
+        prompt = [seed * 1000 + i for i in range(prompt)]
+    fields = {"params": SamplingParams(max_tokens=None), "arrival": 0.0} | fields
+    return Request(id=id, prompt_ids=prompt, max_tokens=max_tokens, **fields)
+
+
+class FakeRunner:
+    """Rebuilds every block table from the steps alone, as a real runner must, and knows what lies in each slot.
+
+    A slot holds a number that stands for (salt, all tokens up to and including its own), or `GARBAGE`.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.block_size = setup.block_size
+        self.slots: list[int | None] = [None] * (setup.num_blocks * setup.block_size)
+        self.tables: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.prefixes: dict[str, list[int]] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def _number(self, before: Any, tokens: list[int]) -> list[int]:
+        """Number each prefix that these tokens make after what is before; equal numbers, equal prefixes and salts."""
+        numbers, number, found = self._numbers, before, []
+        for token in tokens:
+            number = numbers.setdefault((number, token), len(numbers))
+            found.append(number)
+        return found
+
+    def prepare(self, step: Step) -> None:
+        """Take in who left, who starts and who got blocks, in the order that a runner does."""
+        for name in step.released:
+            assert name in self.tables, f"{name} was released without being here"
+            del self.tables[name], self.tokens[name], self.computed[name], self.prefixes[name]
+        for start in step.started:
+            name = start.request.id
+            assert name not in self.tables, f"{name} was started while it still is here"
+            self.tables[name] = list(start.block_table)
+            self.tokens[name] = list(start.token_ids)
+            self.computed[name] = start.num_computed_tokens
+            self.prefixes[name] = self._number(start.request.cache_salt, start.token_ids)
+        fresh = {start.request.id for start in step.started}
+        for name, blocks in step.new_blocks.items():
+            assert blocks
+            assert name not in fresh, "a table given whole was also extended"
+            self.tables[name] += blocks
+        assert step.num_tokens.keys() <= self.tables.keys(), "whoever has tokens was started"
+
+    def compute(self, step: Step, failed: set[str]) -> set[str]:
+        """Write all KV, then read all of it as attention does; return who read what a failed request wrote."""
+        size, slots = self.block_size, self.slots
+        spoilt = set()
+        for name, count in step.num_tokens.items():
+            table, prefixes, start = self.tables[name], self.prefixes[name], self.computed[name]
+            assert count >= 1
+            assert start + count <= len(prefixes), f"{name} was given tokens that it does not have"
+            assert start + count <= len(table) * size, f"{name} has no slots for its tokens"
+            for position in range(start, start + count):
+                slot = table[position // size] * size + position % size
+                slots[slot] = prefixes[position]
+                if name in failed:
+                    slots[slot] = GARBAGE
+                    spoilt.add(slot)
+        tainted = set()
+        for name, count in step.num_tokens.items():
+            table, prefixes = self.tables[name], self.prefixes[name]
+            context = self.computed[name] + count
+            if name not in failed:
+                for position in range(context):
+                    slot = table[position // size] * size + position % size
+                    if slots[slot] != prefixes[position]:
+                        assert slot in spoilt, f"{name} reads KV at {position} that is not its own prefix's"
+                        tainted.add(name)
+            if name in tainted:
+                # What it wrote was computed from what it read.
+                for position in range(self.computed[name], context):
+                    slot = table[position // size] * size + position % size
+                    slots[slot] = GARBAGE
+                    spoilt.add(slot)
+            self.computed[name] = context
+        return tainted
+
+    def due(self, name: str) -> bool:
+        """Whether all tokens of a sequence are computed, so that it samples the next."""
+        return self.computed[name] == len(self.tokens[name])
+
+    def append(self, name: str, tokens: list[int]) -> None:
+        self.tokens[name] += tokens
+        self.prefixes[name] += self._number(self.prefixes[name][-1], tokens)
+
+
+class Ride(msgspec.Struct):
+    """What the checker knows of a request that has not ended."""
+
+    request: Request
+    key: tuple[int, float, int]
+    tokens: list[int]
+
+
+class World:
+    """Calls a scheduler, checks everything it answers, and records the calls."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.scheduler = setup.scheduler()
+        self.runner = FakeRunner(setup)
+        self.now = 0.0
+        self.rides: dict[str, Ride] = {}
+        self.members: set[str] = set()
+        self.ended: Counter[str] = Counter()
+        self.added: Counter[str] = Counter()
+        self.in_flight: Step | None = None
+        self.begun: dict[str, Ride] = {}
+        self.served: dict[str, int] = {}
+        self.background_percent = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: list[Any] = []
+        self._serial = 0
+
+    # Calls
+
+    def add(self, request: Request) -> bool:
+        """Add a request; False if it was refused, which must be so exactly if it could never be served."""
+        self._record("add", request)
+        welcome = self.setup.fits(request) and request.id not in self.rides
+        before = self.scheduler.num_waiting
+        refusal = None
+        try:
+            self.scheduler.add(request)
+        except ValueError as error:
+            refusal = str(error)
+        self.answers.append(refusal)
+        assert (refusal is None) == welcome, f"taken in or refused wrongly: {refusal}"
+        if not welcome:
+            assert self.scheduler.num_waiting == before
+            return False
+        self._serial += 1
+        key = (request.priority, request.arrival, self._serial)
+        self.rides[request.id] = Ride(request, key, list(request.prompt_ids))
+        self.added[request.id] += 1
+        self.check()
+        return True
+
+    def abort(self, name: str) -> None:
+        self._record("abort", name)
+        known = name in self.rides
+        assert self.scheduler.abort(name) is known
+        self.answers.append(known)
+        if known:
+            self._end(name)
+        assert self.scheduler.explain(name) is None
+        self.check()
+
+    def close_line(self) -> None:
+        self._record("close_line")
+        self.scheduler.close_line()
+        self.answers.append(None)
+
+    def schedule(self, yields: bool = False) -> Step:
+        self._record("schedule", self.now, yields)
+        assert self.in_flight is None
+        before = Before(self)
+        step = self.scheduler.schedule(self.now, yields)
+        self.answers.append(step)
+        if step.num_tokens:
+            self.in_flight = step
+            self.begun = {name: self.rides[name] for name in step.num_tokens}
+            self.runner.prepare(step)
+        self.check()
+        check_step(self, step, before)
+        check_places(self, step, before)
+        check_boarding(self, step, before)
+        check_waiting(self, step, before)
+        check_background(self, step, before, yields)
+        self.served.update(dict.fromkeys(step.num_tokens, len(self.calls)))
+        return step
+
+    def update(
+        self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
+    ) -> list[Finished]:
+        """Compute the step in flight, abort some while it runs, and hand in what it gave."""
+        step, self.in_flight = self.in_flight, None
+        assert step is not None
+        tainted = self.runner.compute(step, set(errors))
+        sampled = {n: tokens[n] for n in step.num_tokens if n not in errors and self.runner.due(n)}
+        for name in sampled:
+            self.runner.append(name, sampled[name])
+        for name in aborts:
+            self.abort(name)
+        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds)
+        self._record("update", copy.deepcopy(result), self.now)
+        ends = self.scheduler.update(step, result, self.now)
+        self.answers.append(ends)
+        expected = []
+        for name, ride in self.begun.items():
+            if self.rides.get(name) is not ride:
+                continue  # aborted while the step ran
+            end = self._expected_end(name, ride, result, tainted)
+            expected += [end] if end else []
+        assert ends == expected
+        for end in ends:
+            self._end(end.request_id)
+            assert self.scheduler.explain(end.request_id) is None
+        self.check()
+        return ends
+
+    def drain(self, rng: random.Random) -> None:
+        """Close the line and run to the end: everyone arrives in bounded time, and nothing is left behind."""
+        self.close_line()
+        work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.rides.values())
+        # Background riders take turns, and may be computed anew more often.
+        rounds = 10 if any(r.request.background for r in self.rides.values()) else 2
+        for _ in range(rounds * work + 1):
+            if not self.rides:
+                break
+            assert self.schedule().num_tokens, "someone waits, the line is closed, and nobody moves"
+            self.update(self.sample(rng), {})
+        assert not self.rides, "not everyone arrived"
+        assert self.scheduler.pool.num_used == 0
+        assert not self.schedule().num_tokens
+        assert self.ended == self.added, "each request ends exactly once"
+
+    def sample(self, rng: random.Random, most: int = 1, vocab: int = 3) -> dict[str, list[int]]:
+        """Make up tokens for everyone in the step in flight; `update` drops those that are not due."""
+        return {n: [rng.randrange(vocab) for _ in range(rng.randint(1, most))] for n in self.in_flight.num_tokens}
+
+    def _record(self, *call: Any) -> None:
+        self.calls.append(call)
+
+    def _end(self, name: str) -> None:
+        del self.rides[name]
+        self.ended[name] += 1
+        self.members.discard(name)
+
+    def _expected_end(self, name: str, ride: Ride, result: StepResult, tainted: set[str]) -> Finished | None:
+        if name in result.errors:
+            return Finished(name, FinishReason.ERROR, result.errors[name])
+        if name in tainted:
+            assert name not in result.tokens, f"{name} computed on garbage, so its token must not reach its client"
+            assert all(s.id != name for s in [*self.scheduler.running, *self.scheduler.background.riding])
+            return None
+        request = ride.request
+        for token in result.tokens.get(name, []):
+            ride.tokens.append(token)
+            made = len(ride.tokens) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(name, FinishReason.STOP, token)
+            if made == request.max_tokens:
+                return Finished(name, FinishReason.LENGTH)
+        return None
+
+    # What holds at any moment
+
+    def check(self) -> None:
+        """Check what holds after every call: the pool, the reference counts, who is where, and who shares what."""
+        scheduler, setup = self.scheduler, self.setup
+        running, seated, riding = scheduler.running, scheduler.seated, scheduler.background.riding
+        pool = scheduler.pool
+        pool.check()
+        held: Counter[int] = Counter()
+        for sequence in running + riding:
+            held.update(sequence.block_table)
+            assert len(set(sequence.block_table)) == len(sequence.block_table)
+            assert sequence.token_ids == self.rides[sequence.id].tokens
+        assert {b: n for b, n in enumerate(pool.ref_count) if n} == held, "reference counts are not the holders"
+        assert pool.num_used == len(held)
+        live = [s.id for s in running] + [s.id for s in seated]
+        names = live + [s.id for s in riding]
+        assert len(set(names)) == len(names)
+        assert self.rides.keys() >= set(names)
+        assert [self.rides[name].request.background for name in names] == [False] * len(live) + [True] * len(riding)
+        num_background = sum(ride.request.background for ride in self.rides.values())
+        assert len(scheduler.background.line) == num_background - len(riding), "someone is lost, or in two places"
+        num_live = len(self.rides) - num_background
+        assert len(scheduler.line) == num_live - len(live), "someone is lost, or in two places"
+        assert scheduler.num_waiting == num_live - len(running)
+        assert scheduler.num_unfinished == len(self.rides)
+        assert len(names) <= setup.num_seats
+        assert setup.closes_batch or not seated
+        for order in (running, seated):
+            assert all(a.key < b.key for a, b in pairwise(order)), "not in order of urgency"
+        self._check_sharing({block for block, count in held.items() if count > 1})
+
+    def _check_sharing(self, shared: set[int]) -> None:
+        size = self.setup.block_size
+        content: dict[int, Any] = {}
+        for sequence in [*self.scheduler.running, *self.scheduler.background.riding] if shared else ():
+            for index, block in enumerate(sequence.block_table):
+                if block in shared:
+                    request, end = sequence.request, (index + 1) * size
+                    assert request.use_prefix_cache, "shares a block in spite of opting out"
+                    assert self.setup.prefix_caching
+                    assert end <= len(sequence.token_ids), "a block that is not full is shared"
+                    mine = (request.cache_salt, sequence.token_ids[:end])
+                    assert content.setdefault(block, mine) == mine, "shares a block of another prefix"
+
+
+class Before:
+    """What the checks of a step need to know of the moment before it."""
+
+    def __init__(self, world: World) -> None:
+        scheduler, riding = world.scheduler, world.scheduler.background.riding
+        self.running = [s.id for s in scheduler.running]
+        self.seated = [s.id for s in scheduler.seated]
+        self.riding = [s.id for s in riding]
+        self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + riding}
+        self.tables = {s.id: list(s.block_table) for s in riding}
+        self.prompts = {s.id for s in riding if s.reads_prompt}
+        aboard = {*self.running, *self.seated, *self.riding}
+        waiting = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
+        self.line = [(key, name) for key, name in waiting if not world.rides[name].request.background]
+        self.background_line = [name for _, name in waiting if world.rides[name].request.background]
+        self.oldest = min((key[1] for key, _ in self.line), default=None)
+        self.preemptions = scheduler.num_preemptions
+
+
+def of_live(world: World, step: Step) -> dict[str, int]:
+    """The tokens of live requests."""
+    return {name: count for name, count in step.num_tokens.items() if not world.rides[name].request.background}
+
+
+def victims_of(world: World, step: Step) -> tuple[list[str], list[Decision]]:
+    """Who lost a place: the live ones, and the decisions about background ones."""
+    victims = [d for d in step.decisions if d.why is Reason.PREEMPTED]
+    live = [d.request_id for d in victims if not world.rides[d.request_id].request.background]
+    return live, [d for d in victims if world.rides[d.request_id].request.background]
+
+
+def started_in(world: World, step: Step, background: bool) -> list[str]:
+    names = [start.request.id for start in step.started]
+    return [name for name in names if world.rides[name].request.background is background]
+
+
+def check_step(world: World, step: Step, before: Before) -> None:
+    """Check a step as its runner sees it, and that it passes no limit."""
+    setup, scheduler = world.setup, world.scheduler
+    total, live = sum(step.num_tokens.values()), of_live(world, step)
+    assert step.total_tokens == total <= setup.max_num_batched_tokens
+    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.rides[n].key)
+    started = started_in(world, step, background=False)
+    stayed = [name for name in before.running if name in step.num_tokens]
+    assert list(step.num_tokens)[: len(live)] == stayed + started
+    full = True
+    for sequence in [*scheduler.running, *scheduler.background.riding]:
+        name = sequence.id
+        end = sequence.num_computed_tokens + step.num_tokens.get(name, 0)
+        assert end <= len(sequence.token_ids) < setup.max_model_len
+        assert world.runner.tables[name] == sequence.block_table, "the runner sees another table"
+        assert len(sequence.block_table) == setup.blocks_for(end), "blocks beyond what the tokens need"
+        full &= end == len(sequence.token_ids) or name not in live
+        if name in before.computed:
+            assert sequence.num_computed_tokens == before.computed[name]
+    preempted = bool(victims_of(world, step)[0])
+    spent = check_budget(world, step, before)
+    assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
+    for start in step.started:
+        ride = world.rides[start.request.id]
+        assert start.request is ride.request
+        assert start.token_ids == ride.tokens, "what is started is not what its client has seen"
+        assert start.num_computed_tokens % setup.block_size == 0
+        assert start.num_computed_tokens < len(start.token_ids), "nothing is left to compute"
+        reads = setup.prefix_caching and ride.request.use_prefix_cache and ride.request.params.prompt_logprobs is None
+        assert reads or start.num_computed_tokens == 0
+
+
+def check_budget(world: World, step: Step, before: Before) -> bool:
+    """Check that a budget is kept, but for one token each and what a prompt needs to go on; return if it is spent."""
+    budget = world.scheduler.budget
+    if budget is None or not step.num_tokens:
+        return False
+    prompts = sum(count - (name in before.computed) for name, count in of_live(world, step).items())
+    if isinstance(budget, RandomBudget):
+        assert prompts <= budget.drawn
+    else:
+        assert budget.predicted <= budget.target * (1 + 1e-9) or prompts <= FLOOR, "longer than the target"
+    return budget.room(0) < 1
+
+
+def check_places(world: World, step: Step, before: Before) -> None:
+    """Check who lost a place and who won one, and that a decision says so."""
+    placed = [(d.why, d.request_id) for d in step.decisions if d.why in PLACED]
+    victims, others = victims_of(world, step)
+    assert victims == before.running[::-1][: len(victims)], "not the least urgent was preempted"
+    assert not before.running or before.running[0] not in victims, "the most urgent was preempted"
+    check_background_victims(world, step, before, others)
+    lost = {*victims, *(d.request_id for d in others)}
+    assert lost <= set(step.released)
+    assert world.scheduler.num_preemptions - before.preemptions == len(lost)
+    started = [s.request.id for s in step.started]
+    assert [name for why, name in placed if why is not Reason.PREEMPTED] == started
+    assert not (victims and started), "boarded in the step in which blocks ran out"
+    for start in step.started:
+        fresh = len(start.token_ids) == len(start.request.prompt_ids)
+        assert fresh or (Reason.RESUMED, start.request.id) in placed
+    if not step.num_tokens:
+        assert not step.released
+        assert not started
+        assert not lost
+
+
+def check_background_victims(world: World, step: Step, before: Before, victims: list[Decision]) -> None:
+    """Check that background riders yield youngest first, and to their like only when older and not served yet."""
+    riding = sorted(before.riding, key=lambda name: world.rides[name].key)
+    for decision in victims:
+        found = re.search(r"for (\w+)", decision.detail)
+        assert found is not None
+        needy, victim = world.rides[found[1]], decision.request_id
+        if needy.request.background:
+            assert world.rides[victim].key > needy.key, "an older background request yields to a younger one"
+        else:
+            assert victim == riding[-1], "not the youngest background request yields"
+        riding.remove(victim)
+    if victims_of(world, step)[0]:
+        assert not riding, "a live request was preempted while background ones held blocks"
+    if victims:
+        assert not started_in(world, step, background=True), "boarded in the step in which blocks ran out"
+
+
+def check_background(world: World, step: Step, before: Before, yields: bool) -> None:
+    """Check that background requests delay no live one, take turns, and get all that there is when they may."""
+    scheduler, live = world.scheduler, of_live(world, step)
+    background = scheduler.background
+    served = [name for name in step.num_tokens if name not in live]
+    waiting = scheduler.waiting_decision
+    reading = any(s.reads_prompt for s in scheduler.running) or bool(started_in(world, step, background=False))
+    urgent = yields or reading or (waiting is not None and waiting.why not in (Reason.WINDOW, Reason.BATCH))
+    assert not (urgent and served), "a live request waits for background ones"
+    assert urgent or all(count == 1 for count in live.values())
+    boarded = started_in(world, step, background=True)
+    assert boarded == before.background_line[: len(boarded)], "boarded out of turn"
+    assert served == [name for name in served if name not in boarded] + boarded
+    left_out = [s.id for s in background.riding if s.id not in step.num_tokens]
+    for name in left_out:
+        assert world.runner.tables[name] == before.tables[name], "who pauses keeps its blocks, and gets no others"
+    missing = len(left_out) + len(background.line)
+    mine = [d for d in step.decisions if d.why not in PLACED and world.rides[d.request_id].request.background]
+    if not (missing or served):
+        assert not mine
+        return
+    assert [background.decision] * bool(missing) == mine
+    if missing:
+        riding = {s.id for s in background.riding}
+        line = sorted((r.key, name) for name, r in world.rides.items() if r.request.background and name not in riding)
+        assert (mine[0].request_id, mine[0].count) == ([*left_out, *(name for _, name in line)][0], missing)
+        assert (mine[0].why is Reason.LIVE) == urgent
+    for sequence in background.riding:
+        assert scheduler.explain(sequence.id).why is (Reason.LIVE if urgent else Reason.BOARDED)
+    if not urgent:
+        check_turns(world, step, before, left_out)
+        assert served or live, "nothing live is in the way, and nobody moves"
+        check_background_budget(world, step, sum(step.num_tokens[name] for name in served))
+
+
+def check_turns(world: World, step: Step, before: Before, left_out: list[str]) -> None:
+    """Check that of those who decode nobody was passed over by one who had tokens later."""
+    setup = world.setup
+    for name in left_out:
+        computed = before.computed[name]
+        if name in before.prompts or setup.blocks_for(computed + 1) > len(before.tables[name]):
+            continue
+        for other in step.num_tokens:
+            if other in before.riding and other not in before.prompts:
+                assert world.served[other] <= world.served[name], "passed over by one who had tokens later"
+        assert not started_in(world, step, background=True), "somebody boarded while a rider was left out"
+
+
+def check_background_budget(world: World, step: Step, num_tokens: int) -> None:
+    budget = world.scheduler.background.budget
+    if isinstance(budget, RandomBudget):
+        assert num_tokens <= budget.drawn
+    elif budget is not None and world.scheduler.budget is None and step.num_tokens:
+        assert budget.predicted <= budget.target * (1 + 1e-9) or num_tokens <= FLOOR, "longer than the target"
+
+
+def check_boarding(world: World, step: Step, before: Before) -> None:
+    """Check that boarding follows the strategy's rule, strictly in order of urgency, bound no sooner than now."""
+    setup, scheduler = world.setup, world.scheduler
+    started = started_in(world, step, background=False)
+    line = [name for _, name in before.line]
+    if started and len(scheduler.running) > 1:
+        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in scheduler.running)
+        spare = scheduler.pool.num_free - owed
+        assert spare >= len(scheduler.running) - 1, "boarded although those who run need the blocks"
+    if started_in(world, step, background=True):
+        riders = [*scheduler.running, *scheduler.background.riding]
+        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in riders)
+        assert scheduler.pool.num_free - owed >= len(riders) - 1, "boarded although those who ride need the blocks"
+    if not setup.closes_batch:
+        assert started == line[: len(started)], "boarded out of turn"
+        return
+    aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
+    if before.running or before.seated:
+        assert aboard == world.members, "a closed batch changed while it rode"
+        assert started == before.seated[: len(started)]
+        return
+    assert not world.members
+    leaves = len(line) >= setup.seats or scheduler.line.closed
+    if setup.strategy == "dynamic" and before.oldest is not None:
+        leaves |= world.now >= before.oldest + setup.max_wait
+    members = line[: setup.seats] if leaves else []
+    assert aboard == set(members), "not the most urgent of those who wait now, or not at its time"
+    assert started == members[: len(started)]
+    assert bool(started) == bool(members)
+    world.members = set(members)
+
+
+def check_waiting(world: World, step: Step, before: Before) -> None:
+    """Check that whoever still waits is told the truth about why."""
+    scheduler = world.scheduler
+    said = [d for d in step.decisions if not world.rides[d.request_id].request.background]
+    waiting = [d for d in said if d.why not in PLACED]
+    aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
+    live = {name: r for name, r in world.rides.items() if not r.request.background}
+    line = sorted((r.key, name) for name, r in live.items() if name not in aboard)
+    names = [s.id for s in scheduler.seated] + [name for _, name in line]
+    assert scheduler.waiting_decision == (waiting[0] if waiting else None)
+    assert len(waiting) == bool(names)
+    for sequence in scheduler.running:
+        assert scheduler.explain(sequence.id).why is Reason.BOARDED
+    if not names:
+        assert scheduler.ask_again is None
+        return
+    decision = waiting[0]
+    assert said[-1] is decision
+    assert (decision.request_id, decision.count) == (names[0], len(names))
+    assert scheduler.explain(names[0]) == decision
+    assert all(scheduler.explain(name).why is decision.why for name in names)
+    _check_reason(world, step, before, decision)
+
+
+def _check_reason(world: World, step: Step, before: Before, decision: Decision) -> None:
+    setup, scheduler = world.setup, world.scheduler
+    aboard = len(scheduler.running) + len(scheduler.seated)
+    car_was_empty = not before.running and not before.seated
+    assert (scheduler.ask_again is not None) == (decision.why is Reason.WINDOW)
+    match decision.why:
+        case Reason.SEATS:
+            assert not scheduler.seated, "who has a seat does not wait for one"
+            assert aboard == setup.num_seats or (setup.closes_batch and not car_was_empty)
+        case Reason.TOKENS:
+            assert step.total_tokens == setup.max_num_batched_tokens
+        case Reason.ITL:
+            assert scheduler.budget is not None
+            hits = _hits(world, decision.request_id)
+            assert scheduler.budget.room(len(hits) * setup.block_size) < 1
+        case Reason.BLOCKS:
+            assert victims_of(world, step)[0] or _lacks_blocks(world, decision.request_id)
+            assert not scheduler.background.riding, "a live request waits for blocks that background ones hold"
+        case Reason.WINDOW:
+            assert setup.strategy == "dynamic"
+            assert car_was_empty
+            assert scheduler.ask_again == before.oldest + setup.max_wait > world.now
+            assert len(before.line) < setup.seats
+            assert not scheduler.line.closed
+        case Reason.BATCH:
+            assert setup.strategy == "static"
+            assert car_was_empty
+            assert len(before.line) < setup.seats
+            assert not scheduler.line.closed
+
+
+def _hits(world: World, name: str) -> list[int]:
+    """The cached blocks that a waiting request would start with."""
+    setup, ride = world.setup, world.rides[name]
+    request = ride.request
+    if not setup.prefix_caching or not request.use_prefix_cache or request.params.prompt_logprobs is not None:
+        return []
+    hashes, parent = [], root_hash(request.cache_salt)
+    for end in range(setup.block_size, len(ride.tokens), setup.block_size):
+        parent = block_hash(parent, ride.tokens[end - setup.block_size : end])
+        hashes.append(parent)
+    return world.scheduler.pool.match(hashes)
+
+
+def _lacks_blocks(world: World, name: str) -> bool:
+    """Whether a request's known tokens don't fit beside those running, each left one block to grow by."""
+    setup, scheduler, ride = world.setup, world.scheduler, world.rides[name]
+    kept = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) + 1 for s in scheduler.running)
+    hits = _hits(world, name)
+    free = scheduler.pool.num_free - sum(scheduler.pool.ref_count[block] == 0 for block in hits)
+    return setup.blocks_for(len(ride.tokens)) - len(hits) > free - kept

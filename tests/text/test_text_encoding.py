@@ -1,0 +1,78 @@
+"""Texts and pairs as encoders take them, against transformers' own handling of the same tokenizer.json."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.text_tokenizers import build
+from tokenizers import processors
+
+from chairlift.errors import InvalidRequest
+from chairlift.text.encoding import TextEncoder
+
+TEXTS = ["hello world", "the quick brown fox sees and sees hello world hello", "Hello", ""]
+PAIRS = [("hello world", "the quick brown fox"), ("the quick brown fox sees words", "hello"), ("", "hello world")]
+
+
+@pytest.fixture(params=["wordpiece", "bytelevel"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tokenizer that puts special tokens around texts and pairs, and saved settings that must not count."""
+    tokenizer = build(request.param)
+    special = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "<|end|>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|end|>", pair="<s> $A <|end|> $B:1 <|end|>:1", special_tokens=special
+    )
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def expected(folder: Path, max_tokens: int, given: list[Any]) -> list[tuple[list[int], list[int]]]:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    found = [
+        reference(
+            *((one,) if isinstance(one, str) else one),
+            truncation=True,
+            max_length=max_tokens,
+            return_token_type_ids=True,
+        )
+        for one in given
+    ]
+    return [(one["input_ids"], one["token_type_ids"]) for one in found]
+
+
+@pytest.mark.parametrize("max_tokens", [100, 12, 9, 8, 7, 5])
+def test_texts_and_pairs(folder: Path, max_tokens: int) -> None:
+    encoder = TextEncoder(folder, max_tokens)
+    for found, given in (
+        (encoder.encode_texts(TEXTS, truncate=True), TEXTS),
+        (encoder.encode_pairs(PAIRS, truncate=True), PAIRS),
+    ):
+        for one, (ids, types) in zip(found, expected(folder, max_tokens, given), strict=True):
+            assert one.token_ids == ids
+            assert (one.type_ids or [0] * len(ids)) == types
+            assert len(ids) <= max_tokens
+
+
+def test_types_are_left_out_where_all_are_of_one_kind(folder: Path) -> None:
+    encoder = TextEncoder(folder, 100)
+    assert encoder.encode_texts(["hello"])[0].type_ids is None
+    assert encoder.encode_pairs([("hello", "world")])[0].type_ids is not None
+
+
+def test_too_long_is_refused_unless_it_may_be_cut(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the model takes 5"):
+        TextEncoder(folder, 5).encode_texts(TEXTS)
+
+
+def test_lowercase(folder: Path) -> None:
+    encoder, plain = TextEncoder(folder, 100, lowercase=True), TextEncoder(folder, 100)
+    assert encoder.encode_texts(["HELLO World"]) == plain.encode_texts(["hello world"])
+    assert encoder.encode_pairs([("HELLO", "World")]) == plain.encode_pairs([("hello", "world")])
+
+
+def test_a_lone_surrogate_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        TextEncoder(folder, 100).encode_texts(["a\ud800"])
