@@ -6,19 +6,17 @@ import functools
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from support.text_tokenizers import build
 from tokenizers import processors
 
-from chairlift.config.items import ItemConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallResult, OnParts
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
-from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.server.batches.service import Batches
 from chairlift.server.http.app import create_app
@@ -187,27 +185,6 @@ def counter(name: str = "counter") -> tuple[ItemService, Line]:
     return ItemService(name, line, info=info), line
 
 
-def in_worker(name: str, config: ItemConfig, encoder: TextEncoder | None = None) -> ItemService:
-    """A service in front of a real worker process, which starts with the server."""
-    return ItemService(name, Dispatcher(BatchLimits(), [ProcessExecutor(config)]), encoder=encoder)
-
-
-@contextlib.asynccontextmanager
-async def _worker_of(service: ItemService) -> AsyncIterator[None]:
-    (executor,) = service.dispatcher.executors
-    if not isinstance(executor, ProcessExecutor):
-        yield
-        return
-    await executor.start()
-    try:
-        service.info = await executor.wait_ready()
-        service.state = "ready"
-        yield
-    finally:
-        await service.dispatcher.close()
-        await executor.stop()
-
-
 class Listening:
     """A server on a port of its own, in a thread of its own."""
 
@@ -225,13 +202,6 @@ class Listening:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for service in self.models.all():
-                if isinstance(service, ItemService):
-                    await stack.enter_async_context(_worker_of(service))
-            await self._listen()
-
-    async def _listen(self) -> None:
         grpc = None
         if self._with_grpc:
             from chairlift.server.oip.grpc_server import make_grpc_server
