@@ -37,9 +37,9 @@ def models_settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models_server(models_settings: Path) -> Iterator["Server"]:
     """A server with one model of every kind and a data folder, for all who leave it as it was."""
-    from support.serve_process import Server
+    from support.serve_process import WITH_GRPC, Server
 
-    with Server(str(models_settings), "--grpc-port", "0") as server:
+    with Server(str(models_settings), *WITH_GRPC) as server:
         server.wait_ready()
         yield server
 

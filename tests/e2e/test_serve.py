@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.serve_process import Server, language_model
+from support.serve_process import WITH_GRPC, Server, language_model
 
 pytestmark = pytest.mark.processes
 
@@ -230,7 +230,7 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
 
 
 def test_sigterm_drains(model: Path) -> None:
-    with serving(model) as server, ThreadPoolExecutor(1) as pool:
+    with serving(model, *WITH_GRPC) as server, ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
         _until(lambda: server.metric("requests_running") == 1)
         server.process.send_signal(signal.SIGTERM)
@@ -279,12 +279,9 @@ def test_front_never_imports_torch() -> None:
     assert made.stdout.strip() == "False"
 
 
-def test_grpc_beside_http(model: Path) -> None:
+def test_grpc_beside_http(models_server: Server) -> None:
     triton = pytest.importorskip("tritonclient.grpc")
-    with serving(model, "--grpc-port", "0") as server:
-        client = triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
-        assert client.is_server_ready()
-        assert client.is_model_ready("tiny")
-        client.close()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+    client = triton.InferenceServerClient(f"127.0.0.1:{models_server.grpc_port}")
+    assert client.is_server_ready()
+    assert client.is_model_ready("chat")
+    client.close()

@@ -346,10 +346,12 @@ assert double(2) == 4
 """
 
 
+@pytest.mark.processes
 def test_a_program_with_batchers_ends_and_never_loads_torch() -> None:
     assert run_python(PROGRAM + "assert 'torch' not in sys.modules; print('done')") == "done"
 
 
+@pytest.mark.processes
 def test_a_program_ends_though_a_call_still_runs() -> None:
     hanging = (
         "\nhang = chairlift.batched()(lambda items: time.sleep(1000)); hang.submit(1); time.sleep(0.1); print('done')"
@@ -358,6 +360,7 @@ def test_a_program_ends_though_a_call_still_runs() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.processes
 def test_it_works_in_a_process_that_was_forked() -> None:
     forking = """
 child = os.fork()
@@ -411,11 +414,12 @@ reveal_type(stacked(np.zeros(3)))
 """
 
 
+@pytest.mark.processes
 def test_checkers_know_the_types(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)],
+        [sys.executable, "-m", "mypy", "--strict", str(snippet)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -24,6 +24,7 @@ from chairlift.errors import Unavailable
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
 
+pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.items_harness import Line, Listening, adder, counter, embedder, embedding, ids_of, listening
-from test_oip_http import A, Shelf, check, tensors
+from support.oip_tensors import A, Shelf, check, tensors
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull, RequestFailed, Unavailable

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from support.model_factory import model_folder
 from support.server_harness import TEMPLATE
 from support.text_tokenizers import build
 
+WITH_GRPC = () if find_spec("grpc") is None else ("--grpc-port", "0")
 WORKER_MODELS = Path(__file__).parent / "worker_models.py"
 MANY_MODELS = """
 data_dir = "data"
@@ -96,7 +98,7 @@ class Server:
 
     @property
     def grpc_port(self) -> int:
-        """Where `--grpc-port 0` came to lie."""
+        """The port that `--grpc-port 0` found."""
         deadline = time.monotonic() + 10
         while not (found := re.search(r"gRPC on port (\d+)", "".join(self.lines))):
             assert time.monotonic() < deadline, self.lines
