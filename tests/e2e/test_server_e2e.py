@@ -276,7 +276,7 @@ def test_model_that_cannot_load_ends_the_server(model: Path, tmp_path: Path) -> 
 
 
 def test_front_never_imports_torch() -> None:
-    modules = "chairlift.cli, chairlift.server.run, chairlift.server.app, chairlift.text"
+    modules = "chairlift.cli, chairlift.server.front, chairlift.server.http.app, chairlift.text"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     made = subprocess.run(
         [sys.executable, "-c", code],

@@ -278,8 +278,8 @@ def test_onnx_models_get_tensors(tmp_path: Path) -> None:
 
 FRONT = """
 import asyncio, sys
-from chairlift.engine.executor import ProcessExecutor
-from chairlift.oneshot_config import ItemConfig
+from chairlift.engine.items.process_executor import ProcessExecutor
+from chairlift.config.items import ItemConfig
 async def main():
     executor = ProcessExecutor(ItemConfig(model=sys.argv[1]))
     await executor.start()
