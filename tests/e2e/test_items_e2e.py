@@ -16,7 +16,7 @@ from support.text_tokenizers import build
 from chairlift.config.items import ItemConfig
 from chairlift.text.encoding import TextEncoder
 
-onnx_models = pytest.importorskip("onnx_models")
+onnx_models = pytest.importorskip("support.onnx_models")
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 

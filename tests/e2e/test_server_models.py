@@ -10,7 +10,7 @@ from support.encoder_factory import encoder_folder
 from support.serve_process import Server, language_model
 from support.text_tokenizers import build
 
-onnx_models = pytest.importorskip("onnx_models")
+onnx_models = pytest.importorskip("support.onnx_models")
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 TABLES = """
 [models.chat]
