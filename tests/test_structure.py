@@ -208,9 +208,10 @@ def test_no_file_name_is_there_twice() -> None:
 
 
 def are_twins(homes: list[str]) -> bool:
-    """Whether these folders are the two halves of one package."""
-    above, names = ({home.rpartition("/")[i] for home in homes} for i in (0, 2))
-    return len(above) == 1 and names in TWINS
+    """Whether these folders are two halves of one package; what both are like may lie in the package itself."""
+    halves = [home for home in homes if home.rpartition("/")[2] in set().union(*TWINS)]
+    above = {half.rpartition("/")[0] for half in halves}
+    return len(above) == 1 and {half.rpartition("/")[2] for half in halves} in TWINS and {*homes} <= {*halves, *above}
 
 
 def test_files_and_functions_are_short() -> None:
@@ -255,5 +256,7 @@ class Outer:
     assert upward({"a": "b", "b": "a"}) == ["a -> b"]
     assert twice([("X", "a"), ("Y", "a"), ("X", "b")]) == {"X": ["a", "b"]}
     assert are_twins(["core/items", "core/sequences"])
+    assert are_twins(["core", "core/items", "core/sequences"])
+    assert not are_twins(["core", "core/items"])
     assert not are_twins(["core/items", "engine/sequences"])
     assert not are_twins(["core/items", "core/sequences", "engine/items"])

@@ -18,6 +18,7 @@ from support.sequences_world import STRATEGIES, Setup, World, make_request
 
 from chairlift.core.sequences.request import Step
 
+ROOT = Path(__file__).parents[2]
 NUM_SHRINKABLE = 150
 CALLS_PER_HISTORY = 16
 
@@ -134,7 +135,7 @@ def test_one_long_history_repeats_itself() -> None:
     for hash_seed in ("1", "2"):
         run = subprocess.run(
             [sys.executable, histories.__file__],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
             capture_output=True,
             text=True,
             check=True,

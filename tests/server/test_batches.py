@@ -517,7 +517,7 @@ class FullDisk:
         self.results, self.uploads = results, uploads
         self._pwrite, self._write = os.pwrite, os.write
         monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self.pwrite)
-        monkeypatch.setattr("chairlift.server.batches.batch_routes.upload.os.write", self.write)
+        monkeypatch.setattr("chairlift.server.batches.upload.os.write", self.write)
 
     def pwrite(self, fd: int, raw: Any, offset: int) -> int:
         return self._pwrite(fd, raw[: _fits(self.results, offset)], offset)
