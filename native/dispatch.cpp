@@ -76,11 +76,11 @@ EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, c
     chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, dtype);
 }
 
-// Whether the selected kernels multiply bfloat16 themselves.
-EXPORT int32_t chairlift_has_bf16_products() { return chosen->kernels->has_bf16_products; }
-
-// The instructions with which the selected kernels multiply int8 weights.
-EXPORT const char *chairlift_int8_path() { return chosen->kernels->int8_path; }
+// What the selected kernels know of a format; null if there is none of this id.
+EXPORT const FormatInfo *chairlift_format(int32_t format) {
+    const Kernels &kernels = *chosen->kernels;
+    return format >= 0 && format < kernels.num_formats ? kernels.formats + format : nullptr;
+}
 
 EXPORT void chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
     chosen->kernels->pack(weight, bias, *packed, dtype);

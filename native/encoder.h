@@ -98,7 +98,7 @@ template <typename T> struct EncoderRoom {
 
     static int64_t widest(const Encoder &encoder) { return std::max(encoder.layers->down.ins, encoder.hidden_size); }
     static int64_t laid_bytes(const Encoder &encoder, int64_t tokens) {
-        return tokens * encoder.layers->down.steps() * 4;
+        return tokens * laid_row_bytes(encoder.layers->down);
     }
 
     static int64_t size(const Encoder &encoder, int64_t tokens, int64_t longest, int threads) {
@@ -115,7 +115,7 @@ template <typename T> struct EncoderRoom {
         qkv = arena.take<T>(tokens * 3 * hidden);
         mixed = arena.take<T>(tokens * hidden);
         middle = arena.take<T>(tokens * encoder.layers->down.ins);
-        laid = Rows{arena.take<char>(laid_bytes(encoder, tokens)), encoder.layers->down.steps() * 4};
+        laid = Rows{arena.take<char>(laid_bytes(encoder, tokens)), laid_row_bytes(encoder.layers->down)};
         staging.take(arena, tokens, widest(encoder), threads, true);
         for (auto &room : attention) room.take(arena, longest, hidden / encoder.num_heads);
     }
@@ -220,7 +220,7 @@ template <typename T> class EncoderPass {
         multiply(prepared(mixed, tiles, {}, layer.out), tiles, layer.out, onto);
         if (!encoder.pre_norm) norm_rows(residual, layer.attention_norm, rows);
         const Rows x = prepared(residual, tiles, layer.mlp_norm, layer.up);
-        T *middle = layer.down.int8 ? room.middle : nullptr;
+        T *middle = rounds_rows(layer.down) ? room.middle : nullptr;
         multiply(x, tiles, layer.up, ActivatingSink<T>{encoder.activation, middle, room.laid, layer.down.ins});
         const Rows y = middle ? prepared(middle, tiles, {}, layer.down) : room.laid;
         multiply(y, tiles, layer.down, onto);

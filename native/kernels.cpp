@@ -99,22 +99,24 @@ void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
     with_type(encoder.dtype, [&](auto *type) { encode<std::remove_pointer_t<decltype(type)>>(encoder, texts, out); });
 }
 
-#if defined(__AVX512BF16__)
-constexpr bool BF16_PRODUCTS = true;
-#else
-constexpr bool BF16_PRODUCTS = false;
-#endif
-#if defined(__AVX512VNNI__)
-constexpr const char *INT8_PATH = "avx512vnni";
-#elif defined(__AVX2__)
-constexpr const char *INT8_PATH = "avx2";
-#else
-constexpr const char *INT8_PATH = "baseline";
-#endif
+template <typename Format> constexpr FormatInfo info() {
+    return {Format::NAME, Format::BITS, Format::INPUTS, Format::SCALED, Format::COMPENSATED, Dot<Format>::PATH};
+}
+
+template <typename... Each> struct FormatTable;
+template <typename... Each> struct FormatTable<FormatList<Each...>> {
+    static constexpr FormatInfo all[] = {info<Each>()...};
+    static constexpr bool in_order() {
+        int32_t place = 0;
+        return ((int32_t(Each::ID) == place++) && ...);
+    }
+    static_assert(in_order(), "formats are listed in the order of their ids");
+};
 
 } // namespace
 
 namespace ISA {
-extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack,  any_linear,
-                                any_best,     any_embed,    any_decode,   any_encode,    draw,     BF16_PRODUCTS, INT8_PATH};
+extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack, any_linear,
+                                any_best,     any_embed,    any_decode,         any_encode,    draw,
+                                FormatTable<Formats>::all,  Formats::COUNT};
 }

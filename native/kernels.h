@@ -35,16 +35,25 @@ struct Batch {
 // Outputs whose weights lie together when packed.
 constexpr int PANEL = 32;
 
+// How packed weights lie: see format.h.
+enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1 };
+
+// What a format is, for comparison with the table in chairlift/ops/formats.py.
+struct FormatInfo {
+    const char *name;
+    int32_t bits, inputs, scaled, compensated;
+    const char *path;   // the instructions that multiply it; null where these kernels do not
+};
+
 // A weight [outs, ins], packed: see gemm.h. In a gated one, the upper half of whose outputs is multiplied with the SiLU
 // of the lower half, a panel holds 16 outputs of each half.
 struct Weight {
     const void *packed;
     const float *bias;          // [panels * PANEL], in the order of the panels, like the others; may be null
-    const float *scales;        // int8 only: what one unit of an output's weights is worth
-    const int32_t *starts;      // int8 only: where an output's sums begin, -128 times the sum of its weights
+    const float *scales;        // of scaled formats: what one unit of an output's weights is worth
+    const int32_t *starts;      // of compensated ones: where sums begin, -128 times the sum of an output's weights
     int64_t outs, ins;
-    int32_t int8, gated;
-    int64_t steps() const { return int8 ? (ins + 3) / 4 : (ins + 1) / 2; }
+    int32_t format, gated;
     int64_t panels() const { return gated ? (outs / 2 + PANEL / 2 - 1) / (PANEL / 2) : (outs + PANEL - 1) / PANEL; }
 };
 
@@ -135,8 +144,8 @@ struct Kernels {
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
-    bool has_bf16_products;
-    const char *int8_path;  // the instructions that multiply int8 weights
+    const FormatInfo *formats;  // each at the place that its id says
+    int32_t num_formats;
 };
 
 namespace baseline { extern const Kernels kernels; }

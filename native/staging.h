@@ -51,8 +51,11 @@ template <typename T> class Staging {
     uint32_t *words = nullptr;  // a tile for each thread, row after row
     int64_t width = 0;
 
-    // A row's elements, up to a whole number of steps of any kind.
-    static int64_t rounded(int64_t widest) { return (widest + 3) / 4 * 4; }
+    // A row's elements, up to a whole number of steps of any format.
+    static int64_t rounded(int64_t widest) {
+        constexpr int64_t MOST = Formats::MOST_INPUTS;
+        return (widest + MOST - 1) / MOST * MOST;
+    }
 
   public:
     static int64_t size(int64_t rows, int64_t widest, int64_t threads) {
@@ -71,15 +74,23 @@ template <typename T> class Staging {
         words = arena.take<uint32_t>(threads * width * sizeof(T) * TILE_ROWS / 4);
     }
 
-    // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must call this.
-    // Every thread prepares a single tile for itself, which costs less than waiting for each other.
+    // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must
+    // call this. Every thread prepares a single tile for itself, which costs less than waiting for each other.
     template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
+        Rows made;
+        with_format(weight, [&](auto format) { made = prepare_as(format, tiles, weight, team, row_at); });
+        return made;
+    }
+
+  private:
+    template <typename Format, typename RowAt>
+    Rows prepare_as(Format, const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
         const bool alone = tiles.count == 1;
-        const int64_t steps = weight.steps(), own = alone ? team.thread * TILE_ROWS : 0;
+        const int64_t steps = Format::steps(weight), own = alone ? team.thread * TILE_ROWS : 0;
         // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.
-        const int64_t row_bytes = width * (weight.int8 ? 1 : sizeof(T));
-        const Rows made{inputs + own * row_bytes, row_bytes, weight.int8 ? scales + own : nullptr,
-                        weight.int8 && shifts ? shifts + own : nullptr};
+        const int64_t row_bytes = 4 * (width / Format::INPUTS);
+        const Rows made{inputs + own * row_bytes, row_bytes, Format::SCALED ? scales + own : nullptr,
+                        Format::SCALED && shifts ? shifts + own : nullptr};
         const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
@@ -88,11 +99,8 @@ template <typename T> class Staging {
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
                 uint32_t *put = count > 1 ? tile_words + i * steps : to;
-                auto *bytes = reinterpret_cast<uint8_t *>(put);
-                if (weight.int8 && shifts)
-                    scales[own + first + i] = quantize_between(from, weight.ins, bytes, shifts[own + first + i]);
-                else if (weight.int8)
-                    scales[own + first + i] = quantize_row(from, weight.ins, bytes);
+                if constexpr (Format::SCALED)
+                    quantize_at(own + first + i, from, weight.ins, reinterpret_cast<uint8_t *>(put));
                 else
                     std::memcpy(put, from, sizeof(T) * weight.ins);
             }
@@ -101,6 +109,10 @@ template <typename T> class Staging {
         }
         if (!alone) team.wait();
         return made;
+    }
+
+    void quantize_at(int64_t index, const T *from, int64_t count, uint8_t *to) const {
+        scales[index] = shifts ? quantize_between(from, count, to, shifts[index]) : quantize_row(from, count, to);
     }
 };
 

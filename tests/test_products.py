@@ -14,6 +14,8 @@ from torch import Tensor
 
 from chairlift.ops.base import Quantization
 from chairlift.ops.cpu import CpuOps
+from chairlift.ops.formats import FORMATS
+from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceOps, quantize
 
@@ -44,7 +46,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32"])
 def kind(request: pytest.FixtureRequest, isa: str) -> Kind:
-    if request.param[1] == "none" and not CpuOps(torch.bfloat16)._has_bf16_products:
+    if request.param[1] == "none" and product_path(load_library()[0], FORMATS["bfloat16"]) is None:
         pytest.skip(f"{isa} leaves bfloat16 products to oneDNN")
     return request.param
 

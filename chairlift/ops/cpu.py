@@ -27,9 +27,10 @@ from chairlift.ops.base import (
     Quantization,
 )
 from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
+from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
-from chairlift.ops.native import DTYPES, load_library, zeros
+from chairlift.ops.native import DTYPES, load_library, product_path, zeros
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceLinear
 
@@ -78,26 +79,31 @@ class CpuOps:
         library, isa = load_library()
         self.quantization = quantization
         self.name = f"native-{isa}"
-        if quantization == "int8":
-            self.name += f", int8 by {library.chairlift_int8_path().decode()}"
         self._library = library
         self._dtype = dtype
+        # None where products are left to oneDNN.
+        self._format = FORMATS.get(str(dtype).removeprefix("torch.") if quantization == "none" else quantization)
+        path = self._format and product_path(library, self._format)
+        if path is None:
+            self._format = None
+        elif quantization != "none":
+            self.name += f", {quantization} by {path}"
         self._code = DTYPES[dtype]
         self._rms_norm = library.chairlift_rms_norm
         self._silu_mul = library.chairlift_silu_mul
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
-        self._has_bf16_products = bool(library.chairlift_has_bf16_products())
         self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.Heads, int]] = {}
 
-    def _packs(self, weight: Tensor) -> bool:
-        """Whether the native products take this weight."""
-        if self.quantization == "int8":
-            return True
-        return self._has_bf16_products and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+    def _format_of(self, weight: Tensor) -> WeightFormat | None:
+        """The format in which the native products take this weight; None where they do not."""
+        found = self._format
+        return found if found is not None and found.takes(weight.dtype, weight.shape[1]) else None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight:
-        return PackedWeight(self._library, weight, bias, int8=self.quantization == "int8", gated=gated)
+    def _pack(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight | None:
+        """The weight packed for the native products; None where they do not take it."""
+        found = self._format_of(weight)
+        return None if found is None else PackedWeight(self._library, weight, bias, found, gated=gated)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
@@ -105,21 +111,20 @@ class CpuOps:
         The weight is copied: packed for our own products where the processor has them (bfloat16 on AVX-512 BF16, and
         int8), else for oneDNN.
         """
-        if self._packs(weight):
-            return self._pack(weight, bias)
+        packed = self._pack(weight, bias)
+        if packed is not None:
+            return packed
         if _can_pack(weight.dtype):
             return OneDnnLinear(weight, bias)
         return ReferenceLinear(weight, bias, "none")
 
     def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
-        if self._packs(weight):
-            return self._pack(weight, bias, gated=True)
-        return GatedLinear(self.linear(weight, bias), self)
+        return self._pack(weight, bias, gated=True) or GatedLinear(self.linear(weight, bias), self)
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]. Where oneDNN would have to copy it, it is used as it is."""
-        return self._pack(weight, None) if self._packs(weight) else ReferenceLinear(weight, None, "none")
+        return self._pack(weight, None) or ReferenceLinear(weight, None, "none")
 
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
@@ -127,9 +132,9 @@ class CpuOps:
 
     def encoder(self, weights: EncoderWeights) -> EncoderForward:
         """Return an encoder's pass: one native call where the native products take its weights."""
-        packs = all(self._packs(part.weight) for part in (weights.layers[0].up, weights.layers[0].down))
-        if packs and can_fuse_encoder(weights):
-            return FusedEncoder(self._library, weights, int8=self.quantization == "int8")
+        found = [self._format_of(part.weight) for part in (weights.layers[0].up, weights.layers[0].down)]
+        if found[0] is not None and found[1] is not None and can_fuse_encoder(weights):
+            return FusedEncoder(self._library, weights, found[0])
         return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

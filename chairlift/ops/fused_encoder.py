@@ -7,6 +7,7 @@ from torch import Tensor
 
 from chairlift.ops import native
 from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Output, Projection, Texts
+from chairlift.ops.formats import WeightFormat
 from chairlift.ops.packed import PackedWeight
 
 _ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
@@ -26,13 +27,14 @@ def can_fuse_encoder(weights: EncoderWeights) -> bool:
 class FusedEncoder:
     """`EncoderForward` over weights packed for the native products.
 
-    With int8, rows are rounded from their lowest to their highest number, nearer to float32 than the plain operations.
+    Rows that are rounded to bytes are so from their lowest to their highest number, nearer to float32 than the plain
+    operations.
     """
 
-    def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, *, int8: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, weight_format: WeightFormat) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held: list[object] = [weights.words, weights.positions, weights.types]
-        self._library, self._int8 = library, int8
+        self._library, self._format = library, weight_format
         self.nbytes = sum(
             table.nbytes for table in (weights.words, weights.positions, weights.types) if table is not None
         )
@@ -69,7 +71,7 @@ class FusedEncoder:
         struct.window = -1 if layer.window is None else layer.window
 
     def _pack(self, projection: Projection, gated: bool = False) -> native.Weight:
-        packed = PackedWeight(self._library, projection.weight, projection.bias, int8=self._int8, gated=gated)
+        packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, gated=gated)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct

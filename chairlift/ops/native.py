@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chairlift.errors import ConfigError
+from chairlift.ops.formats import WeightFormat
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -32,6 +33,16 @@ class Heads(ctypes.Structure):
     ]
 
 
+class FormatInfo(ctypes.Structure):
+    """What the kernels know of a format; `path` is null where they do not multiply it."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        *[(name, INT32) for name in ("bits", "inputs", "scaled", "compensated")],
+        ("path", ctypes.c_char_p),
+    ]
+
+
 class Weight(ctypes.Structure):
     """A packed weight."""
 
@@ -42,7 +53,7 @@ class Weight(ctypes.Structure):
         ("starts", POINTER),
         ("outs", INT64),
         ("ins", INT64),
-        ("int8", INT32),
+        ("format", INT32),
         ("gated", INT32),
     ]
 
@@ -171,12 +182,19 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
         function.restype = None
     library.chairlift_select.argtypes = [ctypes.c_char_p]
     library.chairlift_select.restype = ctypes.c_char_p
-    library.chairlift_int8_path.restype = ctypes.c_char_p
+    library.chairlift_format.argtypes = [INT32]
+    library.chairlift_format.restype = ctypes.POINTER(FormatInfo)
     wanted = os.environ.get("CHAIRLIFT_ISA")
     isa = library.chairlift_select(wanted.encode() if wanted else None)
     if isa is None:
         raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
     return library, isa.decode()
+
+
+def product_path(library: ctypes.CDLL, weight_format: WeightFormat) -> str | None:
+    """Name the instructions that the selected kernels multiply a format with; None where they leave it to others."""
+    path: bytes | None = library.chairlift_format(weight_format.id).contents.path
+    return None if path is None else path.decode()
 
 
 def zeros(size: int, dtype: torch.dtype) -> Tensor:

@@ -5,32 +5,36 @@ import ctypes
 import torch
 from torch import Tensor
 
+from chairlift.ops.formats import PANEL, WeightFormat
 from chairlift.ops.native import DTYPES, Weight, zeros
-
-# Outputs whose weights lie together.
-_PANEL = 32
 
 
 class PackedWeight:
-    """A weight [out, in], as it is (bfloat16) or as whole numbers of 8 bits with a scale for each output.
+    """A weight [out, in] in one of `FORMATS`.
 
     Called with x [T, in] it gives x * weight^T + bias, and of a gated weight silu(lower half) * upper half, [T, width].
-    With int8 each row of x is quantized to 8 bits by its own highest magnitude. Implements `Linear` and `Head`.
+    Where the format wants bytes, each row of x is quantized by its own highest magnitude. Implements `Linear` and
+    `Head`.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, int8: bool, gated: bool = False
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_format: WeightFormat,
+        *,
+        gated: bool = False,
     ) -> None:
         """Copy the weight; x is to have the same dtype."""
         self.dtype = weight.dtype
         outs, ins = weight.shape
         self.width = outs // 2 if gated else outs
-        per_step = 4 if int8 else 2
-        panels = -(-self.width // (_PANEL // 2)) if gated else -(-outs // _PANEL)
-        self._packed = zeros(panels * _PANEL * -(-ins // per_step) * per_step, torch.int8 if int8 else torch.bfloat16)
-        self._bias = None if bias is None else torch.zeros(panels * _PANEL)
-        self._scales = torch.zeros(panels * _PANEL if int8 else 0)
-        self._starts = torch.zeros(panels * _PANEL if int8 else 0, dtype=torch.int32)
+        panels = -(-self.width // (PANEL // 2)) if gated else -(-outs // PANEL)
+        self._packed = zeros(weight_format.packed_bytes(panels, ins), torch.int8)
+        self._bias = None if bias is None else torch.zeros(panels * PANEL)
+        self._scales = torch.zeros(panels * PANEL if weight_format.scaled else 0)
+        self._starts = torch.zeros(panels * PANEL if weight_format.compensated else 0, dtype=torch.int32)
         self.nbytes = self._packed.nbytes + self._scales.nbytes + self._starts.nbytes
         self.struct = Weight(
             self._packed.data_ptr(),
@@ -39,7 +43,7 @@ class PackedWeight:
             self._starts.data_ptr(),
             outs,
             ins,
-            int8,
+            weight_format.id,
             gated,
         )
         self._address = ctypes.addressof(self.struct)
