@@ -1,7 +1,7 @@
 // Chooses the kernels that this processor can run, and exports them as plain C functions.
-#include "kernels.h"
-
 #include <cstring>
+
+#include "layout.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -50,6 +50,12 @@ EXPORT const char *chairlift_select(const char *isa) {
     const Choice *choice = best_choice(isa);
     if (choice) chosen = choice;
     return choice ? choice->name : nullptr;
+}
+
+// The fields of all structures; the return value is how many.
+EXPORT int32_t chairlift_layout(const Field **fields) {
+    *fields = LAYOUT;
+    return sizeof LAYOUT / sizeof *LAYOUT;
 }
 
 EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim,

@@ -5,18 +5,32 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from chairlift.errors import ConfigError
-from chairlift.ops.formats import WeightFormat
+from chairlift.errors import ConfigError, StaleLibrary
+from chairlift.ops.formats import FORMATS, WeightFormat
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_ext --inplace)"
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Field(ctypes.Structure):
+    """One field of a structure as the library has it; without a name, the structure as a whole."""
+
+    _fields_ = [
+        ("structure", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("offset", INT64),
+        ("size", INT64),
+        ("alignment", INT64),
+    ]
 
 
 class Heads(ctypes.Structure):
@@ -154,6 +168,22 @@ class Draws(ctypes.Structure):
     _fields_ = [(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")]
 
 
+# All that both sides read and write.
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    Heads,
+    Batch,
+    FormatInfo,
+    Weight,
+    DecoderLayer,
+    Decoder,
+    Pass,
+    LayerNorm,
+    EncoderLayer,
+    Encoder,
+    Texts,
+    Draws,
+)
+
 _SIGNATURES = {
     "chairlift_rms_norm": [*[POINTER] * 4, INT64, INT64, FLOAT, INT32],
     "chairlift_silu_mul": [POINTER, POINTER, INT64, INT64, INT32],
@@ -173,9 +203,25 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     """Load the kernels; return them and the name of the instruction set that they will use.
 
     CHAIRLIFT_ISA (avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no
-    library and ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
+    library, ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor, and
+    StaleLibrary if the library was built from other sources than this code.
     """
     library = ctypes.CDLL(str(path))
+    try:
+        _declare(library)
+    except AttributeError as error:
+        raise StaleLibrary(f"{path} was built from other sources: {error}; {_REBUILD}") from error
+    check_layout(library, STRUCTURES)
+    wanted = os.environ.get("CHAIRLIFT_ISA")
+    isa = library.chairlift_select(wanted.encode() if wanted else None)
+    if isa is None:
+        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
+    check_formats(library)
+    return library, isa.decode()
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say what the functions take and return. Raises AttributeError if the library lacks one."""
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
@@ -184,11 +230,53 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     library.chairlift_select.restype = ctypes.c_char_p
     library.chairlift_format.argtypes = [INT32]
     library.chairlift_format.restype = ctypes.POINTER(FormatInfo)
-    wanted = os.environ.get("CHAIRLIFT_ISA")
-    isa = library.chairlift_select(wanted.encode() if wanted else None)
-    if isa is None:
-        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
-    return library, isa.decode()
+    library.chairlift_layout.argtypes = [ctypes.POINTER(ctypes.POINTER(Field))]
+
+
+def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structure]]) -> None:
+    """Raise StaleLibrary unless these have the sizes, and fields at the offsets, that the library was built with."""
+    fields = ctypes.POINTER(Field)()
+    count = library.chairlift_layout(ctypes.byref(fields))
+    sizes: dict[str, int] = {}
+    built: dict[str, dict[str, tuple[int, int]]] = {}
+    for field in fields[:count]:
+        structure = field.structure.decode()
+        if field.name is None:
+            sizes[structure], built[structure] = field.size, {}
+        else:
+            built[structure][field.name.decode()] = field.offset, field.size
+    for mirror in structures:
+        name = mirror.__name__
+        expected = {field: _place(mirror, field) for field, *_ in mirror._fields_}
+        for field in expected | built.get(name, {}):
+            found = built.get(name, {}).get(field)
+            if found != expected.get(field):
+                raise StaleLibrary(f"structure {name}: {field} {_differs(expected.get(field), found)}; {_REBUILD}")
+        if sizes[name] != ctypes.sizeof(mirror):
+            raise StaleLibrary(f"structure {name}: {sizes[name]} bytes, not {ctypes.sizeof(mirror)}; {_REBUILD}")
+
+
+def _place(mirror: type[ctypes.Structure], field: str) -> tuple[int, int]:
+    descriptor = getattr(mirror, field)
+    return descriptor.offset, descriptor.size
+
+
+def _differs(expected: tuple[int, int] | None, found: tuple[int, int] | None) -> str:
+    if found is None:
+        return "is missing from the native library"
+    if expected is None:
+        return "is in the native library alone"
+    return f"is {found[1]} bytes at offset {found[0]} in the native library, not {expected[1]} at {expected[0]}"
+
+
+def check_formats(library: ctypes.CDLL) -> None:
+    """Raise StaleLibrary unless the library has the weight formats of the table, each as it is there."""
+    for each in FORMATS.values():
+        found = library.chairlift_format(each.id)
+        info = found.contents if found else FormatInfo()
+        has = (info.name, info.bits, info.inputs, bool(info.scaled), bool(info.compensated))
+        if has != (each.name.encode(), each.bits, each.inputs, each.scaled, each.compensated):
+            raise StaleLibrary(f"weight format {each.name} is another one in the native library; {_REBUILD}")
 
 
 def product_path(library: ctypes.CDLL, weight_format: WeightFormat) -> str | None:
