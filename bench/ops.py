@@ -93,6 +93,8 @@ def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
         block_tables=tables.int(),
         slot_mapping=slots.flatten(),
         positions=positions.repeat(sequences),
+        max_query_len=tokens,
+        max_context_len=context,
     )
 
 

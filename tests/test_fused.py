@@ -71,6 +71,8 @@ def make_inputs(parts: list[tuple[int, int]], wanted: list[int] | None) -> Input
         block_tables=tables[running].contiguous(),
         slot_mapping=torch.cat(slots),
         positions=torch.cat(positions),
+        max_query_len=max(parts[i][1] - parts[i][0] for i in running),
+        max_context_len=max(parts[i][1] for i in running),
     )
     ids = torch.cat([tokens[index][slice(*part)] for index, part in enumerate(parts)])
     rows = torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.int64)
@@ -152,6 +154,8 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
         block_tables=torch.tensor([[5, 6, 7], [5, 6, 8]], dtype=torch.int32),
         slot_mapping=torch.cat((torch.arange(80, 128), torch.arange(128, 144))),
         positions=torch.cat((ids, ids[32:])),
+        max_query_len=48,
+        max_context_len=48,
     )
     later = AttentionBatch(
         query_start=torch.tensor([0, 16], dtype=torch.int32),
@@ -159,6 +163,8 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
         block_tables=torch.tensor([[5, 6, 2]], dtype=torch.int32),
         slot_mapping=torch.arange(32, 48),
         positions=ids[32:],
+        max_query_len=16,
+        max_context_len=48,
     )
     with torch.inference_mode():
         both = model.forward(Inputs(torch.cat((ids, ids[32:])), shared, torch.arange(64)))

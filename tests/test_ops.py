@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.ops import cpu, select
-from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Ops
 from chairlift.ops.native import LIBRARY, load_library
 from chairlift.ops.packed import PackedWeight
-from chairlift.ops.reference import ReferenceOps
+from chairlift.ops.reference import ReferenceOps, decode_attention
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2}}
@@ -77,6 +77,8 @@ def make_batch(parts: list[tuple[int, int]], tables: list[list[int]], block_size
         block_tables=padded,
         slot_mapping=torch.cat(slots),
         positions=torch.cat(positions),
+        max_query_len=max(last - first for first, last in parts),
+        max_context_len=max(last for _, last in parts),
     )
 
 
@@ -156,6 +158,34 @@ def test_attention_on_rounded_values_is_that_of_the_reference(native: Ops, dtype
         torch.testing.assert_close(one, other, **(TOLERANCE[dtype] | {"atol": 1e-2}))
         assert (one - other).float().abs().mean() < (1e-4 if dtype == torch.float32 else 2e-3)
         assert 0 < (one - unrounded).float().abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("cached", [None, torch.int8], ids=["plain", "int8"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decodes_at_once_are_those_of_the_reference(
+    dtype: torch.dtype, shape: tuple, cached: torch.dtype | None
+) -> None:
+    """The way without waiting for a device, held against one sequence after the other."""
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    steps = [STEPS[0], [(5, 6), (77, 78), (300, 301), (0, 1)], [(6, 7), (78, 79), (301, 302), (1, 2)]]
+
+    class AtOnce(ReferenceOps):
+        calls = 0
+
+        def attention(self, q: torch.Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> torch.Tensor:
+            if batch.max_query_len > 1:
+                return super().attention(q, cache, batch, heads)
+            self.calls += 1
+            return decode_attention(q, cache, batch, heads)
+
+    ops = AtOnce()
+    actual = run_steps(ops, heads, dtype, block_size, steps, cached=cached)
+    assert ops.calls == 2
+    for one, other in zip(
+        actual, run_steps(ReferenceOps(), heads, dtype, block_size, steps, cached=cached), strict=True
+    ):
+        close(one, other)
 
 
 @needs_native

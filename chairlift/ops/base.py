@@ -54,6 +54,8 @@ class AttentionBatch:
     block_tables [S, max_blocks] int32: physical block of each logical block; entries past the context are undefined.
     slot_mapping [T] int64: physical slot (block * block_size + offset) of each token's K and V.
     positions [T] int64: position of each token in its sequence.
+    max_query_len, max_context_len: the most tokens that a sequence has in this step, and the longest context; 0 without
+    sequences. They are known without waiting for the device.
     """
 
     query_start: Tensor
@@ -61,6 +63,8 @@ class AttentionBatch:
     block_tables: Tensor
     slot_mapping: Tensor
     positions: Tensor
+    max_query_len: int
+    max_context_len: int
 
 
 @dataclass(slots=True, frozen=True)

@@ -151,7 +151,10 @@ class ReferenceOps:
 
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
+        if batch.max_query_len == 1 and q.device.type != "cpu":
+            return decode_attention(q, cache, batch, heads)
         out = torch.empty_like(q)
+        # Elsewhere than on the CPU this waits for the device.
         starts = batch.query_start.tolist()
         for index, context in enumerate(batch.context_len.tolist()):
             first, last = starts[index], starts[index + 1]
@@ -167,6 +170,30 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.float().abs().amax(-1)
     inverse = torch.where(largest > 0, 127 / largest, 0.0)
     return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
+
+
+def decode_attention(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    """`Ops.attention` where each sequence has one token, q [S, Hq * D]: all at once, without waiting for the device.
+
+    Sequences are filled up to the longest context, which on the CPU costs more than one after the other.
+    """
+    count, context = len(q), batch.max_context_len
+    used = -(-context // cache[0].shape[1])
+    positions = torch.arange(context, device=q.device)
+    seen = positions < batch.context_len.unsqueeze(1)
+    if heads.window is not None:
+        seen &= positions >= batch.context_len.unsqueeze(1) - heads.window
+    # Entries past a sequence's own blocks are undefined, and its last block may hold anything behind its last token.
+    mine = torch.arange(used, device=q.device) * cache[0].shape[1] < batch.context_len.unsqueeze(1)
+    blocks = batch.block_tables[:, :used].long().where(mine, 0)
+    k, v, *scales = (pages[blocks].flatten(1, 2)[:, :context].float() for pages in cache)
+    if scales:
+        k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
+    grouped = q.float().view(count, heads.num_kv_heads, -1, heads.head_dim)
+    scores = torch.einsum("shgd,skhd->shgk", grouped, k) * heads.scale
+    weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+    v = v.masked_fill(~seen[:, :, None, None], 0)
+    return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
 
 
 def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:

@@ -40,6 +40,8 @@ class Prepared:
             block_tables=torch.from_numpy(self.block_tables).to(device),
             slot_mapping=torch.from_numpy(self.slots).to(device),
             positions=torch.from_numpy(self.positions).to(device),
+            max_query_len=int((self.context - self.first).max(initial=0)),
+            max_context_len=int(self.context.max(initial=0)),
         )
         return Inputs(
             token_ids=torch.from_numpy(self.tokens).to(device),

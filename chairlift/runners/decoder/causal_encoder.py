@@ -70,6 +70,8 @@ class CausalEncoder:
             block_tables=self._tensor(blocks[:, None] + np.arange(counts.max()), np.int32),
             slot_mapping=self._tensor(places + np.repeat(blocks * _BLOCK, lengths), np.int64),
             positions=self._tensor(places, np.int64),
+            max_query_len=int(lengths.max()),
+            max_context_len=int(lengths.max()),
         )
 
     def _tensor(self, values: NDArray[np.integer], kind: type[np.integer]) -> Tensor:

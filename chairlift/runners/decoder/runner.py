@@ -100,6 +100,8 @@ class DecoderRunner:
             block_tables=blocks.repeat(seqs, 1),
             slot_mapping=positions,
             positions=positions,
+            max_query_len=tokens,
+            max_context_len=tokens,
         )
         last = torch.arange(1, seqs + 1, device=device) * tokens - 1
         hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
