@@ -168,8 +168,10 @@ class Ops(Protocol):
         """Add x into `residual` in place and return rms_norm(residual)."""
         ...
 
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32, whose highest is finite: [R].
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64, on their device, which is not waited for.
+
+        A row whose highest logit is not finite gets any token.
 
         The logits are divided by the temperature. min_p keeps tokens with at least min_p times the best one's
         probability; top_k the k likeliest of those; top_p the fewest likeliest of those whose probabilities,

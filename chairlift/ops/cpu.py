@@ -8,9 +8,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import ConfigError
@@ -158,14 +156,14 @@ class CpuOps:
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, self._code)
         return out
 
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32: [R]."""
-        ids = np.empty(len(logits), np.int64)
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
+        ids = torch.empty(len(logits), dtype=torch.int64)
         logits = logits.contiguous()
         # In the order of the structure's fields.
         fields = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, draws.uniform)
         struct = native.Draws(*(values.ctypes.data for values in fields))
-        self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.ctypes.data)
+        self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.data_ptr())
         return ids
 
     def allocate_kv_cache(

@@ -5,10 +5,8 @@ CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and round
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
@@ -108,8 +106,8 @@ class ReferenceOps:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32: [R]."""
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
         return draw_tokens(logits, draws)
 
     def allocate_kv_cache(
