@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chairlift.core.request import Request
 from chairlift.core.sampling import SamplingParams
 from chairlift.ops import drawing as torch_drawing
-from chairlift.ops.base import Draws, Ops
+from chairlift.ops.base import Draws, Ints, Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
@@ -22,7 +21,6 @@ from chairlift.runners.decoder.random import request_seed, uniform
 from chairlift.runners.decoder.sampler import Sampled, Sampler
 
 VOCAB = 300
-Ints = NDArray[np.int64]
 CPU = torch.device("cpu")
 drawing: list[Ops] = [ReferenceOps()]
 KINDS = {"reference": ReferenceOps, "native": lambda: CpuOps(torch.float32)}

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 Quantization = Literal["none", "int8"]
 
 
@@ -125,7 +127,7 @@ class Draws:
 
     temperature: NDArray[np.float32]
     min_p: NDArray[np.float32]
-    top_k: NDArray[np.int64]
+    top_k: Ints
     top_p: NDArray[np.float32]
     uniform: NDArray[np.float64]
 

@@ -91,7 +91,7 @@ class CpuOps:
         self._silu_mul = library.chairlift_silu_mul
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
-        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.Heads, int]] = {}
+        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.HeadsStruct, int]] = {}
 
     def _format_of(self, weight: Tensor) -> WeightFormat | None:
         """The format in which the native products take this weight; None where they do not."""
@@ -162,7 +162,7 @@ class CpuOps:
         logits = logits.contiguous()
         # In the order of the structure's fields.
         fields = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, draws.uniform)
-        struct = native.Draws(*(values.ctypes.data for values in fields))
+        struct = native.DrawsStruct(*(values.ctypes.data for values in fields))
         self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.data_ptr())
         return ids
 
@@ -246,7 +246,7 @@ class CpuOps:
         found = self._heads.get(key)
         if found is None:
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
-            struct = native.Heads(*sizes, heads.scale, DTYPES[k.dtype])
+            struct = native.HeadsStruct(*sizes, heads.scale, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import Draws
+from chairlift.ops.base import Draws, Ints
 
 # Likeliest tokens looked at before a row with top_p alone is sorted as a whole; real distributions rarely need more.
 _HEAD = 512
@@ -30,7 +30,7 @@ def _tensor(values: NDArray[np.floating] | NDArray[np.integer], like: Tensor) ->
     return torch.from_numpy(values).to(like.device)
 
 
-def apply_filters(logits: Tensor, min_p: Floats, top_k: NDArray[np.int64], top_p: Floats) -> Tensor:
+def apply_filters(logits: Tensor, min_p: Floats, top_k: Ints, top_p: Floats) -> Tensor:
     """Return logits [R, V] float32 with -inf for all tokens that the filters drop.
 
     min_p [R] (0 is off) keeps tokens with at least min_p times the best token's probability; top_k [R] (0 is off)

@@ -7,10 +7,9 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import Linear
+from chairlift.ops.base import Int32s, Linear
 from chairlift.ops.rotation import rotate
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -26,7 +25,6 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 # What is wanted of each text: all tokens' hidden states, their mean, or the first or last token's.
 Output = Literal["tokens", "mean", "first", "last"]
-Ints = NDArray[np.int32]
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,9 +109,9 @@ class EncoderWeights:
 class Texts:
     """S texts, their T tokens end to end: `token_ids` [T], `type_ids` [T] or None (all 0), `starts` [S + 1]."""
 
-    token_ids: Ints
-    type_ids: Ints | None
-    starts: Ints
+    token_ids: Int32s
+    type_ids: Int32s | None
+    starts: Int32s
 
 
 class EncoderForward(Protocol):
@@ -231,7 +229,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return plain[activation](x)
 
 
-def _groups(weights: EncoderWeights, starts: Ints, device: torch.device) -> list[_Group]:
+def _groups(weights: EncoderWeights, starts: Int32s, device: torch.device) -> list[_Group]:
     windows = {layer.window for layer in weights.layers}
     lengths = np.diff(starts)
     found = []

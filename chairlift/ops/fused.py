@@ -15,7 +15,7 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _struct(linear: Linear) -> native.Weight:
+def _struct(linear: Linear) -> native.WeightStruct:
     assert isinstance(linear, PackedWeight)
     return linear.struct
 
@@ -34,7 +34,7 @@ class FusedDecoder:
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, cos_sin
-        layers = (native.DecoderLayer * len(caches))()
+        layers = (native.DecoderLayerStruct * len(caches))()
         for struct, layer, (k, v, *_) in zip(layers, weights.layers, caches, strict=True):
             struct.input_norm, struct.post_norm = _address(layer.input_norm), _address(layer.post_norm)
             struct.q_norm, struct.k_norm = _address(layer.q_norm), _address(layer.k_norm)
@@ -46,15 +46,15 @@ class FusedDecoder:
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.norm.dtype
         self._layers = layers
-        self._decoder = native.Decoder(
+        self._decoder = native.DecoderStruct(
             layers,
             len(layers),
             self._hidden_size,
             weights.norm.data_ptr(),
             _address(weights.embedding),
             # Without a head its structure is all zeros, and nobody looks at it.
-            native.Weight() if weights.head is None else weights.head.struct,
-            native.Heads(
+            native.WeightStruct() if weights.head is None else weights.head.struct,
+            native.HeadsStruct(
                 heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale, native.DTYPES[k.dtype]
             ),
             weights.eps,
@@ -67,14 +67,14 @@ class FusedDecoder:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
         batch, rows = inputs.attention, inputs.logit_rows
         hidden = torch.empty((rows.shape[0], self._hidden_size), dtype=self._dtype)
-        step = native.Pass(
+        step = native.PassStruct(
             inputs.token_ids.data_ptr(),
             batch.positions.data_ptr(),
             batch.slot_mapping.data_ptr(),
             rows.data_ptr(),
             inputs.token_ids.shape[0],
             rows.shape[0],
-            native.Batch(
+            native.BatchStruct(
                 batch.query_start.data_ptr(),
                 batch.context_len.data_ptr(),
                 batch.block_tables.data_ptr(),

@@ -38,11 +38,11 @@ class FusedEncoder:
         self.nbytes = sum(
             table.nbytes for table in (weights.words, weights.positions, weights.types) if table is not None
         )
-        layers = (native.EncoderLayer * len(weights.layers))()
+        layers = (native.EncoderLayerStruct * len(weights.layers))()
         for struct, layer in zip(layers, weights.layers, strict=True):
             self._fill(struct, layer, weights.gated)
         self._hidden_size, self._most_tokens = weights.hidden_size, weights.most_tokens
-        self._encoder = native.Encoder(
+        self._encoder = native.EncoderStruct(
             layers,
             len(layers),
             weights.hidden_size,
@@ -63,24 +63,24 @@ class FusedEncoder:
         self._layers = layers
         self._encode = library.chairlift_encode
 
-    def _fill(self, struct: native.EncoderLayer, layer: EncoderLayer, gated: bool) -> None:
+    def _fill(self, struct: native.EncoderLayerStruct, layer: EncoderLayer, gated: bool) -> None:
         struct.attention_norm, struct.mlp_norm = self._norm(layer.attention_norm), self._norm(layer.mlp_norm)
         struct.qkv, struct.out = self._pack(layer.qkv), self._pack(layer.out)
         struct.up, struct.down = self._pack(layer.up, gated), self._pack(layer.down)
         struct.cos_sin = self._floats(layer.cos_sin)
         struct.window = -1 if layer.window is None else layer.window
 
-    def _pack(self, projection: Projection, gated: bool = False) -> native.Weight:
+    def _pack(self, projection: Projection, gated: bool = False) -> native.WeightStruct:
         packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, gated=gated)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct
 
-    def _norm(self, norm: Norm | None) -> native.LayerNorm:
+    def _norm(self, norm: Norm | None) -> native.LayerNormStruct:
         return (
-            native.LayerNorm(None, None)
+            native.LayerNormStruct(None, None)
             if norm is None
-            else native.LayerNorm(*map(self._floats, (norm.weight, norm.bias)))
+            else native.LayerNormStruct(*map(self._floats, (norm.weight, norm.bias)))
         )
 
     def _floats(self, tensor: Tensor | None) -> int | None:
@@ -95,7 +95,7 @@ class FusedEncoder:
         starts = texts.starts
         rows = len(texts.token_ids) if output == "tokens" else len(starts) - 1
         out = torch.empty((rows, self._hidden_size))
-        struct = native.Texts(
+        struct = native.TextsStruct(
             texts.token_ids.ctypes.data,
             None if texts.type_ids is None else texts.type_ids.ctypes.data,
             starts.ctypes.data,

@@ -21,7 +21,7 @@ _REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_e
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class Field(ctypes.Structure):
+class FieldStruct(ctypes.Structure):
     """One field of a structure as the library has it; without a name, the structure as a whole."""
 
     _fields_ = [
@@ -33,7 +33,7 @@ class Field(ctypes.Structure):
     ]
 
 
-class Heads(ctypes.Structure):
+class HeadsStruct(ctypes.Structure):
     """Attention heads of one layer."""
 
     _fields_ = [
@@ -47,7 +47,7 @@ class Heads(ctypes.Structure):
     ]
 
 
-class FormatInfo(ctypes.Structure):
+class FormatInfoStruct(ctypes.Structure):
     """What the kernels know of a format; `path` is null where they do not multiply it."""
 
     _fields_ = [
@@ -57,7 +57,7 @@ class FormatInfo(ctypes.Structure):
     ]
 
 
-class Weight(ctypes.Structure):
+class WeightStruct(ctypes.Structure):
     """A packed weight."""
 
     _fields_ = [
@@ -72,36 +72,36 @@ class Weight(ctypes.Structure):
     ]
 
 
-class DecoderLayer(ctypes.Structure):
+class DecoderLayerStruct(ctypes.Structure):
     """One layer's norms, weights and cache."""
 
     _fields_ = [
         *[(name, POINTER) for name in ("input_norm", "q_norm", "k_norm", "post_norm")],
-        *[(name, Weight) for name in ("qkv", "out", "gate_up", "down")],
+        *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("k_cache", POINTER),
         ("v_cache", POINTER),
         ("window", INT32),
     ]
 
 
-class Decoder(ctypes.Structure):
+class DecoderStruct(ctypes.Structure):
     """A whole decoder."""
 
     _fields_ = [
-        ("layers", ctypes.POINTER(DecoderLayer)),
+        ("layers", ctypes.POINTER(DecoderLayerStruct)),
         ("num_layers", INT64),
         ("hidden_size", INT64),
         ("norm", POINTER),
         ("embedding", POINTER),
-        ("head", Weight),
-        ("heads", Heads),
+        ("head", WeightStruct),
+        ("heads", HeadsStruct),
         ("eps", FLOAT),
         ("cos_sin", POINTER),
         ("dtype", INT32),
     ]
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """Where the sequences of a step lie."""
 
     _fields_ = [
@@ -111,44 +111,44 @@ class Batch(ctypes.Structure):
     ]
 
 
-class Pass(ctypes.Structure):
+class PassStruct(ctypes.Structure):
     """The tokens of a step."""
 
     _fields_ = [
         *[(name, POINTER) for name in ("token_ids", "positions", "slots", "logit_rows")],
         ("num_tokens", INT64),
         ("num_logits", INT64),
-        ("batch", Batch),
+        ("batch", BatchStruct),
     ]
 
 
-class LayerNorm(ctypes.Structure):
+class LayerNormStruct(ctypes.Structure):
     """Weight and bias of a layer norm."""
 
     _fields_ = [("weight", POINTER), ("bias", POINTER)]
 
 
-class EncoderLayer(ctypes.Structure):
+class EncoderLayerStruct(ctypes.Structure):
     """One layer's norms and weights."""
 
     _fields_ = [
-        *[(name, LayerNorm) for name in ("attention_norm", "mlp_norm")],
-        *[(name, Weight) for name in ("qkv", "out", "up", "down")],
+        *[(name, LayerNormStruct) for name in ("attention_norm", "mlp_norm")],
+        *[(name, WeightStruct) for name in ("qkv", "out", "up", "down")],
         ("cos_sin", POINTER),
         ("window", INT32),
     ]
 
 
-class Encoder(ctypes.Structure):
+class EncoderStruct(ctypes.Structure):
     """A whole encoder."""
 
     _fields_ = [
-        ("layers", ctypes.POINTER(EncoderLayer)),
+        ("layers", ctypes.POINTER(EncoderLayerStruct)),
         ("num_layers", INT64),
         ("hidden_size", INT64),
         *[(name, POINTER) for name in ("words", "positions", "types")],
         ("first_position", INT64),
-        *[(name, LayerNorm) for name in ("embedding_norm", "final_norm")],
+        *[(name, LayerNormStruct) for name in ("embedding_norm", "final_norm")],
         ("bias", POINTER),
         ("bias_span", INT64),
         *[(name, INT32) for name in ("num_heads", "activation", "pre_norm", "dtype")],
@@ -156,13 +156,13 @@ class Encoder(ctypes.Structure):
     ]
 
 
-class Texts(ctypes.Structure):
+class TextsStruct(ctypes.Structure):
     """The texts of a batch, and what is wanted of them."""
 
     _fields_ = [*[(name, POINTER) for name in ("token_ids", "type_ids", "starts")], ("count", INT64), ("output", INT32)]
 
 
-class Draws(ctypes.Structure):
+class DrawsStruct(ctypes.Structure):
     """How tokens are to be drawn."""
 
     _fields_ = [(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")]
@@ -170,18 +170,18 @@ class Draws(ctypes.Structure):
 
 # All that both sides read and write.
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
-    Heads,
-    Batch,
-    FormatInfo,
-    Weight,
-    DecoderLayer,
-    Decoder,
-    Pass,
-    LayerNorm,
-    EncoderLayer,
-    Encoder,
-    Texts,
-    Draws,
+    HeadsStruct,
+    BatchStruct,
+    FormatInfoStruct,
+    WeightStruct,
+    DecoderLayerStruct,
+    DecoderStruct,
+    PassStruct,
+    LayerNormStruct,
+    EncoderLayerStruct,
+    EncoderStruct,
+    TextsStruct,
+    DrawsStruct,
 )
 
 _SIGNATURES = {
@@ -229,13 +229,13 @@ def _declare(library: ctypes.CDLL) -> None:
     library.chairlift_select.argtypes = [ctypes.c_char_p]
     library.chairlift_select.restype = ctypes.c_char_p
     library.chairlift_format.argtypes = [INT32]
-    library.chairlift_format.restype = ctypes.POINTER(FormatInfo)
-    library.chairlift_layout.argtypes = [ctypes.POINTER(ctypes.POINTER(Field))]
+    library.chairlift_format.restype = ctypes.POINTER(FormatInfoStruct)
+    library.chairlift_layout.argtypes = [ctypes.POINTER(ctypes.POINTER(FieldStruct))]
 
 
 def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structure]]) -> None:
     """Raise StaleLibrary unless these have the sizes, and fields at the offsets, that the library was built with."""
-    fields = ctypes.POINTER(Field)()
+    fields = ctypes.POINTER(FieldStruct)()
     count = library.chairlift_layout(ctypes.byref(fields))
     sizes: dict[str, int] = {}
     built: dict[str, dict[str, tuple[int, int]]] = {}
@@ -246,7 +246,7 @@ def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structur
         else:
             built[structure][field.name.decode()] = field.offset, field.size
     for mirror in structures:
-        name = mirror.__name__
+        name = mirror.__name__.removesuffix("Struct")
         expected = {field: _place(mirror, field) for field, *_ in mirror._fields_}
         for field in expected | built.get(name, {}):
             found = built.get(name, {}).get(field)
@@ -273,7 +273,7 @@ def check_formats(library: ctypes.CDLL) -> None:
     """Raise StaleLibrary unless the library has the weight formats of the table, each as it is there."""
     for each in FORMATS.values():
         found = library.chairlift_format(each.id)
-        info = found.contents if found else FormatInfo()
+        info = found.contents if found else FormatInfoStruct()
         has = (info.name, info.bits, info.inputs, bool(info.scaled), bool(info.compensated))
         if has != (each.name.encode(), each.bits, each.inputs, each.scaled, each.compensated):
             raise StaleLibrary(f"weight format {each.name} is another one in the native library; {_REBUILD}")

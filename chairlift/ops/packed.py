@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from chairlift.ops.formats import PANEL, WeightFormat
-from chairlift.ops.native import DTYPES, Weight, zeros
+from chairlift.ops.native import DTYPES, WeightStruct, zeros
 
 
 class PackedWeight:
@@ -36,7 +36,7 @@ class PackedWeight:
         self._scales = torch.zeros(panels * PANEL if weight_format.scaled else 0)
         self._starts = torch.zeros(panels * PANEL if weight_format.compensated else 0, dtype=torch.int32)
         self.nbytes = self._packed.nbytes + self._scales.nbytes + self._starts.nbytes
-        self.struct = Weight(
+        self.struct = WeightStruct(
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._scales.data_ptr(),

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, Inputs
+from chairlift.ops.base import AttentionBatch, Inputs, Int32s
 from chairlift.ops.encoder import Output, Texts, text_means
 from chairlift.runners.decoder.model import Decoder
 
@@ -58,7 +58,7 @@ class CausalEncoder:
         hidden = self._decoder.forward(inputs).float()
         return text_means(hidden, self._tensor(starts, np.int64)) if output == "mean" else hidden
 
-    def _attention(self, starts: NDArray[np.int32]) -> AttentionBatch:
+    def _attention(self, starts: Int32s) -> AttentionBatch:
         """Give each text the blocks that it needs, one after the other."""
         lengths = np.diff(starts)
         counts = -(-lengths // _BLOCK)

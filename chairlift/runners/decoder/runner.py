@@ -13,10 +13,10 @@ from torch import Tensor
 from chairlift.config import EngineConfig
 from chairlift.core.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
-from chairlift.ops.base import AttentionBatch, Inputs
+from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.base import ModelInfo
-from chairlift.runners.decoder.batch import Batch, Ints, Prepared
+from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.decoder.host import to_host
 from chairlift.runners.decoder.logprobs import Logprobs
@@ -71,7 +71,7 @@ class DecoderRunner:
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
         self.model.allocate(num_blocks, config.block_size, max_model_len)
-        self.batch = Batch(config.seats, max_model_len, config.block_size)
+        self.batch = PersistentBatch(config.seats, max_model_len, config.block_size)
         self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device, ops)
         self.info = ModelInfo(
             vocab_size=model_config.vocab_size,

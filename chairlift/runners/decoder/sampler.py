@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.request import Request, TokenLogprob
-from chairlift.ops.base import Draws, Ops
+from chairlift.ops.base import Draws, Ints, Ops
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 from chairlift.runners.decoder.random import request_seed, uniform
 
-Ints = NDArray[np.int64]
 _NO_TOKEN = "no token could be sampled: the logits are not finite, or every token is excluded"
 
 
