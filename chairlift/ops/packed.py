@@ -5,7 +5,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from chairlift.ops.native import DTYPES, Weight, zeros
+from chairlift.ops.activation import Activation
+from chairlift.ops.native import ACTIVATIONS, DTYPES, Weight, zeros
 
 # Outputs whose weights lie together.
 _PANEL = 32
@@ -14,14 +15,22 @@ _PANEL = 32
 class PackedWeight:
     """A weight [out, in], as it is (bfloat16) or as whole numbers of 8 bits with a scale for each output.
 
-    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight silu(lower half) * upper half, [T, width].
+    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight, one with an activation, that of the lower
+    half * the upper half, [T, width].
     With int8 each row of x is quantized to 8 bits by its own highest magnitude. Implements `Linear` and `Head`.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, int8: bool, gated: bool = False
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        int8: bool,
+        activation: Activation | None = None,
     ) -> None:
         """Copy the weight; x is to have the same dtype."""
+        gated = activation is not None
         self.dtype = weight.dtype
         outs, ins = weight.shape
         self.width = outs // 2 if gated else outs
@@ -41,6 +50,7 @@ class PackedWeight:
             ins,
             int8,
             gated,
+            0 if activation is None else ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self.struct)
         self._code = DTYPES[weight.dtype]
