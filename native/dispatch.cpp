@@ -58,21 +58,21 @@ EXPORT int32_t chairlift_layout(const Field **fields) {
     return sizeof LAYOUT / sizeof *LAYOUT;
 }
 
-EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim,
-                               float eps, int32_t dtype) {
-    chosen->kernels->rms_norm(x, residual, weight, out, rows, dim, eps, dtype);
+EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, int32_t weight_dtype, void *out,
+                               int64_t rows, int64_t dim, float eps, int32_t dtype) {
+    chosen->kernels->rms_norm(x, residual, Norm{weight, weight_dtype}, out, rows, dim, eps, dtype);
 }
 
-EXPORT void chairlift_silu_mul(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t dtype) {
-    chosen->kernels->silu_mul(gate_up, out, rows, dim, dtype);
+EXPORT void chairlift_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation,
+                           int32_t dtype) {
+    chosen->kernels->gate(gate_up, out, rows, dim, activation, dtype);
 }
 
 EXPORT void chairlift_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
-                                     const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm,
-                                     const void *k_norm, float eps, int64_t tokens, const Heads *heads,
-                                     int32_t dtype) {
-    chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps,
-                                    tokens, *heads, dtype);
+                                     const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms *norms,
+                                     int64_t tokens, const Heads *heads, int32_t dtype) {
+    chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, *norms, tokens, *heads,
+                                    dtype);
 }
 
 EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, const void *v_cache,

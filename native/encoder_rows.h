@@ -1,4 +1,4 @@
-// What an encoder does with rows beside multiplying them: layer norms, activations, and sinks of products.
+// What an encoder does with rows beside multiplying them: layer norms, and sinks of products.
 #pragma once
 #include "interleave.h"
 #include "sink.h"
@@ -23,38 +23,6 @@ inline __attribute__((always_inline)) void layer_norm(const T *x, const LayerNor
     }
 }
 
-// x * Phi(x), by a polynomial for Phi that was fitted to 4.5 standard deviations: off by less than 3e-6 within 3 of
-// them and 3e-5 everywhere, where bfloat16 rounds by as much from 0.01 on.
-inline vfloat gelu(vfloat x) {
-    constexpr float END = 4.5f;
-    const vfloat c = smaller(larger(x, vfloat{} - END), vfloat{} + END);
-    const vfloat v = c * c * (2 / (END * END)) - 1.0f;
-    vfloat p = v * 1.638684533e-03f - 4.518324121e-03f;
-    p = p * v + 6.158428278e-03f;
-    p = p * v - 1.082649845e-02f;
-    p = p * v + 2.231408169e-02f;
-    p = p * v - 3.782965978e-02f;
-    p = p * v + 5.674414891e-02f;
-    p = p * v - 8.026894848e-02f;
-    p = p * v + 1.093835046e-01f;
-    p = p * v - 1.543845644e-01f;
-    p = p * v + 3.138101753e-01f;
-    return x * (c * p * 0.5f + 0.5f);
-}
-
-// 0.5 * (1 + tanh(u)) is the logistic function of 2 * u.
-inline vfloat gelu_tanh(vfloat x) {
-    const vfloat twice = (x + x * x * x * 0.044715f) * 1.5957691216f;
-    return x / (exp2_(smaller(twice * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
-}
-
-template <Activation A> inline vfloat activated(vfloat x) {
-    if constexpr (A == GELU) return gelu(x);
-    if constexpr (A == GELU_TANH) return gelu_tanh(x);
-    if constexpr (A == RELU) return larger(x, vfloat{});
-    return silu(x);
-}
-
 // Activates sums, and of a gated weight multiplies with the upper half's. Into rows, or, since bfloat16 needs nothing
 // more, laid out at once as the next product reads them.
 template <typename T> struct ActivatingSink {
@@ -65,12 +33,9 @@ template <typename T> struct ActivatingSink {
 
     template <typename Sum>
     void take(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
-        switch (activation) {
-        case GELU: return take_by<GELU>(weight, panel, row, rows, x, sums);
-        case GELU_TANH: return take_by<GELU_TANH>(weight, panel, row, rows, x, sums);
-        case RELU: return take_by<RELU>(weight, panel, row, rows, x, sums);
-        default: return take_by<SILU>(weight, panel, row, rows, x, sums);
-        }
+        with_activation(activation, [&](auto constant) {
+            take_by<constant.value>(weight, panel, row, rows, x, sums);
+        });
     }
 
   private:

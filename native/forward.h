@@ -34,7 +34,7 @@ class Plans {
 
 // What the threads of a pass share.
 template <typename T> struct Scratch {
-    T *residual, *kept_residual, *qkv, *query, *mixed, *gated;
+    T *residual, *kept_residual, *qkv, *query, *mixed, *gated, *part;
     Staging<T> staging;
 
     Scratch(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads) {
@@ -44,7 +44,7 @@ template <typename T> struct Scratch {
         const int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim;
         const int64_t middle = decoder.layers->down.ins;
         const int64_t widest = std::max({middle, hidden_size, query_size});
-        const int64_t activations = tokens * (2 * hidden_size + qkv_size + 2 * query_size + middle);
+        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size + middle);
         arena.reset(sizeof(T) * activations + Staging<T>::size(tokens, widest, threads) + 16 * 64);
         residual = arena.take<T>(tokens * hidden_size);
         kept_residual = arena.take<T>(tokens * hidden_size);
@@ -52,6 +52,7 @@ template <typename T> struct Scratch {
         query = arena.take<T>(tokens * query_size);
         mixed = arena.take<T>(tokens * query_size);
         gated = arena.take<T>(tokens * middle);
+        part = arena.take<T>(tokens * hidden_size);     // what is to be normalized before it is added
         staging.take(arena, tokens, widest, threads);
     }
 };
@@ -66,21 +67,32 @@ template <typename T, typename C> class Forward {
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
-    // The normalized residual, as the weight wants it.
-    Rows normalized(const T *residual, const Tiles &tiles, const void *norm, const Weight &weight) {
+    // Rows of x, normalized if there is a norm, as the weight wants them.
+    Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight) {
         return scratch.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
-            norm_row(residual + row * hidden_size, static_cast<const T *>(norm), space, hidden_size, decoder.eps);
-            return space;
+            const T *from = x + row * weight.ins;
+            if (!norm.weight) return from;
+            norm_row(from, norm, space, weight.ins, decoder.eps);
+            return static_cast<const T *>(space);
         });
-    }
-
-    // Rows that lie in memory, as the weight wants them.
-    Rows as_wanted(const T *x, const Tiles &tiles, const Weight &weight) {
-        return scratch.staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.ins; });
     }
 
     void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, Into into, T *out, int64_t stride) {
         product(x, tiles, weight, Sink<T>{into, out, nullptr, stride}, team);
+        team.wait();
+    }
+
+    // Adds the product of x to the residual, normalized before if there is a norm.
+    void add(const T *x, const Tiles &tiles, const Weight &weight, const Norm &norm, T *residual) {
+        const Rows rows = prepared(x, tiles, {}, weight);
+        if (!norm.weight) return multiply(rows, tiles, weight, Into::RESIDUAL, residual, hidden_size);
+        multiply(rows, tiles, weight, Into::ROWS, scratch.part, hidden_size);
+        const Range range = team.share(tiles.rows);
+        for (int64_t row = range.begin; row < range.end; row++) {
+            T *part = scratch.part + row * hidden_size;
+            norm_row(part, norm, part, hidden_size, decoder.eps);
+            add_row(part, residual + row * hidden_size, hidden_size);
+        }
         team.wait();
     }
 
@@ -93,6 +105,8 @@ template <typename T, typename C> class Forward {
                             sizeof(T) * hidden_size);
             else
                 unpack(decoder.head, pass.token_ids[t], to);
+            if (decoder.embedding_scale != 1.0f)
+                for (int64_t i = 0; i < hidden_size; i++) to[i] = narrow<T>(widen(to[i]) * decoder.embedding_scale);
         }
         team.wait();
     }
@@ -114,12 +128,11 @@ template <typename T, typename C> class Forward {
         heads.window = layer.window;
         const int64_t rows = pass.num_tokens;
         const Tiles tiles(rows, team);
-        const Rows x = normalized(scratch.residual, tiles, layer.input_norm, layer.qkv);
+        const Rows x = prepared(scratch.residual, tiles, layer.attention_pre_norm, layer.qkv);
         multiply(x, tiles, layer.qkv, Into::ROWS, scratch.qkv, layer.qkv.outs);
-        rope_and_write(scratch.qkv, scratch.query, decoder.cos_sin, pass.positions, pass.slots,
-                       static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache),
-                       static_cast<const T *>(layer.q_norm), static_cast<const T *>(layer.k_norm), decoder.eps, rows,
-                       heads, team);
+        rope_and_write(scratch.qkv, scratch.query, layer.cos_sin, pass.positions, pass.slots,
+                       static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
+                       rows, heads, team);
         team.wait();
         if (&layer == decoder.layers + decoder.num_layers - 1 && !pass.num_logits) return;
         attend(static_cast<const T *>(scratch.query), scratch.mixed, static_cast<const C *>(layer.k_cache),
@@ -129,10 +142,10 @@ template <typename T, typename C> class Forward {
 
     void feed_forward(const DecoderLayer &layer, const T *mixed, T *residual, int64_t rows) {
         const Tiles tiles(rows, team);
-        multiply(as_wanted(mixed, tiles, layer.out), tiles, layer.out, Into::RESIDUAL, residual, hidden_size);
-        const Rows x = normalized(residual, tiles, layer.post_norm, layer.gate_up);
+        add(mixed, tiles, layer.out, layer.attention_post_norm, residual);
+        const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
         multiply(x, tiles, layer.gate_up, Into::GATED, scratch.gated, layer.down.ins);
-        multiply(as_wanted(scratch.gated, tiles, layer.down), tiles, layer.down, Into::RESIDUAL, residual, hidden_size);
+        add(scratch.gated, tiles, layer.down, layer.mlp_post_norm, residual);
     }
 
   public:
@@ -157,8 +170,7 @@ template <typename T, typename C> class Forward {
         }
         const Range range = team.share(rows);
         for (int64_t row = range.begin; row < range.end; row++)
-            norm_row(residual + row * hidden_size, static_cast<const T *>(decoder.norm), out + row * hidden_size,
-                     hidden_size, decoder.eps);
+            norm_row(residual + row * hidden_size, decoder.norm, out + row * hidden_size, hidden_size, decoder.eps);
     }
 };
 

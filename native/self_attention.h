@@ -54,7 +54,7 @@ template <typename T> class SelfAttention {
     const T *rotated(const T *row, int place, T *space) const {
         if (!layer.cos_sin) return row;
         const float *angles = layer.cos_sin + int64_t(place) * dim;
-        rotate_head<T>(row, angles, nullptr, 0, dim, space);
+        rotate_head(row, angles, dim, space);
         return space;
     }
 

@@ -147,6 +147,7 @@ template <typename F> inline __attribute__((always_inline)) void by_lanes(int64_
 inline __m512 load_wide(const bf16 *from, __mmask16 lanes) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from)), 16));
 }
+inline __m512 load_wide(const float *from, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, from); }
 inline void store_narrow(bf16 *to, __mmask16 lanes, __m512 v) {
     _mm256_mask_storeu_epi16(to, lanes, (__m256i)_mm512_cvtneps_pbh(v));
 }

@@ -23,7 +23,7 @@ struct Best {
 enum class Into {
     ROWS,       // out = sums
     RESIDUAL,   // out += sums
-    GATED,      // out = silu(gate) * up, the two lying in the halves of a panel
+    GATED,      // out = activation(gate) * up, the two lying in the halves of a panel
     FLOATS,     // floats = sums
     BEST,       // only each row's highest sum and where it is are kept
 };
@@ -85,7 +85,10 @@ template <typename T> struct Sink {
         switch (into) {
         case Into::ROWS: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
         case Into::RESIDUAL: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
-        case Into::GATED: return each_row([&](int64_t r, Wide &values) { gate(at(out, r), values, count); });
+        case Into::GATED:
+            return with_activation(weight.activation, [&](auto constant) __attribute__((always_inline)) {
+                each_row([&](int64_t r, Wide &values) { gate<constant.value>(at(out, r), values, count); });
+            });
         case Into::FLOATS: return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
         case Into::BEST: return each_row([&](int64_t r, Wide &values) { keep_best(r, first, values, count); });
         }
@@ -115,9 +118,9 @@ template <typename T> struct Sink {
         store(to, values, count);
     }
 
-    static void gate(T *to, const Wide &values, int count) {
+    template <Activation A> static void gate(T *to, const Wide &values, int count) {
         Half gated;
-        for (int i = 0; i < WIDTH / 2; i++) gated[i] = silu(values[i]) * values[i + WIDTH / 2];
+        for (int i = 0; i < WIDTH / 2; i++) gated[i] = activated<A>(values[i]) * values[i + WIDTH / 2];
         store(to, gated, count);
     }
 

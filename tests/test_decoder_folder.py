@@ -30,8 +30,8 @@ def test_old_and_new_forms_mean_the_same() -> None:
     assert config(rope_theta=7.0, rope_scaling=old) == config(
         rope_parameters={"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}
     )
-    assert config(rope_theta=7.0, rope_scaling=None).rope.theta == 7.0
-    assert config().rope.theta == 10000.0
+    assert config(rope_theta=7.0, rope_scaling=None).ropes[0].theta == 7.0
+    assert config().ropes[0].theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None)
 
     # transformers fills in the dictionary that it is given.
     fields = {"rope_theta": 3000.0, "rope_scaling": scaling and dict(scaling)}
-    table = config(**fields).rope.table(16, 512)
+    table = config(**fields).ropes[0].table(16, 512)
     rotary = LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict(TINY | {"model_type": "llama"} | fields))
     cos, sin = rotary(torch.zeros(1), torch.arange(512)[None])
     assert torch.equal(table[:, :8], cos[0, :, :8])

@@ -28,6 +28,12 @@ def refusal(structure: type[ctypes.Structure]) -> str:
     return str(caught.value)
 
 
+def test_every_mirror_is_checked() -> None:
+    mirrors = {each for each in vars(native).values() if isinstance(each, type) and issubclass(each, ctypes.Structure)}
+    # What tells of the others is not among them.
+    assert mirrors - {native.FieldStruct} == set(native.STRUCTURES)
+
+
 @pytest.mark.parametrize("structure", native.STRUCTURES, ids=lambda each: each.__name__)
 def test_two_fields_in_another_order_are_noticed(structure: type[ctypes.Structure]) -> None:
     """Each field swapped with the one behind it. Padding may leave one of them where it was, never both."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
+from chairlift.ops.activation import Activation
 from chairlift.ops.base import (
     AttentionBatch,
     DecoderWeights,
@@ -54,15 +55,15 @@ class OneDnnLinear:
 
 
 class GatedLinear:
-    """silu(lower half) * upper half of what another gives. Implements `Linear`."""
+    """Activation of the lower half * upper half of what another gives. Implements `Linear`."""
 
-    def __init__(self, gate_up: Linear, ops: "CpuOps") -> None:
-        self._gate_up, self._ops = gate_up, ops
+    def __init__(self, gate_up: Linear, ops: "CpuOps", activation: Activation) -> None:
+        self._gate_up, self._ops, self._activation = gate_up, ops, activation
         self.nbytes = gate_up.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, I]."""
-        return self._ops.silu_mul(self._gate_up(x))
+        return self._ops.gate(self._gate_up(x), self._activation)
 
 
 class CpuOps:
@@ -88,7 +89,7 @@ class CpuOps:
             self.name += f", {quantization} by {path}"
         self._code = DTYPES[dtype]
         self._rms_norm = library.chairlift_rms_norm
-        self._silu_mul = library.chairlift_silu_mul
+        self._gate = library.chairlift_gate
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
         self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.HeadsStruct, int]] = {}
@@ -98,10 +99,10 @@ class CpuOps:
         found = self._format
         return found if found is not None and found.takes(weight.dtype, weight.shape[1]) else None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight | None:
+    def _pack(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> PackedWeight | None:
         """The weight packed for the native products; None where they do not take it."""
         found = self._format_of(weight)
-        return None if found is None else PackedWeight(self._library, weight, bias, found, gated=gated)
+        return None if found is None else PackedWeight(self._library, weight, bias, found, activation=activation)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
@@ -116,17 +117,17 @@ class CpuOps:
             return OneDnnLinear(weight, bias)
         return ReferenceLinear(weight, bias, "none")
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
-        return self._pack(weight, bias, gated=True) or GatedLinear(self.linear(weight, bias), self)
+    def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
+        """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
+        return self._pack(weight, bias, activation) or GatedLinear(self.linear(weight, bias), self, activation)
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]. Where oneDNN would have to copy it, it is used as it is."""
         return self._pack(weight, None) or ReferenceLinear(weight, None, "none")
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
-        return FusedDecoder(self._library, weights, caches, cos_sin) if can_fuse(weights) else None
+        return FusedDecoder(self._library, weights, caches, rotations) if can_fuse(weights) else None
 
     def encoder(self, weights: EncoderWeights) -> EncoderForward:
         """Return an encoder's pass: one native call where the native products take its weights."""
@@ -136,24 +137,24 @@ class CpuOps:
         return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
-        out = torch.empty_like(x)
-        dim = x.shape[-1]
-        self._rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, eps, self._code)
-        return out
+        """x [..., D] / rms(x) rounded to the weight's dtype, times weight [D]."""
+        return self._norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
-        out = torch.empty_like(x)
-        rows, dim = x.shape
-        self._rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps, self._code)
+        return self._norm(x, residual.data_ptr(), weight, eps)
+
+    def _norm(self, x: Tensor, residual: int | None, weight: Tensor, eps: float) -> Tensor:
+        out, dim = torch.empty_like(x), x.shape[-1]
+        norm = weight.data_ptr(), DTYPES[weight.dtype]
+        self._rms_norm(x.data_ptr(), residual, *norm, out.data_ptr(), x.numel() // dim, dim, eps, self._code)
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """gate_up [T, 2 * I] -> activation(gate) * up [T, I]."""
         rows, width = gate_up.shape
         out = torch.empty((rows, width // 2), dtype=self._dtype)
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, self._code)
+        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ACTIVATIONS[activation], self._code)
         return out
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
@@ -202,6 +203,7 @@ class CpuOps:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
         k, v = cache[:2]
         tokens = qkv.shape[0]
+        norms = native.HeadNormsStruct.of(q_norm, k_norm, heads, eps)
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
             qkv.data_ptr(),
@@ -211,9 +213,7 @@ class CpuOps:
             batch.slot_mapping.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
-            eps,
+            ctypes.addressof(norms),
             tokens,
             self._heads_address(heads, k),
             self._code,

@@ -9,20 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import Int32s, Linear
 from chairlift.ops.rotation import rotate
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 # What is wanted of each text: all tokens' hidden states, their mean, or the first or last token's.
 Output = Literal["tokens", "mean", "first", "last"]
 
@@ -219,14 +209,6 @@ def text_means(hidden: Tensor, starts: Tensor) -> Tensor:
     lengths = starts.diff()
     owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
     return hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden) / lengths.unsqueeze(1)
-
-
-def activate(x: Tensor, activation: str) -> Tensor:
-    """Apply an activation by its name: one of `Activation`, or "tanh"."""
-    if activation == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
-    return plain[activation](x)
 
 
 def _groups(weights: EncoderWeights, starts: Int32s, device: torch.device) -> list[_Group]:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from chairlift.ops import native
+from chairlift.ops.activation import Activation
 from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Output, Projection, Texts
 from chairlift.ops.formats import WeightFormat
 from chairlift.ops.packed import PackedWeight
 
-_ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 _OUTPUTS = {"tokens": 0, "mean": 1, "first": 2, "last": 3}
 # Rows are walked in whole vectors, the widest being of 16 numbers.
 _LANES = 16
@@ -40,7 +40,7 @@ class FusedEncoder:
         )
         layers = (native.EncoderLayerStruct * len(weights.layers))()
         for struct, layer in zip(layers, weights.layers, strict=True):
-            self._fill(struct, layer, weights.gated)
+            self._fill(struct, layer, weights.activation if weights.gated else None)
         self._hidden_size, self._most_tokens = weights.hidden_size, weights.most_tokens
         self._encoder = native.EncoderStruct(
             layers,
@@ -55,7 +55,7 @@ class FusedEncoder:
             self._floats(weights.bias),
             0 if weights.bias is None else (weights.bias.shape[1] + 1) // 2,
             weights.num_heads,
-            _ACTIVATIONS[weights.activation],
+            native.ACTIVATIONS[weights.activation],
             weights.pre_norm,
             native.DTYPES[weights.words.dtype],
             weights.eps,
@@ -63,15 +63,15 @@ class FusedEncoder:
         self._layers = layers
         self._encode = library.chairlift_encode
 
-    def _fill(self, struct: native.EncoderLayerStruct, layer: EncoderLayer, gated: bool) -> None:
+    def _fill(self, struct: native.EncoderLayerStruct, layer: EncoderLayer, gate: Activation | None) -> None:
         struct.attention_norm, struct.mlp_norm = self._norm(layer.attention_norm), self._norm(layer.mlp_norm)
         struct.qkv, struct.out = self._pack(layer.qkv), self._pack(layer.out)
-        struct.up, struct.down = self._pack(layer.up, gated), self._pack(layer.down)
+        struct.up, struct.down = self._pack(layer.up, gate), self._pack(layer.down)
         struct.cos_sin = self._floats(layer.cos_sin)
         struct.window = -1 if layer.window is None else layer.window
 
-    def _pack(self, projection: Projection, gated: bool = False) -> native.WeightStruct:
-        packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, gated=gated)
+    def _pack(self, projection: Projection, gate: Activation | None = None) -> native.WeightStruct:
+        packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, activation=gate)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct

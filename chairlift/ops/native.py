@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from chairlift.errors import ConfigError, StaleLibrary
+from chairlift.ops.activation import Activation
+from chairlift.ops.base import HeadShape
 from chairlift.ops.formats import FORMATS, WeightFormat
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+ACTIVATIONS: dict[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 _REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_ext --inplace)"
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -69,17 +72,46 @@ class WeightStruct(ctypes.Structure):
         ("ins", INT64),
         ("format", INT32),
         ("gated", INT32),
+        ("activation", INT32),
     ]
+
+
+class NormStruct(ctypes.Structure):
+    """A norm's weight."""
+
+    _fields_ = [("weight", POINTER), ("dtype", INT32)]
+
+    @classmethod
+    def of(cls, weight: Tensor | None) -> "NormStruct":
+        """Point to a weight, which the caller keeps, or to none."""
+        return cls() if weight is None else cls(weight.data_ptr(), DTYPES[weight.dtype])
+
+
+class HeadNormsStruct(ctypes.Structure):
+    """Norms of queries and keys."""
+
+    _fields_ = [("q", NormStruct), ("k", NormStruct), ("together", INT32), ("eps", FLOAT)]
+
+    @classmethod
+    def of(cls, q_norm: Tensor | None, k_norm: Tensor | None, heads: HeadShape, eps: float) -> "HeadNormsStruct":
+        """Describe what `Ops.rope_and_write` takes."""
+        sizes = {norm.shape[0] for norm in (q_norm, k_norm) if norm is not None}
+        return cls(NormStruct.of(q_norm), NormStruct.of(k_norm), sizes != {heads.head_dim}, eps)
 
 
 class DecoderLayerStruct(ctypes.Structure):
     """One layer's norms, weights and cache."""
 
     _fields_ = [
-        *[(name, POINTER) for name in ("input_norm", "q_norm", "k_norm", "post_norm")],
+        *[
+            (name, NormStruct)
+            for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm")
+        ],
+        ("head_norms", HeadNormsStruct),
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("k_cache", POINTER),
         ("v_cache", POINTER),
+        ("cos_sin", POINTER),
         ("window", INT32),
     ]
 
@@ -91,12 +123,12 @@ class DecoderStruct(ctypes.Structure):
         ("layers", ctypes.POINTER(DecoderLayerStruct)),
         ("num_layers", INT64),
         ("hidden_size", INT64),
-        ("norm", POINTER),
+        ("norm", NormStruct),
         ("embedding", POINTER),
         ("head", WeightStruct),
         ("heads", HeadsStruct),
         ("eps", FLOAT),
-        ("cos_sin", POINTER),
+        ("embedding_scale", FLOAT),
         ("dtype", INT32),
     ]
 
@@ -174,6 +206,8 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     BatchStruct,
     FormatInfoStruct,
     WeightStruct,
+    NormStruct,
+    HeadNormsStruct,
     DecoderLayerStruct,
     DecoderStruct,
     PassStruct,
@@ -185,9 +219,9 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
 )
 
 _SIGNATURES = {
-    "chairlift_rms_norm": [*[POINTER] * 4, INT64, INT64, FLOAT, INT32],
-    "chairlift_silu_mul": [POINTER, POINTER, INT64, INT64, INT32],
-    "chairlift_rope_and_write": [*[POINTER] * 9, FLOAT, INT64, POINTER, INT32],
+    "chairlift_rms_norm": [*[POINTER] * 3, INT32, POINTER, INT64, INT64, FLOAT, INT32],
+    "chairlift_gate": [POINTER, POINTER, INT64, INT64, INT32, INT32],
+    "chairlift_rope_and_write": [*[POINTER] * 8, INT64, POINTER, INT32],
     "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, INT32],
     "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
     "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],

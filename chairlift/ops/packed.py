@@ -5,16 +5,17 @@ import ctypes
 import torch
 from torch import Tensor
 
+from chairlift.ops.activation import Activation
 from chairlift.ops.formats import PANEL, WeightFormat
-from chairlift.ops.native import DTYPES, WeightStruct, zeros
+from chairlift.ops.native import ACTIVATIONS, DTYPES, WeightStruct, zeros
 
 
 class PackedWeight:
     """A weight [out, in] in one of `FORMATS`.
 
-    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight silu(lower half) * upper half, [T, width].
-    Where the format wants bytes, each row of x is quantized by its own highest magnitude. Implements `Linear` and
-    `Head`.
+    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight, one with an activation, that of the lower
+    half * the upper half, [T, width]. Where the format wants bytes, each row of x is quantized by its own highest
+    magnitude. Implements `Linear` and `Head`.
     """
 
     def __init__(
@@ -24,9 +25,10 @@ class PackedWeight:
         bias: Tensor | None,
         weight_format: WeightFormat,
         *,
-        gated: bool = False,
+        activation: Activation | None = None,
     ) -> None:
         """Copy the weight; x is to have the same dtype."""
+        gated = activation is not None
         self.dtype = weight.dtype
         outs, ins = weight.shape
         self.width = outs // 2 if gated else outs
@@ -45,6 +47,7 @@ class PackedWeight:
             ins,
             weight_format.id,
             gated,
+            0 if activation is None else ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self.struct)
         self._code = DTYPES[weight.dtype]

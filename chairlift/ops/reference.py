@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.drawing import draw_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
@@ -18,23 +19,23 @@ from chairlift.ops.rotation import rotate
 class ReferenceLinear:
     """A weight as it is given, or rounded to int8 as `Ops` says; implements `Linear` and `Head`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization, gated: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, quantization: Quantization, activation: Activation | None = None
+    ) -> None:
+        """With an activation the weight is gated."""
         self.weight = weight
         self.scales: Tensor | None = None
         if quantization == "int8":
             self.weight, self.scales = quantize(weight)
         self.bias = bias
-        self.gated = gated
+        self.activation = activation
         self.dtype = weight.dtype
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], of a gated weight [T, out / 2]."""
         out = self.sums(x).to(self.dtype)
-        if not self.gated:
-            return out
-        gate, up = out.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return out if self.activation is None else gate(out, self.activation)
 
     def sums(self, x: Tensor) -> Tensor:
         """Return x * weight^T + bias, in float32 if quantized."""
@@ -59,6 +60,12 @@ class ReferenceLinear:
         return rows if self.scales is None else (rows.float() * self.scales[ids]).to(self.dtype)
 
 
+def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """gate_up [T, 2 * I] -> activation(gate) * up [T, I]."""
+    lower, upper = gate_up.chunk(2, dim=-1)
+    return activate(lower, activation) * upper
+
+
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows x [N, D] to int8 by each one's highest magnitude; return them and what one unit is worth, [N, 1]."""
     highest = x.float().abs().amax(-1, keepdim=True)
@@ -80,15 +87,15 @@ class ReferenceOps:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]."""
         return ReferenceLinear(weight, bias, self.quantization)
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
-        return ReferenceLinear(weight, bias, self.quantization, gated=True)
+    def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
+        """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
+        return ReferenceLinear(weight, bias, self.quantization, activation)
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]."""
         return ReferenceLinear(weight, None, self.quantization)
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> None:
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> None:
         """There is nothing faster than one operation after the other."""
 
     def encoder(self, weights: EncoderWeights) -> PlainEncoder:
@@ -96,10 +103,10 @@ class ReferenceOps:
         return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
+        """x [..., D] / rms(x) rounded to the weight's dtype, times weight [D]."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        return (weight * wide.to(weight.dtype)).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
@@ -135,9 +142,9 @@ class ReferenceOps:
         dim, num_q, num_kv = heads.head_dim, heads.num_heads, heads.num_kv_heads
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, dim), [num_q, num_kv, num_kv], dim=1)
         if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps)
+            q = self._norm_heads(q, q_norm, eps)
         if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps)
+            k = self._norm_heads(k, k_norm, eps)
         cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
         written = [rotate(k, cos, sin), v]
         if cache[0].dtype == torch.int8:
@@ -146,6 +153,11 @@ class ReferenceOps:
         for pages, new in zip(cache, written, strict=True):
             pages.flatten(0, 1)[batch.slot_mapping] = new
         return rotate(q, cos, sin).reshape(qkv.shape[0], -1)
+
+    def _norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalize heads x [T, N, D], each by itself or, for weight [N * D], together."""
+        together = x.flatten(1) if weight.shape[0] > x.shape[2] else x
+        return self.rms_norm(together, weight, eps).view(x.shape)
 
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.ops.encoder import ACTIVATIONS, Activation
+from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.encoder.families import FAMILIES, Family
