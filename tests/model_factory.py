@@ -53,6 +53,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama_tied": ("llama", {"tie_word_embeddings": True}, {}),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
     "llama_head_dim": ("llama", {"head_dim": 32, "num_key_value_heads": 4}, {}),
+    "llama_gelu": ("llama", {"hidden_act": "gelu"}, {}),
     "llama_sharded": ("llama", {}, {"max_shard_size": "100KB"}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, {}),
     "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}, {}),

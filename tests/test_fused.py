@@ -21,8 +21,10 @@ from chairlift.runners.decoder.model import Decoder
 
 BLOCK = 16
 LENGTHS = (90, 1, 33, 250)
-# Biases, unlike layers, norms of heads, a tied embedding, an own head; each of them over several layers.
+# Biases, unlike layers, norms of heads, of all heads together and of what a part of a layer gives, a tied embedding, an
+# own head; each of them over several layers.
 VARIANTS = ["llama", "llama_biases", "llama_tied", "qwen2_window", "qwen3_window", "mistral_window"]
+VARIANTS += ["llama_gelu", "gemma3", "gemma3_head", "olmo2", "olmo2_biases"]
 # (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5
 # to 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
 KINDS: list[tuple[str, dict[str, str], float]] = [
@@ -124,7 +126,7 @@ def test_a_fused_pass_is_that_of_its_operations(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_window", "gemma3", "olmo2"])
 def test_a_fused_pass_on_every_instruction_set(variant: str, isa: str) -> None:
     with kernels_of(isa):
         model = make_model(model_folder(variant), "float32", quantization="int8", kv_cache_dtype="int8")
