@@ -11,7 +11,7 @@ import torch
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.ops.base import HeadShape
-from chairlift.runners.decoder.families import FAMILIES, Family, Windows
+from chairlift.runners.decoder.families import FAMILIES, DecoderFamily, Windows
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.folder import positive_size, read_model_json
 
@@ -44,7 +44,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class DecoderConfig:
     """What the decoder is built from.
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
@@ -53,7 +53,7 @@ class ModelConfig:
     """
 
     model_type: str
-    family: Family
+    family: DecoderFamily
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -79,7 +79,7 @@ class ModelConfig:
         return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, self.windows[layer])
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path) -> DecoderConfig:
     """Read `folder`/config.json.
 
     Raises ConfigError if it is no readable model folder, and UnsupportedModel naming the field if the model would
@@ -88,8 +88,8 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(read_model_json(folder))
 
 
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Make a ModelConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
+def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)
     _refuse_unknown(raw, family)
     hidden, layers, heads = (
@@ -107,7 +107,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     def flag(value: bool | str) -> bool:
         return bool(raw.get(value, False)) if isinstance(value, str) else value
 
-    return ModelConfig(
+    return DecoderConfig(
         model_type=raw["model_type"],
         family=family,
         vocab_size=positive_size(raw, "vocab_size"),
@@ -132,14 +132,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _family(raw: Mapping[str, Any]) -> Family:
+def _family(raw: Mapping[str, Any]) -> DecoderFamily:
     name = raw.get("model_type")
     if name not in FAMILIES:
         raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
-def _activation(raw: Mapping[str, Any], family: Family) -> Activation:
+def _activation(raw: Mapping[str, Any], family: DecoderFamily) -> Activation:
     field, default = family.activation
     name = raw.get(field, default)
     if name not in ACTIVATIONS:
@@ -147,12 +147,12 @@ def _activation(raw: Mapping[str, Any], family: Family) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _attention_scale(raw: Mapping[str, Any], family: Family, head_dim: int) -> float:
+def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: int) -> float:
     name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
     return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
 
 
-def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:
+def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
     refused = dict(_NEUTRAL)
     if family.query_pre_attn_scalar is not None:
         del refused["query_pre_attn_scalar"]
@@ -186,7 +186,9 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
     return windows
 
 
-def _ropes(raw: Mapping[str, Any], family: Family, windows: Windows, max_positions: int) -> tuple[RopeConfig, ...]:
+def _ropes(
+    raw: Mapping[str, Any], family: DecoderFamily, windows: Windows, max_positions: int
+) -> tuple[RopeConfig, ...]:
     sliding = [window is not None for window in windows]
     found = {kind: RopeConfig.parse(family.rope(raw, kind), max_positions) for kind in set(sliding)}
     return tuple(found[kind] for kind in sliding)

@@ -72,7 +72,7 @@ class LayerNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DecoderFamily:
     """Where one architecture departs from the common decoder.
 
     A bias is True, False, or the name of the config field that decides (absent means False). `qk_norm`: queries and
@@ -102,14 +102,14 @@ class Family:
     rope: Callable[[Raw, bool], Raw] = _one_rope
 
 
-FAMILIES: dict[str, Family] = {
-    "llama": Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": Family(windows=_one_window),
-    "qwen2": Family(qkv_bias=True, windows=_window_per_layer),
-    "qwen3": Family(
+FAMILIES: dict[str, DecoderFamily] = {
+    "llama": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "mistral": DecoderFamily(windows=_one_window),
+    "qwen2": DecoderFamily(qkv_bias=True, windows=_window_per_layer),
+    "qwen3": DecoderFamily(
         qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", head_dim=128, windows=_window_per_layer
     ),
-    "gemma3_text": Family(
+    "gemma3_text": DecoderFamily(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         norms=LayerNorms(
@@ -126,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         windows=_window_by_pattern,
         rope=_rope_per_type,
     ),
-    "olmo2": Family(
+    "olmo2": DecoderFamily(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         norms=LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),

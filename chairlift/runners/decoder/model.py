@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Head, Inputs, KVCache, Linear, Ops
-from chairlift.runners.decoder.config import ModelConfig
+from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.weights import Weights
 
 
@@ -14,7 +14,7 @@ class Decoder:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DecoderConfig,
         ops: Ops,
         weights: Weights,
         *,
@@ -118,7 +118,7 @@ class Decoder:
         return head
 
 
-def _read(config: ModelConfig, ops: Ops, weights: Weights, head: bool) -> DecoderWeights:
+def _read(config: DecoderConfig, ops: Ops, weights: Weights, head: bool) -> DecoderWeights:
     # A folder that was saved without any head has no prefix either.
     prefix = "model." if "model.embed_tokens.weight" in weights else ""
     size = (config.vocab_size, config.hidden_size)
@@ -147,13 +147,13 @@ def _nbytes(weights: DecoderWeights) -> int:
     return total
 
 
-def _norm(config: ModelConfig, weights: Weights, name: str, width: int) -> Tensor:
+def _norm(config: DecoderConfig, weights: Weights, name: str, width: int) -> Tensor:
     weight = weights.take([f"{name}.weight"], [(width,)])
     family = config.family
     return (weight.float() + family.norm_offset).to(torch.float32 if family.float_norms else weight.dtype)
 
 
-def _layer(config: ModelConfig, ops: Ops, weights: Weights, prefix: str, index: int) -> DecoderLayer:
+def _layer(config: DecoderConfig, ops: Ops, weights: Weights, prefix: str, index: int) -> DecoderLayer:
     hidden, middle, family = config.hidden_size, config.intermediate_size, config.family
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 

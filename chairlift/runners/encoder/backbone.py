@@ -9,7 +9,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
-from chairlift.runners.decoder.config import ModelConfig, parse_config
+from chairlift.runners.decoder.config import DecoderConfig, parse_config
 from chairlift.runners.decoder.families import FAMILIES as DECODERS
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
@@ -69,7 +69,7 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
     )
 
 
-def _of_decoder(config: ModelConfig, raw: dict[str, Any]) -> Backbone:
+def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
     def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> LoadedBackbone:
         stages = []
         if num_labels:
