@@ -45,7 +45,8 @@ const Choice *best_choice(const char *wanted) {
 
 } // namespace
 
-// Selects the kernels called `isa`, or the fastest that run here if null, and returns their name; null if there are none.
+// Selects the kernels called `isa`, or the fastest that run here if null, and returns their name; null if there are
+// none.
 EXPORT const char *chairlift_select(const char *isa) {
     const Choice *choice = best_choice(isa);
     if (choice) chosen = choice;

@@ -80,7 +80,7 @@ void rms_norm(const T *x, T *residual, const Norm &norm, T *out, int64_t rows, i
 // them and 3e-5 everywhere, where bfloat16 rounds by as much from 0.01 on.
 inline vfloat gelu(vfloat x) {
     constexpr float END = 4.5f;
-    const vfloat c = smaller(larger(x, vfloat{} - END), vfloat{} + END);
+    const vfloat c = vmin(vmax(x, vfloat{} - END), vfloat{} + END);
     const vfloat v = c * c * (2 / (END * END)) - 1.0f;
     vfloat p = v * 1.638684533e-03f - 4.518324121e-03f;
     p = p * v + 6.158428278e-03f;
@@ -98,13 +98,13 @@ inline vfloat gelu(vfloat x) {
 // 0.5 * (1 + tanh(u)) is the logistic function of 2 * u.
 inline vfloat gelu_tanh(vfloat x) {
     const vfloat twice = (x + x * x * x * 0.044715f) * 1.5957691216f;
-    return x / (exp2_(smaller(twice * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
+    return x / (exp2_(vmin(twice * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
 }
 
 template <Activation A> inline vfloat activated(vfloat x) {
     if constexpr (A == GELU) return gelu(x);
     if constexpr (A == GELU_TANH) return gelu_tanh(x);
-    if constexpr (A == RELU) return larger(x, vfloat{});
+    if constexpr (A == RELU) return vmax(x, vfloat{});
     return silu(x);
 }
 
@@ -193,7 +193,7 @@ constexpr int TOKENS_AHEAD = 8;
 // Asks for where a KV head of a token is to be written, unless the token before it lies in the same block. Lines that
 // nobody has used for a step are far away, and a token's K is spread over all of its block's.
 template <typename C>
-void fetch_block(const int64_t *slots, int64_t token, int kv_head, const C *k_cache, const C *v_cache,
+void prefetch_block(const int64_t *slots, int64_t token, int kv_head, const C *k_cache, const C *v_cache,
                  const Heads &heads) {
     const int64_t block = slots[token] / heads.block_size, head = block * heads.num_kv_heads + kv_head;
     if (token > 0 && slots[token - 1] / heads.block_size == block) return;
@@ -223,7 +223,7 @@ void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t 
             rotate_head(head, angles, dim, q_out + (token * num_q + h) * dim);
         } else {
             if (token + TOKENS_AHEAD < tokens)
-                fetch_block(slots, token + TOKENS_AHEAD, h - num_q, k_cache, v_cache, heads);
+                prefetch_block(slots, token + TOKENS_AHEAD, h - num_q, k_cache, v_cache, heads);
             rotate_head(head, angles, dim, rotated);
             const int64_t place = slots[token] / heads.block_size * num_kv + h - num_q;
             write_kv(rotated, in + num_kv * dim, k_cache + place * k_head_size<C>(heads),

@@ -1,7 +1,7 @@
-// What an encoder does with rows beside multiplying them: layer norms, and sinks of products.
+// What an encoder does with rows beside multiplying them: layer norms, and the epilogue of its gated products.
 #pragma once
 #include "interleave.h"
-#include "sink.h"
+#include "epilogue.h"
 
 namespace {
 
@@ -11,44 +11,44 @@ inline __attribute__((always_inline)) void layer_norm(const T *x, const LayerNor
                                                       Use use) {
     vfloat sum = {}, squares = {};
     for (int64_t i = 0; i < dim; i += LANES) sum += load_wide(x + i);
-    const float mean = sum_of(sum) / float(dim);
+    const float mean = reduce_add(sum) / float(dim);
     for (int64_t i = 0; i < dim; i += LANES) {
         const vfloat apart = load_wide(x + i) - mean;
         squares += apart * apart;
     }
-    const float factor = 1.0f / __builtin_sqrtf(sum_of(squares) / float(dim) + eps);
+    const float factor = 1.0f / __builtin_sqrtf(reduce_add(squares) / float(dim) + eps);
     for (int64_t i = 0; i < dim; i += LANES) {
         const vfloat value = (load_wide(x + i) - mean) * factor * load(norm.weight + i);
         use(i, norm.bias ? value + load(norm.bias + i) : value);
     }
 }
 
-// Activates sums, and of a gated weight multiplies with the upper half's. Into rows, or, since bfloat16 needs nothing
-// more, laid out at once as the next product reads them.
-template <typename T> struct ActivatingSink {
+// Activates sums, and of a gated weight multiplies them with the upper half's. Stores rows or, since bfloat16 needs no
+// quantization, packs them at once as the next product reads them.
+template <typename T> struct ActivationEpilogue {
     int32_t activation;
-    T *out;             // rows, null if laid out
+    T *out;             // rows, null if packed
     Rows next;
     int64_t stride;
 
     template <typename Sum>
-    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
+    void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
         with_activation(activation, [&](auto constant) {
-            take_by<constant.value>(weight, panel, row, rows, x, sums);
+            apply_as<constant.value>(weight, panel, row, rows, x, sums);
         });
     }
 
   private:
     template <Activation A, typename Sum>
-    void take_by(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
-        const Settling settling{weight, panel * PANEL};
+    void apply_as(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
+        const Dequantizer dequantizer{weight, panel * PANEL};
         const int width = weight.gated ? PANEL / 2 : PANEL;
         const int64_t first = panel * width, left = stride - first;
         const int count = left < width ? int(left) : width;
         alignas(64) T tile[TILE_ROWS][PANEL];
         for (int r = 0; r < rows; r++) {
             Wide values;
-            settling.settle(sums + r * PANEL, x, row + r, values);
+            dequantizer.dequantize(sums + r * PANEL, x, row + r, values);
             for (int i = 0; i < WIDTH; i++) {
                 if (weight.gated && i == WIDTH / 2) break;
                 vfloat value = activated<A>(values[i]);

@@ -1,12 +1,12 @@
 // Products with weights that are packed once: x * weight^T, summed in float32 (bfloat16) or exactly in int32 (int8).
 //
-// The weight [outs, ins] lies in panels of 32 outputs, and a panel in steps, each holding every output's weights for as
-// many inputs as lie in 4 bytes of a row: two of bfloat16 or four bytes, which is what one vdpbf16ps or vpdpbusd
-// multiplies. At few rows the weight streams from memory once; at many a panel stays in the cache while the rows pass
-// by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
+// The weight [out_features, in_features] is packed in panels of 32 outputs, and a panel in steps, each holding every
+// output's weights for as many inputs as lie in 4 bytes of a row: two of bfloat16 or four bytes, which is what one
+// vdpbf16ps or vpdpbusd multiplies. At few rows the weight streams from memory once; at many a panel stays in the cache
+// while the rows pass by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
 #pragma once
-#include "dot.h"
-#include "sink.h"
+#include "microkernel.h"
+#include "epilogue.h"
 #include "team.h"
 
 namespace {
@@ -32,55 +32,58 @@ struct Tiles {
 
 // A tile of `rows`, at most ROWS.
 template <typename Format, int ROWS>
-inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typename Dot<Format>::Sum *sums) {
+inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typename MicroKernel<Format>::Sum *sums) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
-            Dot<Format>::template tile<ROWS>(x, panel, sums);
+            MicroKernel<Format>::template run<ROWS>(x, panel, sums);
         else
             multiply_some<Format, ROWS - 1>(x, rows, panel, sums);
     }
 }
 
-// The rows of some tiles under one panel of a weight; `next` is the panel to fetch meanwhile, or null.
-template <typename Format, typename Into>
+// The rows of some tiles under one panel of a weight; `next` is the panel to prefetch meanwhile, or null.
+template <typename Format, typename AnyEpilogue>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
-              const char *next, const Into &sink) {
+              const char *next, const AnyEpilogue &epilogue) {
     constexpr int64_t STEP_BYTES = Format::STEP_BYTES;
     const int64_t steps = Format::steps(weight);
     Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
-                Format::COMPENSATED ? weight.starts + index * PANEL : nullptr, steps, nullptr, 0};
+                Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
-    alignas(64) typename Dot<Format>::Sum sums[TILE_ROWS * PANEL];
+    alignas(64) typename MicroKernel<Format>::Sum sums[TILE_ROWS * PANEL];
     for (int64_t tile = some.begin; tile < some.end; tile++) {
-        // A single tile reads the panel as it comes from memory; the first two of several fetch half of the next each.
+        // A single tile reads the panel as it streams from memory; of several the first two prefetch half of the next.
         const int64_t nth = tile - some.begin;
-        const bool fetch = next && nth < 2;
-        panel.pace = single ? STEP_BYTES : fetch ? STEP_BYTES / 2 : 0;
-        panel.fetch = single ? panel.weights + STEPS_AHEAD * STEP_BYTES : fetch ? next + nth * steps * panel.pace : panel.weights;
+        const bool prefetch = next && nth < 2;
+        panel.prefetch_stride = single ? STEP_BYTES : prefetch ? STEP_BYTES / 2 : 0;
+        panel.prefetch_from = single     ? panel.weights + STEPS_AHEAD * STEP_BYTES
+                              : prefetch ? next + nth * steps * panel.prefetch_stride
+                                         : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
         multiply_some<Format, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
-        sink.take(weight, index, first, int(rows), x, sums);
+        epilogue.apply(weight, index, first, int(rows), x, sums);
     }
 }
 
 // This thread's part of a product; the caller waits before and after.
-template <typename Format, typename Into>
-void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
+template <typename Format, typename AnyEpilogue>
+void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue, Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight), tasks = panels * tiles.groups;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
         const int64_t panel = task % panels;
         const char *next = static_cast<const char *>(weight.packed) + (panel + 1) * panel_bytes;
-        multiply<Format>(x, tiles, tiles.group(task / panels), weight, panel, panel + 1 < panels ? next : nullptr, sink);
+        multiply<Format>(x, tiles, tiles.group(task / panels), weight, panel, panel + 1 < panels ? next : nullptr,
+                         epilogue);
     }
 }
 
-// What becomes of the sums is for a sink to know: Sink, or the encoder's.
-template <typename Into>
-void product(const Rows &x, const Tiles &tiles, const Weight &weight, const Into &sink, Team &team) {
+// The epilogue is an Epilogue or the encoder's.
+template <typename AnyEpilogue>
+void product(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue, Team &team) {
     with_format(weight, [&](auto format) {
         using Format = decltype(format);
-        if constexpr (Dot<Format>::PATH != nullptr) product_of<Format>(x, tiles, weight, sink, team);
+        if constexpr (MicroKernel<Format>::PATH != nullptr) product_of<Format>(x, tiles, weight, epilogue, team);
     });
 }
 

@@ -99,7 +99,7 @@ void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
 }
 
 template <typename Format> constexpr FormatInfo info() {
-    return {Format::NAME, Format::BITS, Format::INPUTS, Format::SCALED, Format::COMPENSATED, Dot<Format>::PATH};
+    return {Format::NAME, Format::BITS, Format::INPUTS, Format::SCALED, Format::COMPENSATED, MicroKernel<Format>::PATH};
 }
 
 template <typename... Each> struct FormatTable;

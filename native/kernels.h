@@ -47,17 +47,19 @@ struct FormatInfo {
 
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3 };
 
-// A weight [outs, ins], packed: see gemm.h. In a gated one, the upper half of whose outputs is multiplied with the
-// activation of the lower half, a panel holds 16 outputs of each half.
+// A weight [out_features, in_features], packed: see gemm.h. In a gated one, the upper half of whose outputs is
+// multiplied with the activation of the lower half, a panel holds 16 outputs of each half.
 struct Weight {
     const void *packed;
     const float *bias;          // [panels * PANEL], in the order of the panels, like the others; may be null
-    const float *scales;        // of scaled formats: what one unit of an output's weights is worth
-    const int32_t *starts;      // of compensated ones: where sums begin, -128 times the sum of an output's weights
-    int64_t outs, ins;
+    const float *scales;        // of scaled formats, one for each output
+    const int32_t *compensation;    // of compensated ones: -128, the zero point, times the sum of the weights
+    int64_t out_features, in_features;
     int32_t format, gated;
     int32_t activation;         // of a decoder's gated weights
-    int64_t panels() const { return gated ? (outs / 2 + PANEL / 2 - 1) / (PANEL / 2) : (outs + PANEL - 1) / PANEL; }
+    int64_t panels() const {
+        return gated ? (out_features / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out_features + PANEL - 1) / PANEL;
+    }
 };
 
 // A norm's weight. What is normalized is rounded to its type before they are multiplied.
@@ -151,7 +153,7 @@ struct Kernels {
                            const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                       const Heads &heads, int32_t dtype);
-    // Fills what `packed` points to from weight [outs, ins] and bias [outs] (or null).
+    // Fills what `packed` points to from weight [out_features, in_features] and bias [out_features] (or null).
     void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
     // The sums as rows of the activations' type (for a gated weight half as many), or as floats.
     void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);

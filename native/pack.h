@@ -6,21 +6,21 @@ namespace {
 
 // The output of a weight that lies at place `i` of a panel, or -1 if the panel is wider than the weight.
 inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
-    if (!weight.gated) return panel * PANEL + i < weight.outs ? panel * PANEL + i : -1;
-    const int64_t half = weight.outs / 2, unit = panel * (PANEL / 2) + i % (PANEL / 2);
+    if (!weight.gated) return panel * PANEL + i < weight.out_features ? panel * PANEL + i : -1;
+    const int64_t half = weight.out_features / 2, unit = panel * (PANEL / 2) + i % (PANEL / 2);
     return unit < half ? unit + i / (PANEL / 2) * half : -1;
 }
 
 // Packs into zeroed memory.
 template <typename T> void pack(const T *weight, const T *bias, const Weight &packed) {
     with_format(packed, [&](auto format) {
-#pragma omp parallel for schedule(static) if (packed.outs * packed.ins >= PARALLEL_PRODUCTS)
+#pragma omp parallel for schedule(static) if (packed.out_features * packed.in_features >= PARALLEL_PRODUCTS)
         for (int64_t panel = 0; panel < packed.panels(); panel++)
             for (int64_t i = 0; i < PANEL; i++) {
                 const int64_t output = output_at(packed, panel, i);
                 if (output < 0) continue;
                 if (bias) const_cast<float *>(packed.bias)[panel * PANEL + i] = widen(bias[output]);
-                format.pack(weight + output * packed.ins, packed, panel, i);
+                format.pack(weight + output * packed.in_features, packed, panel, i);
             }
     });
 }

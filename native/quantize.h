@@ -1,4 +1,4 @@
-// Rows of activations rounded to unsigned bytes, to be multiplied with weights of 8 bits or fewer.
+// Rows of activations quantized to unsigned bytes, for products with weights of 8 bits or fewer.
 #pragma once
 #include "elementwise.h"
 
@@ -7,9 +7,9 @@ namespace {
 // Bytes of a row of `width` quantized activations: a whole number of steps.
 inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
 
-// A row as whole numbers from 1 to 255, 128 standing for zero; returns what one unit is worth.
-template <typename T> float quantize_row(const T *x, int64_t width, uint8_t *out) {
-    const float highest = largest_size(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+// A row as integers from 1 to 255 with a zero point of 128; returns the scale.
+template <typename T> float quantize_symmetric(const T *x, int64_t width, uint8_t *out) {
+    const float highest = max_abs(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
     int64_t i = 0;
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(T) == sizeof(bf16))
@@ -20,30 +20,31 @@ template <typename T> float quantize_row(const T *x, int64_t width, uint8_t *out
         }
 #endif
 #pragma omp simd
-    for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(whole(widen(x[k]) * inverse)) + 128);
+    for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(nearest_integer(widen(x[k]) * inverse)) + 128);
     for (int64_t i = width; i < quantized_size(width); i++) out[i] = 128;
     return highest / 127.0f;
 }
 
-// A row as whole numbers from 0 to 255, its lowest to its highest, or zero if that is beyond: steps are finer where
-// numbers lie mostly to one side, as they do behind GELU and in what few inputs of a layer norm's weights stick out.
-// Returns what one unit is worth. As sums begin 128 units of each weight too low, those of a row whose zero is `zero`
-// are too high by (128 - zero) weights: `shift` times where they begin is to be added.
-template <typename T> float quantize_between(const T *x, int64_t width, uint8_t *out, float &shift) {
+// A row as integers from 0 to 255 with a zero point of its own: from its lowest to its highest number, or zero if that
+// is beyond. Steps are finer where numbers lie mostly to one side, as they do behind GELU and in what few inputs of a
+// layer norm's weights stick out. Returns the scale. As sums start from a compensation for a zero point of 128,
+// `zero_offset` times that compensation is to be added.
+template <typename T> float quantize_asymmetric(const T *x, int64_t width, uint8_t *out, float &zero_offset) {
     vfloat low = {}, high = {}, broken = {};
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) {
         const vfloat value = load_wide(x + i);
-        low = smaller(value, low), high = larger(value, high);
+        low = vmin(value, low), high = vmax(value, high);
         broken += value * 0.0f;
     }
-    float lowest = -largest_of(-low), highest = largest_of(high), fault = sum_of(broken);
+    float lowest = -reduce_max(-low), highest = reduce_max(high), fault = reduce_add(broken);
     for (; i < width; i++) {
         const float value = widen(x[i]);
         lowest = value < lowest ? value : lowest, highest = value > highest ? value : highest;
         fault += value * 0.0f;
     }
-    const float span = highest - lowest, inverse = span > 0 ? 254.0f / span : 0.0f, zero = whole(-lowest * inverse);
+    const float span = highest - lowest, inverse = span > 0 ? 254.0f / span : 0.0f;
+    const float zero = nearest_integer(-lowest * inverse);
     i = 0;
 #if defined(__AVX512F__)
     for (; i + LANES <= width; i += LANES) {
@@ -52,9 +53,9 @@ template <typename T> float quantize_between(const T *x, int64_t width, uint8_t 
     }
 #endif
 #pragma omp simd
-    for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(whole(widen(x[k]) * inverse + zero)));
+    for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(nearest_integer(widen(x[k]) * inverse + zero)));
     for (int64_t k = width; k < quantized_size(width); k++) out[k] = 0;
-    shift = (zero - 128.0f) / 128.0f;
+    zero_offset = (zero - 128.0f) / 128.0f;
     return span / 254.0f + fault;
 }
 

@@ -1,4 +1,4 @@
-// What is multiplied, made ready: quantized if the weight is, and interleaved.
+// Activations packed for a product: quantized if its weights are, and interleaved.
 #pragma once
 #include <cstdlib>
 #include <new>
@@ -43,10 +43,10 @@ class Arena {
     }
 };
 
-// Room for the rows of one product.
+// Buffers for the packed rows of one product.
 template <typename T> class Staging {
     char *inputs = nullptr;     // the rows as they are multiplied; a single tile once for each thread
-    float *scales = nullptr, *shifts = nullptr;
+    float *scales = nullptr, *zero_offsets = nullptr;
     T *row = nullptr;           // one for each thread
     uint32_t *words = nullptr;  // a tile for each thread, row after row
     int64_t width = 0;
@@ -63,18 +63,18 @@ template <typename T> class Staging {
         return all * (width * sizeof(T) + 2 * sizeof(float)) + threads * width * sizeof(T) * (1 + TILE_ROWS) + 5 * 64;
     }
 
-    // With `between`, rows are quantized from their lowest to their highest.
-    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads, bool between = false) {
+    // If asymmetric, rows are quantized with a zero point each.
+    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads, bool asymmetric = false) {
         const int64_t all = rows + TILE_ROWS * threads;
         width = rounded(widest);
         inputs = arena.take<char>(all * width * sizeof(T));
         scales = arena.take<float>(all);
-        shifts = between ? arena.take<float>(all) : nullptr;
+        zero_offsets = asymmetric ? arena.take<float>(all) : nullptr;
         row = arena.take<T>(threads * width);
         words = arena.take<uint32_t>(threads * width * sizeof(T) * TILE_ROWS / 4);
     }
 
-    // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must
+    // The tiles' rows, which `row_at(index, buffer for one)` points to, as the weight wants them; all of the team must
     // call this. Every thread prepares a single tile for itself, which costs less than waiting for each other.
     template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
         Rows made;
@@ -90,7 +90,7 @@ template <typename T> class Staging {
         // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.
         const int64_t row_bytes = 4 * (width / Format::INPUTS);
         const Rows made{inputs + own * row_bytes, row_bytes, Format::SCALED ? scales + own : nullptr,
-                        Format::SCALED && shifts ? shifts + own : nullptr};
+                        Format::SCALED && zero_offsets ? zero_offsets + own : nullptr};
         const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
@@ -100,9 +100,9 @@ template <typename T> class Staging {
                 const T *from = row_at(first + i, row + team.thread * width);
                 uint32_t *put = count > 1 ? tile_words + i * steps : to;
                 if constexpr (Format::SCALED)
-                    quantize_at(own + first + i, from, weight.ins, reinterpret_cast<uint8_t *>(put));
+                    quantize_row(own + first + i, from, weight.in_features, reinterpret_cast<uint8_t *>(put));
                 else
-                    std::memcpy(put, from, sizeof(T) * weight.ins);
+                    std::memcpy(put, from, sizeof(T) * weight.in_features);
             }
             // A row on its own was put there at once.
             if (count > 1) interleave(tile_words, steps, count, steps, to);
@@ -111,8 +111,9 @@ template <typename T> class Staging {
         return made;
     }
 
-    void quantize_at(int64_t index, const T *from, int64_t count, uint8_t *to) const {
-        scales[index] = shifts ? quantize_between(from, count, to, shifts[index]) : quantize_row(from, count, to);
+    void quantize_row(int64_t index, const T *from, int64_t count, uint8_t *to) const {
+        scales[index] = zero_offsets ? quantize_asymmetric(from, count, to, zero_offsets[index])
+                                     : quantize_symmetric(from, count, to);
     }
 };
 

@@ -14,8 +14,9 @@ _STEP_BYTES = 4
 class WeightFormat:
     """How a weight [out, in] lies packed, in panels of `PANEL` outputs.
 
-    bits: of one weight. rows: what it multiplies is rounded to, bfloat16 or bytes. scaled: each output has a float32
-    scale, and each row of bytes too. compensated: each output has an int32 that takes off what the rows' zero adds.
+    bits: of one weight. rows: what the activations are rounded to, bfloat16 or bytes with a zero point. scaled: each
+    output has a float32 scale, and each row of bytes too. compensated: each output has an int32, its zero-point
+    compensation: what its sums start from.
     """
 
     name: str
@@ -30,13 +31,13 @@ class WeightFormat:
         """Inputs of a step, to whose multiple panels are filled up."""
         return _STEP_BYTES // self.rows.itemsize
 
-    def packed_bytes(self, panels: int, ins: int) -> int:
+    def packed_bytes(self, panels: int, in_features: int) -> int:
         """What the weights of so many panels take, without scales."""
-        return panels * PANEL * -(-ins // self.inputs) * self.inputs * self.bits // 8
+        return panels * PANEL * -(-in_features // self.inputs) * self.inputs * self.bits // 8
 
-    def takes(self, dtype: torch.dtype, ins: int) -> bool:
+    def takes(self, dtype: torch.dtype, in_features: int) -> bool:
         """Whether it holds weights of this dtype: rows that are not rounded must be of theirs and fill their steps."""
-        return self.scaled or (dtype == self.rows and ins % self.inputs == 0)
+        return self.scaled or (dtype == self.rows and in_features % self.inputs == 0)
 
 
 _FORMATS = (

@@ -30,21 +30,21 @@ class PackedWeight:
         """Copy the weight; x is to have the same dtype."""
         gated = activation is not None
         self.dtype = weight.dtype
-        outs, ins = weight.shape
-        self.width = outs // 2 if gated else outs
-        panels = -(-self.width // (PANEL // 2)) if gated else -(-outs // PANEL)
-        self._packed = zeros(weight_format.packed_bytes(panels, ins), torch.int8)
+        out_features, in_features = weight.shape
+        self.width = out_features // 2 if gated else out_features
+        panels = -(-self.width // (PANEL // 2)) if gated else -(-out_features // PANEL)
+        self._packed = zeros(weight_format.packed_bytes(panels, in_features), torch.int8)
         self._bias = None if bias is None else torch.zeros(panels * PANEL)
         self._scales = torch.zeros(panels * PANEL if weight_format.scaled else 0)
-        self._starts = torch.zeros(panels * PANEL if weight_format.compensated else 0, dtype=torch.int32)
-        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._starts.nbytes
+        self._compensation = torch.zeros(panels * PANEL if weight_format.compensated else 0, dtype=torch.int32)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._compensation.nbytes
         self.struct = WeightStruct(
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._scales.data_ptr(),
-            self._starts.data_ptr(),
-            outs,
-            ins,
+            self._compensation.data_ptr(),
+            out_features,
+            in_features,
             weight_format.id,
             gated,
             0 if activation is None else ACTIVATIONS[activation],
@@ -80,6 +80,6 @@ class PackedWeight:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T] int64."""
-        out = torch.empty((ids.shape[0], self.struct.ins), dtype=self.dtype)
+        out = torch.empty((ids.shape[0], self.struct.in_features), dtype=self.dtype)
         self._embed(ids.data_ptr(), ids.shape[0], self._address, out.data_ptr(), self._code)
         return out

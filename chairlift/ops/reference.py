@@ -41,9 +41,9 @@ class ReferenceLinear:
         """Return x * weight^T + bias, in float32 if quantized."""
         if self.scales is None:
             return F.linear(x, self.weight, self.bias)
-        rounded, units = quantize(x)
+        rounded, scales = quantize(x)
         # Sums of products of 8-bit numbers are exact in float64.
-        sums = F.linear(rounded.double(), self.weight.double()) * units.double() * self.scales.double().T
+        sums = F.linear(rounded.double(), self.weight.double()) * scales.double() * self.scales.double().T
         return (sums if self.bias is None else sums + self.bias).float()
 
     logits = sums
@@ -67,7 +67,7 @@ def gate(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows x [N, D] to int8 by each one's highest magnitude; return them and what one unit is worth, [N, 1]."""
+    """Round rows x [N, D] to int8 by each one's highest magnitude; return them and the scales, [N, 1]."""
     highest = x.float().abs().amax(-1, keepdim=True)
     inverse = torch.where(highest > 0, 127 / highest, 0.0)
     return (x.float() * inverse).round().to(torch.int8), highest / 127

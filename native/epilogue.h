@@ -1,31 +1,31 @@
-// What becomes of the sums of a tile of a product.
+// Epilogues of products: what is done with the sums of a tile while they are in registers.
 #pragma once
 #include "elementwise.h"
 
 namespace {
 
-// What is multiplied: rows of bfloat16 or, for int8 weights, of unsigned bytes with a scale each. In each tile the rows
-// lie interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses alone
-// cost a tenth of the speed.
+// Packed activations: rows of bfloat16 or, for quantized weights, of unsigned bytes with a scale each. In each tile
+// rows are interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses
+// alone cost a tenth of the speed.
 struct Rows {
     const char *data;
     int64_t row_bytes;
     const float *scales = nullptr;  // null unless quantized
-    const float *shifts = nullptr;  // null unless quantized from the lowest to the highest: see quantize_between
+    const float *zero_offsets = nullptr;  // null unless quantized asymmetrically: see quantize_asymmetric
 };
 
-// The likeliest token of each row so far, as one thread has seen it.
-struct Best {
+// The highest sum of each row so far and its output, as one thread has seen it.
+struct Argmax {
     float *value;
     int64_t *index;
 };
 
-enum class Into {
-    ROWS,       // out = sums
-    RESIDUAL,   // out += sums
-    GATED,      // out = activation(gate) * up, the two lying in the halves of a panel
-    FLOATS,     // floats = sums
-    BEST,       // only each row's highest sum and where it is are kept
+enum class EpilogueMode {
+    STORE,          // out = sums
+    ADD,            // out += sums
+    GATE,           // out = activation(gate) * up, the two lying in the halves of a panel
+    STORE_FLOAT32,  // floats = sums
+    ARGMAX,         // only each row's highest sum and its output are kept
 };
 
 // One row's sums under a panel, and half as many.
@@ -33,21 +33,22 @@ constexpr int WIDTH = PANEL / LANES;
 using Wide = vfloat[WIDTH];
 using Half = vfloat[WIDTH / 2];
 
-// What the sums of a panel are scaled by and added to.
-struct Settling {
+// Makes floats of the sums of a panel: scales, zero points and bias.
+struct Dequantizer {
     const Weight &weight;
     const int64_t first;    // the panel's first output
 
-    void settle(const float *sums, const Rows &, int64_t, Wide &values) const {
+    void dequantize(const float *sums, const Rows &, int64_t, Wide &values) const {
         for (int i = 0; i < WIDTH; i++) values[i] = load(sums + i * LANES);
         add_bias(values);
     }
 
-    void settle(const int32_t *sums, const Rows &x, int64_t row, Wide &values) const {
+    void dequantize(const int32_t *sums, const Rows &x, int64_t row, Wide &values) const {
         const float scale = x.scales[row];
         for (int i = 0; i < WIDTH; i++) {
             values[i] = to_float(load(sums + i * LANES));
-            if (x.shifts) values[i] += to_float(load(weight.starts + first + i * LANES)) * x.shifts[row];
+            if (x.zero_offsets)
+                values[i] += to_float(load(weight.compensation + first + i * LANES)) * x.zero_offsets[row];
             values[i] *= load(weight.scales + first + i * LANES) * scale;
         }
         add_bias(values);
@@ -60,37 +61,39 @@ struct Settling {
     }
 };
 
-template <typename T> struct Sink {
-    Into into;
+template <typename T> struct Epilogue {
+    EpilogueMode mode;
     T *out = nullptr;
     float *floats = nullptr;
     int64_t stride = 0;     // elements of out or floats
-    Best best = {};
+    Argmax argmax = {};
 
-    // Takes the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
+    // Uses the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
     template <typename Sum>
-    void take(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
-        const bool gated = into == Into::GATED;
-        const int64_t first = panel * (gated ? PANEL / 2 : PANEL), left = weight.outs / (gated ? 2 : 1) - first;
+    void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
+        const bool gated = mode == EpilogueMode::GATE;
+        const int64_t first = panel * (gated ? PANEL / 2 : PANEL), left = weight.out_features / (gated ? 2 : 1) - first;
         const int most = gated ? PANEL / 2 : PANEL, count = left < most ? int(left) : most;
-        const Settling settling{weight, panel * PANEL};
+        const Dequantizer dequantizer{weight, panel * PANEL};
         const auto each_row = [&](auto use) __attribute__((always_inline)) {
             for (int64_t r = row; r < row + rows; r++, sums += PANEL) {
                 Wide values;
-                settling.settle(sums, x, r, values);
+                dequantizer.dequantize(sums, x, r, values);
                 use(r, values);
             }
         };
         const auto at = [&](auto *to, int64_t r) { return to + r * stride + first; };
-        switch (into) {
-        case Into::ROWS: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
-        case Into::RESIDUAL: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
-        case Into::GATED:
+        using Mode = EpilogueMode;
+        switch (mode) {
+        case Mode::STORE: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
+        case Mode::ADD: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
+        case Mode::GATE:
             return with_activation(weight.activation, [&](auto constant) __attribute__((always_inline)) {
                 each_row([&](int64_t r, Wide &values) { gate<constant.value>(at(out, r), values, count); });
             });
-        case Into::FLOATS: return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
-        case Into::BEST: return each_row([&](int64_t r, Wide &values) { keep_best(r, first, values, count); });
+        case Mode::STORE_FLOAT32:
+            return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
+        case Mode::ARGMAX: return each_row([&](int64_t r, Wide &values) { update_argmax(r, first, values, count); });
         }
     }
 
@@ -124,7 +127,7 @@ template <typename T> struct Sink {
         store(to, gated, count);
     }
 
-    // Whether anything is above `high`, or no number. What lies past the outputs is zero, which may raise a false alarm.
+    // Whether any value is above `high` or NaN. Padding past the outputs is zero and may be above it as well.
     static bool any_above(const Wide &values, float high) {
         vint above = {};
         for (int i = 0; i < WIDTH; i++) above |= ~(values[i] <= high);
@@ -132,15 +135,15 @@ template <typename T> struct Sink {
     }
 
     // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
-    void keep_best(int64_t row, int64_t first, const Wide &values, int count) const {
-        float high = best.value[row];
+    void update_argmax(int64_t row, int64_t first, const Wide &values, int count) const {
+        float high = argmax.value[row];
         if (!any_above(values, high) || high != high) return;
         float all[PANEL];
         store(all, values, PANEL);
         for (int i = 0; i < count; i++)
             if (!(all[i] <= high)) {
-                best.value[row] = high = all[i];
-                best.index[row] = first + i;
+                argmax.value[row] = high = all[i];
+                argmax.index[row] = first + i;
                 if (high != high) return;
             }
     }

@@ -1,38 +1,39 @@
-// The inner loops of products: Dot<Format>::tile sums some rows under one panel, sums[r][0:PANEL] of ROWS rows. PATH
-// names the instructions that do it, and is null where a format's products are left to others.
+// The micro-kernels of products: MicroKernel<Format>::run computes sums[r][0:PANEL], those of ROWS rows under one
+// panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
 #include "format.h"
 
 namespace {
 
-// A panel's weights, and what to fetch meanwhile: `pace` bytes from `fetch` on for each step.
+// A panel's weights, and what to prefetch meanwhile: `prefetch_stride` bytes from `prefetch_from` on for each step.
 struct Panel {
     const char *weights;
-    const int32_t *starts;  // where sums begin; of compensated weights only
+    const int32_t *compensation;  // what sums start from; of compensated weights only
     int64_t steps;
-    const char *fetch;
-    int64_t pace;
+    const char *prefetch_from;
+    int64_t prefetch_stride;
 };
 
-template <typename Format> struct Dot;
+template <typename Format> struct MicroKernel;
 
 #if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 // For formats whose step of a panel is two vectors: Lanes says how sums start and grow.
 template <typename Format, typename Lanes, int ROWS>
-inline void avx512_tile(const char *x, const Panel &panel, typename Lanes::Sum *sums) {
+inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes::Sum *sums) {
     static_assert(Format::STEP_BYTES == 128, "a step is two vectors");
     typename Lanes::Vector sum[ROWS][2];
     for (int r = 0; r < ROWS; r++)
         for (int half = 0; half < 2; half++) sum[r][half] = Lanes::start(panel, half);
-    const bool streams = panel.pace == Format::STEP_BYTES;
+    const bool streams = panel.prefetch_stride == Format::STEP_BYTES;
     for (int64_t step = 0; step < panel.steps; step++) {
         const char *weights = panel.weights + step * Format::STEP_BYTES;
         const __m512i first = _mm512_loadu_si512(weights), second = _mm512_loadu_si512(weights + 64);
         if (streams) {
-            __builtin_prefetch(panel.fetch + step * Format::STEP_BYTES);
-            __builtin_prefetch(panel.fetch + step * Format::STEP_BYTES + 64);
+            __builtin_prefetch(panel.prefetch_from + step * Format::STEP_BYTES);
+            __builtin_prefetch(panel.prefetch_from + step * Format::STEP_BYTES + 64);
         } else {
-            __builtin_prefetch(panel.fetch + step * panel.pace, 0, 2);  // into L2: the panel in use fills L1
+            // Into L2: the panel in use fills L1.
+            __builtin_prefetch(panel.prefetch_from + step * panel.prefetch_stride, 0, 2);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
@@ -49,7 +50,7 @@ inline void avx512_tile(const char *x, const Panel &panel, typename Lanes::Sum *
 #endif
 
 // bfloat16 is multiplied by AVX-512 BF16 alone.
-template <> struct Dot<Bf16Format> {
+template <> struct MicroKernel<Bf16Format> {
     using Sum = float;
 #if defined(__AVX512BF16__)
     static constexpr const char *PATH = "avx512bf16";
@@ -63,15 +64,15 @@ template <> struct Dot<Bf16Format> {
         }
     };
 
-    template <int ROWS> static void tile(const char *x, const Panel &panel, Sum *sums) {
-        avx512_tile<Bf16Format, Lanes, ROWS>(x, panel, sums);
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        avx512_microkernel<Bf16Format, Lanes, ROWS>(x, panel, sums);
     }
 #else
     static constexpr const char *PATH = nullptr;
 #endif
 };
 
-template <> struct Dot<Int8Format> {
+template <> struct MicroKernel<Int8Format> {
     using Sum = int32_t;
 #if defined(__AVX512VNNI__)
     static constexpr const char *PATH = "avx512vnni";
@@ -79,14 +80,14 @@ template <> struct Dot<Int8Format> {
     struct Lanes {
         using Sum = int32_t;
         using Vector = __m512i;
-        static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.starts + 16 * half); }
+        static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.compensation + 16 * half); }
         static Vector add(Vector sum, __m512i inputs, __m512i weights) {
             return _mm512_dpbusd_epi32(sum, inputs, weights);
         }
     };
 
-    template <int ROWS> static void tile(const char *x, const Panel &panel, Sum *sums) {
-        avx512_tile<Int8Format, Lanes, ROWS>(x, panel, sums);
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
     }
 #elif defined(__AVX2__)
     static constexpr const char *PATH = "avx2";
@@ -108,21 +109,21 @@ template <> struct Dot<Int8Format> {
             int32_t pairs[8];
             std::memcpy(pairs, &sum[i], sizeof pairs);
             for (int o = 16 * half + 4 * i, p = 0; p < 8; o++, p += 2)
-                sums[o] = panel.starts[o] + pairs[p] + pairs[p + 1];
+                sums[o] = panel.compensation[o] + pairs[p] + pairs[p + 1];
         }
     }
 
-    template <int ROWS> static void tile(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
         for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL)
             for (int half = 0; half < 2; half++) half_of_row<ROWS>(x, panel, half, sums);
     }
 #else
     static constexpr const char *PATH = "baseline";
 
-    template <int ROWS> static void tile(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
         for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL) {
             int32_t sum[PANEL];
-            std::memcpy(sum, panel.starts, sizeof sum);
+            std::memcpy(sum, panel.compensation, sizeof sum);
             const auto *bytes = reinterpret_cast<const uint8_t *>(x);
             const auto *weights = reinterpret_cast<const int8_t *>(panel.weights);
             for (int64_t step = 0; step < panel.steps; step++, bytes += 4 * ROWS, weights += Int8Format::STEP_BYTES)
