@@ -33,17 +33,20 @@ constexpr int WIDTH = PANEL / LANES;
 using Wide = vfloat[WIDTH];
 using Half = vfloat[WIDTH / 2];
 
-// Makes floats of the sums of a panel: scales, zero points and bias.
+// Makes floats of the sums of a panel: scales, zero points and bias. Inlined into each use: passing values through memory
+// costs a tenth of the speed.
 struct Dequantizer {
     const Weight &weight;
     const int64_t first;    // the panel's first output
 
-    void dequantize(const float *sums, const Rows &, int64_t, Wide &values) const {
+    inline __attribute__((always_inline)) void dequantize(const float *sums, const Rows &, int64_t,
+                                                          Wide &values) const {
         for (int i = 0; i < WIDTH; i++) values[i] = load(sums + i * LANES);
         add_bias(values);
     }
 
-    void dequantize(const int32_t *sums, const Rows &x, int64_t row, Wide &values) const {
+    inline __attribute__((always_inline)) void dequantize(const int32_t *sums, const Rows &x, int64_t row,
+                                                          Wide &values) const {
         const float scale = x.scales[row];
         for (int i = 0; i < WIDTH; i++) {
             values[i] = to_float(load(sums + i * LANES));
@@ -55,7 +58,7 @@ struct Dequantizer {
     }
 
   private:
-    void add_bias(Wide &values) const {
+    inline __attribute__((always_inline)) void add_bias(Wide &values) const {
         if (!weight.bias) return;
         for (int i = 0; i < WIDTH; i++) values[i] += load(weight.bias + first + i * LANES);
     }

@@ -164,6 +164,16 @@ def test_bfloat16(variant: str, ops: str) -> None:
     assert torch.cat(distances).max() < 1e-3
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("ops", OPS)
+def test_scaled_embeddings_are_rounded_as_transformers_does_it(ops: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(320)
+    theirs = AutoModelForCausalLM.from_pretrained(model_folder("gemma3", "bfloat16"), dtype=torch.bfloat16)
+    assert torch.equal(runner_of("gemma3", ops, "bfloat16").model._embed(ids), theirs.model.embed_tokens(ids))
+
+
 @functools.cache
 def rounding_runner(variant: str, ops: str) -> DecoderRunner:
     return make_runner(model_folder(variant), ops=ops, kv_cache_dtype="int8")
