@@ -128,6 +128,7 @@ def test_random_histories(capsys: Any) -> None:
         assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
 
 
+@pytest.mark.processes
 def test_one_long_history_repeats_itself() -> None:
     world = run_history(random.Random(7), histories.LONG)
     assert replay(world) == world.answers

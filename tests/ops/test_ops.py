@@ -337,6 +337,7 @@ def test_a_head_without_a_kernel_is_refused() -> None:
 
 
 @needs_native
+@pytest.mark.processes
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAIRLIFT_ISA", isa)

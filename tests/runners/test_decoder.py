@@ -1,37 +1,15 @@
 """Logits and greedy tokens of the decoder against transformers, however the work is cut into steps."""
 
 import functools
-from typing import Any
 
 import pytest
 import torch
-from support.decoder_harness import Harness, make_request, make_runner
+from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
 from support.model_factory import VARIANTS, model_folder, reference_model
 
-from chairlift.core.sequences.request import Step
-from chairlift.errors import ConfigError
-from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
-LENGTHS = (1, 2, 15, 16, 17, 100, 300)
 NUM_OUTPUT = 64
-
-
-def _native_missing() -> bool:
-    try:
-        select_ops("native", torch.device("cpu"), torch.float32, 64)
-    except ConfigError:
-        return True
-    return False
-
-
-OPS = ["reference", pytest.param("native", marks=pytest.mark.skipif(_native_missing(), reason="no native kernels"))]
-
-
-@functools.cache
-def prompts() -> dict[str, list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return {str(n): torch.randint(0, 320, (n,), generator=generator).tolist() for n in LENGTHS}
 
 
 @functools.cache
@@ -52,29 +30,6 @@ def expected(variant: str) -> dict[str, list[int]]:
 @functools.cache
 def runner_of(variant: str, ops: str, dtype: str = "float32") -> DecoderRunner:
     return make_runner(model_folder(variant, dtype), ops=ops)
-
-
-def requests(prefix: str = "") -> list[Any]:
-    return [make_request(prefix + name, prompt) for name, prompt in prompts().items()]
-
-
-@torch.inference_mode()
-def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
-    """Logits after every token of each sequence, computed in one pass."""
-    harness = Harness(runner)
-    for index, tokens in enumerate(sequences):
-        harness.add(make_request(f"logits{index}", tokens))
-    started, counts = [], {}
-    for id, request in harness.requests.items():
-        blocks = [harness.free.pop() for _ in range(-(-len(request.prompt_ids) // harness.block_size))]
-        started.append(harness.start(id, blocks))
-        counts[id] = len(request.prompt_ids)
-    runner._update(Step(0, counts, started, {}, [], []))
-    prepared = runner.batch.prepare(Step(0, counts, [], {}, [], []))
-    rows = torch.arange(sum(counts.values())).numpy()
-    hidden = runner.model.forward(prepared.inputs(rows, runner.model.device))
-    runner._update(Step(1, {}, [], {}, list(counts), []))
-    return list(runner.model.logits(hidden).split(list(counts.values())))
 
 
 @pytest.mark.parametrize("ops", OPS)
