@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.base import AttentionBatch, HeadShape
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.reference import ReferenceOps
 

@@ -6,7 +6,8 @@ from functools import cache
 import torch
 
 from chairlift.errors import ConfigError
-from chairlift.ops.base import Ops, Quantization
+from chairlift.ops.base import Quantization
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
 from chairlift.ops.formats import FORMATS
 from chairlift.ops.native import load_library, product_path

@@ -13,7 +13,8 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.ops import cpu, select
 from chairlift.ops.activation import activate
-from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Ops
+from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
+from chairlift.ops.contract import Ops
 from chairlift.ops.native import ACTIVATIONS, LIBRARY, load_library
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceOps, decode_attention

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.ops import drawing as torch_drawing
-from chairlift.ops.base import Draws, Ints, Ops
+from chairlift.ops.base import Draws, Ints
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Head, Inputs, KVCache, Linear, Ops
+from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Head, Inputs, KVCache, Linear
+from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.weights import Weights
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.sequences.request import Request, TokenLogprob
-from chairlift.ops.base import Draws, Ints, Ops
+from chairlift.ops.base import Draws, Ints
+from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 from chairlift.runners.decoder.random import request_seed, uniform

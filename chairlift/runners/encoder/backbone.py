@@ -8,7 +8,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.model_json import read_model_json
-from chairlift.ops.base import Ops
+from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
 from chairlift.runners.decoder.config import DecoderConfig, parse_config
