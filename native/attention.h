@@ -19,8 +19,8 @@ inline void clear(const SoftmaxState &state, int rows, int dim) {
 // Combines a split's softmax state with that of the splits before it. An empty one changes no bit of the other.
 inline void combine(const SoftmaxState &into, const SoftmaxState &from, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
-        const vfloat old = vfloat{} + into.row_max[r], more = vfloat{} + from.row_max[r], highest = vmax(old, more);
-        const vfloat a = exp2_(old - highest), b = exp2_(more - highest);
+        const vfloat old = vfloat{} + into.row_max[r], other = vfloat{} + from.row_max[r], highest = vmax(old, other);
+        const vfloat a = exp2_(old - highest), b = exp2_(other - highest);
         into.row_max[r] = highest[0];
         into.row_sum[r] = into.row_sum[r] * a[0] + from.row_sum[r] * b[0];
         float *to = into.acc + r * dim, *add = from.acc + r * dim;
@@ -131,7 +131,7 @@ template <typename T, typename C> struct Attention {
             const int highest = tile.first_position + (row + rows - 1) / tile.num_heads;
             const int begin = lanes.of(lowest) / GROUP - first, end = lanes.of(highest) / GROUP + 1 - first;
             work.row_blocks[work.num_row_blocks++] = RowBlock{row, rows, begin > 0 ? begin : 0,
-                                                end < kv_split.count ? end : kv_split.count, highest};
+                                                              end < kv_split.count ? end : kv_split.count, highest};
             row += rows;
         }
     }
@@ -200,7 +200,7 @@ template <typename T, typename C> struct Attention {
 
     // Softmax numerators of a row of scores, relative to the highest score, times the scales of their values.
     void softmax(const KvSplit<C> &now, const RowBlock &row_block, float *scores, float highest, float &total,
-                float &p_scale) const {
+                 float &p_scale) const {
         Value *p = reinterpret_cast<Value *>(scores);
         vfloat sum = {}, most = {};
         for (int i = row_block.begin * GROUP; i < row_block.end * GROUP; i += LANES) {
@@ -237,7 +237,7 @@ template <typename T, typename C> struct Attention {
             // Each row's highest score is a chain of dependent steps: those of several rows overlap.
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
                 state.row_max[r] = masked_max(now, row_block, tile.first_position + r / tile.num_heads,
-                                                work.scores + r * SCORE_STRIDE);
+                                              work.scores + r * SCORE_STRIDE);
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
                 softmax(now, row_block, work.scores + r * SCORE_STRIDE, state.row_max[r], state.row_sum[r],
                         work.p_scales[r]);
