@@ -1,13 +1,14 @@
-"""Counting values by bucket, and what the metrics of all models share.
+"""Families of metrics as Prometheus wants them, and values counted by bucket.
 
 Observations are plain Python on the event loop's thread (a bisect and two additions), with no locks; the text is
 put together only when somebody asks for it.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
-from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -31,21 +32,46 @@ class Histogram:
         self._counts[bisect_left(self._upper, value)] += times
         self._sum += value * times
 
-    def family(self, name: str, help_text: str, model: str) -> HistogramMetricFamily:
-        """The histogram as Prometheus wants it: cumulative."""
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip([*map(str, map(float, self._upper)), "+Inf"], self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many values were up to each bound, cumulative."""
+        bounds = [*map(str, map(float, self._upper)), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return self._sum
+
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def simple(kind: Family, model: str, rows: Iterable[tuple[str, str, float]]) -> Iterator[Metric]:
+    """A family with one value for each row: a name, what it is, and the value."""
+    for name, help_text, value in rows:
+        family = kind(f"chairlift_{name}", help_text, labels=["model"])
+        family.add_metric([model], value)
+        yield family
+
+
+def labelled(kind: Family, model: str, rows: Iterable[tuple[str, str, str, Mapping[str, float]]]) -> Iterator[Metric]:
+    """A family with several values for each row: a name, what it is, a label, and the values by what that says."""
+    for name, help_text, label, values in rows:
+        family = kind(f"chairlift_{name}", help_text, labels=["model", label])
+        for which, value in values.items():
+            family.add_metric([model, str(which)], value)
+        yield family
+
+
+def histograms(model: str, rows: Iterable[tuple[str, str, Histogram]]) -> Iterator[Metric]:
+    """A family for each row: a name, what it is, and the histogram."""
+    for name, help_text, histogram in rows:
         family = HistogramMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
-        family.add_metric([model], buckets, self._sum)
-        return family
+        family.add_metric([model], histogram.buckets(), histogram.total)
+        yield family
 
 
-def background_requests(model: str, running: int, waiting: int) -> Metric:
+def background_requests(model: str, running: int, waiting: int) -> Iterator[Metric]:
     """How many background requests run and wait; other gauges count live ones only."""
-    gauge = GaugeMetricFamily("chairlift_background_requests", "Background requests.", labels=["model", "state"])
-    gauge.add_metric([model, "running"], running)
-    gauge.add_metric([model, "waiting"], waiting)
-    return gauge
+    counts = {"running": running, "waiting": waiting}
+    return labelled(GaugeMetricFamily, model, [("background_requests", "Background requests.", "state", counts)])
