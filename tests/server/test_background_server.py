@@ -18,7 +18,7 @@ from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import QueueFull
 from chairlift.server.http.app import create_app
-from chairlift.server.http.endpoint import BACKGROUND
+from chairlift.server.http.exchange import BACKGROUND, Terms
 from chairlift.server.models.registry import Models, ModelService
 
 
@@ -186,7 +186,7 @@ def test_the_default_deadline_is_for_live_requests() -> None:
         service, line = function()
         line.configure(BatchLimits(default_timeout=0.02))
         line.held = True
-        waiting = asyncio.create_task(service.infer([1], background=True))
+        waiting = asyncio.create_task(service.infer([1], Terms(background=True)))
         await asyncio.sleep(0.06)
         line.held = False
         (answer,) = await waiting

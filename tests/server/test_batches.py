@@ -14,8 +14,7 @@ from support.items_harness import Line, Listening, embedder, function, listening
 
 from chairlift.errors import StorageFull, StoreBusy
 from chairlift.jobs.store import Store
-from chairlift.server.batches import batch_run as batch_run
-from chairlift.server.batches import file_routes as file_routes
+from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
 
 
@@ -517,7 +516,7 @@ class FullDisk:
         self.results, self.uploads = results, uploads
         self._pwrite, self._write = os.pwrite, os.write
         monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self.pwrite)
-        monkeypatch.setattr("chairlift.server.batches.batch_routes.upload.os.write", self.write)
+        monkeypatch.setattr("chairlift.server.batches.upload.os.write", self.write)
 
     def pwrite(self, fd: int, raw: Any, offset: int) -> int:
         return self._pwrite(fd, raw[: _fits(self.results, offset)], offset)

@@ -17,12 +17,12 @@ from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import JsonLines, parse_batch_line
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.data_folder import Folder
-from chairlift.server.batches.endpoints import BatchEndpoint
+from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import About, Problem, about, note
 from chairlift.server.batches.validate import Validation
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.local_client import AppClient
-from chairlift.server.models.registry import Models, ModelService
+from chairlift.server.models.registry import ModelService
 from chairlift.server.models.sequence_service import SequenceService
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class BatchContext(msgspec.Struct, kw_only=True):
 
     folder: Folder
     client: AppClient
-    models: Models
+    endpoints: BatchEndpoints
     config: ServerConfig
     turns: asyncio.Semaphore
 
@@ -141,7 +141,7 @@ class BatchRun:
     async def _validate(self) -> bool:
         """Look through the input; whether it is to be run."""
         context, noted = self._context, about(self.job)
-        endpoint = BatchEndpoint(noted.endpoint, context.models)
+        endpoint = context.endpoints.find(noted.endpoint)
         validation = Validation(context.folder.place(noted.input_file_id), endpoint, context.config.max_batch_lines)
         ended = await validation.run(self._ending)
         if self._leaving.is_set():
@@ -183,7 +183,7 @@ class BatchRun:
         noted = about(self.job)
         while not self._ending.is_set() and time.time() < noted.expires_at:
             try:
-                model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+                model = self._context.endpoints.find(noted.endpoint).model(noted.model)
             except (ApiError, InvalidRequest):
                 return
             if model is not None and model.ready:
@@ -247,7 +247,7 @@ class BatchRun:
 
     def _lanes(self, noted: About) -> tuple[int, Order]:
         try:
-            model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+            model = self._context.endpoints.find(noted.endpoint).model(noted.model)
         except (ApiError, InvalidRequest):
             model = None
         return (_FEW, "file") if model is None else lanes_of(model)

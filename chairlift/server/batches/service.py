@@ -18,8 +18,10 @@ from chairlift.errors import Unavailable
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.batch_run import BatchContext, BatchRun, too_late
 from chairlift.server.batches.data_folder import MAX_FILES, Folder
+from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import OVER, About, note
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.registry import Models
 
@@ -40,7 +42,8 @@ class Batches:
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.config = config
-        self.models = models
+        self.endpoints = BatchEndpoints((), models)
+        self._models = models
         self._app: ASGIApp | None = None
         self._folder: Folder | None = None
         self._context: BatchContext | None = None
@@ -54,9 +57,10 @@ class Batches:
         self._lines: Counter[str] = Counter(completed=0, failed=0)
         self._leaving = False
 
-    def serve(self, app: ASGIApp) -> None:
-        """Lines of batches go to this application."""
+    def serve(self, app: ASGIApp, table: Iterable[Endpoint]) -> None:
+        """Lines of batches go to this application, which has these routes."""
         self._app = app
+        self.endpoints = BatchEndpoints(table, self._models)
 
     # The folder
 
@@ -86,7 +90,7 @@ class Batches:
         self._context = BatchContext(
             folder=folder,
             client=AppClient(self._app, background=True, api_key=self.config.api_key),
-            models=self.models,
+            endpoints=self.endpoints,
             config=self.config,
             turns=asyncio.Semaphore(self.config.max_running_batches),
         )

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.types import Scope
 
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
-from chairlift.server.http.endpoint import terms_of, timing_headers
-from chairlift.server.http.key import Key
-from chairlift.server.items.parts import PartStream
-from chairlift.server.items.predict import PREDICT, read_instances, write_predictions
+from chairlift.server.http.exchange import CLIENT_GONE, Key, terms_of, timing_headers
+from chairlift.server.items.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.metrics.exposition import Exposition
 from chairlift.server.models.item_service import ItemService, too_late
 from chairlift.server.models.registry import Models
@@ -27,8 +26,10 @@ SendReply = Callable[[int, Mapping[str, str], bytes], None]
 
 # Decoding a larger body takes longer than the ordinary way does.
 MAX_BYTES = 64 * 1024
-_BEGIN, _END = "/v1/models/", ":predict"
-_STREAMS = tuple(kind.encode() for kind in PartStream.KINDS)
+# Where the path's name of a model lies between. No other request needs to be offered.
+BEGIN, END = PATH.split("{name:path}")
+
+_STREAMS = tuple(kind.encode() for kind in STREAM_KINDS)
 _TYPES = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 
 
@@ -56,9 +57,9 @@ class Direct:
     def _service_of(self, scope: Scope, body: bytes) -> ItemService | None:
         """The model, if the request is one to be answered here."""
         path: str = scope["path"]
-        if not (path.startswith(_BEGIN) and path.endswith(_END) and len(body) <= self._max_bytes):
+        if not (path.startswith(BEGIN) and path.endswith(END) and len(body) <= self._max_bytes):
             return None
-        service = self._models.find(path[len(_BEGIN) : -len(_END)])
+        service = self._models.find(path[len(BEGIN) : -len(END)])
         if not isinstance(service, ItemService) or service.info is None:
             return None
         if not takes_json(service.info) or service.info.streams:
@@ -66,7 +67,7 @@ class Direct:
         return service if _is_plain(scope["headers"]) and self._key.opens(scope) else None
 
     def _reply(self, reply: SendReply, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self._count["POST", PREDICT.path, status] += 1
+        self._count["POST", PATH, status] += 1
         reply(status, headers, body)
 
 
@@ -86,14 +87,13 @@ class _Exchange:
         """Queue the items, or refuse them."""
         try:
             terms = terms_of(scope)
-            payloads = read_instances(body)
-            self._futures = self._service.submit(payloads, priority=terms.priority, timeout=terms.timeout)
+            self._futures = self._service.submit(read_instances(body), terms)
         except Exception as error:
             self._refuse(error)
             return
         futures = self._futures
         future: asyncio.Future[Any] = futures[0] if len(futures) == 1 else asyncio.gather(*futures)
-        timeout = self._service.timeout_of(terms.timeout)
+        timeout = self._service.timeout_of(terms)
         if timeout is not None:
             self._timer = future.get_loop().call_later(timeout, self._expire)
         future.add_done_callback(self._answer)
@@ -101,7 +101,7 @@ class _Exchange:
     def hang_up(self) -> None:
         """Forget it: nobody waits for the answer any more."""
         self._end(asyncio.CancelledError())
-        self._reply(499, {}, b"")
+        self._reply(CLIENT_GONE, {}, b"")
 
     def _answer(self, future: "asyncio.Future[Any]") -> None:
         if self._is_over:
@@ -118,7 +118,7 @@ class _Exchange:
             self._refuse(failure)
         else:
             self._reply(200, timing_headers(answers), body)
-        self._service.answered(answers)
+        self._service.answered(answers, background=False)
 
     def _expire(self) -> None:
         self._fail(too_late())
@@ -139,7 +139,7 @@ class _Exchange:
     def _refuse(self, error: BaseException) -> None:
         refusal = as_api_error(error)
         status, body = oip_shape(refusal)
-        self._reply(status, refusal.headers, body)
+        self._reply(status, refusal.headers, msgspec.json.encode(body))
 
 
 def _is_plain(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.server.models.registry import Models
+from chairlift.server.http.exchange import models_of
 
 
 async def live(request: Request) -> Response:
@@ -16,7 +16,7 @@ async def live(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 while every model takes requests, else 503 with the reason: of the only model, or of all."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     each = [_about(model.name, model.state, model.failure) for model in models.all()]
     worst = next((model.state for model in models.all() if not model.ready), "ready")
     about = each[0] if len(each) == 1 else {"status": worst, "models": each}

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.direct import Direct
+from chairlift.server.http.direct import END, Direct
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -109,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up = hang_up
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if self._holds and cycle.scope["method"] == "POST":
+        if self._holds and cycle.scope["method"] == "POST" and cycle.scope["path"].endswith(END):
             self._held = cycle, app
         else:
             super()._start_asgi_task(cycle, app)

@@ -2,24 +2,23 @@
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.server.models.registry import Models, ModelService
+from chairlift.server.http.exchange import as_json, models_of
+from chairlift.server.models.registry import ModelService
 
 
 async def list_models(request: Request) -> Response:
     """All models, each by its newest version."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     names = dict.fromkeys(model.name for model in models.all())
-    return _json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
+    return as_json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
 
 
 async def show_model(request: Request) -> Response:
     """One model, or 404."""
-    models: Models = request.app.state.models
-    return _json(_describe(models.get(request.path_params["model"])))
+    return as_json(_describe(models_of(request).get(request.path_params["model"])))
 
 
 def _describe(model: ModelService) -> dict[str, Any]:
@@ -31,7 +30,3 @@ def _describe(model: ModelService) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "task": model.task,
     }
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -85,7 +85,7 @@ class Models:
             raise ApiError(404, message, "model", "model_not_found")
         return versions[version]
 
-    def one_shot(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
+    def item_model(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
         """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
         model = self.get(name) if name is not None else self._only(tasks)
         if isinstance(model, ItemService) and model.task is None:
@@ -94,7 +94,7 @@ class Models:
             raise wrong_task(model, tasks, route)
         return model
 
-    def llm(self, name: str | None, route: str) -> SequenceService:
+    def language_model(self, name: str | None, route: str) -> SequenceService:
         """The named language model, or the only one."""
         model = self.get(name) if name is not None else self._only(("generate",))
         if not isinstance(model, SequenceService):

@@ -1,80 +1,51 @@
-"""Server-sent events, and what to do when the client is gone."""
+"""Pieces of text put together: as server-sent events while they come, or as one document in the end."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from chairlift.server.http.api_errors import as_api_error
-from chairlift.server.http.endpoint import stays
-from chairlift.server.openai.body_types import StreamOptions
-from chairlift.server.openai.samples import Piece, Sample, close_all, pieces, usage
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import DONE, PartStream, until_gone
+from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
+from chairlift.server.openai.body_types import CommonBody, StreamOptions
 
 encode = msgspec.json.encode
 
-DONE = b"data: [DONE]\n\n"
 
-# Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
-_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+class PromptTokensDetails(msgspec.Struct):
+    """How much of the prompt came from the prefix cache."""
 
-
-class EventStream(Response):
-    """An answer in events. An error before the first event is an ordinary HTTP error; later, it is the last event."""
-
-    def __init__(self, request_id: str, samples: Sequence[Sample], events: AsyncGenerator[bytes, None]) -> None:
-        self._samples = samples
-        self._events = events
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": request_id}
-        super().__init__(None, 200, headers, "text/event-stream")
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they come, until the last one or until the client is gone."""
-        started = False
-        try:
-            async with _cancelled_on_disconnect(receive, self._samples), contextlib.aclosing(self._events) as events:
-                async for event in events:
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Exception as error:
-            if not started:
-                raise
-            event = b"data: " + as_api_error(error).encode() + b"\n\n"
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        finally:
-            close_all(self._samples)
-        if started:
-            await send({"type": "http.response.body", "body": b""})
+    cached_tokens: int
 
 
-def encode_line(value: Any) -> bytes:
-    """JSON that stays one line, whatever the client thinks ends a line."""
-    return one_line(encode(value))
+class Usage(msgspec.Struct):
+    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
-def one_line(raw: bytes) -> bytes:
-    """The same JSON without the characters that some clients take for a line's end."""
-    if not raw.isascii():
-        for character, escape in _LINE_ENDS:
-            raw = raw.replace(character, escape)
-    return raw
+def usage(samples: Sequence[Sample], n: int) -> Usage:
+    """Token counts; samples come in order, `n` for each prompt."""
+    read = sum(len(sample.prompt_ids) for sample in samples[::n])
+    written = sum(sample.num_tokens for sample in samples)
+    cached = sum(sample.num_cached_tokens for sample in samples[::n])
+    return Usage(read, written, read + written, PromptTokensDetails(cached))
 
 
 class Events:
     """Renders one request's events. What never changes is encoded once; a token costs two or three copies."""
 
-    def __init__(
-        self, request_id: str, kind: str, created: int, model: str, n: int, options: StreamOptions | None
-    ) -> None:
-        constant = encode({"id": request_id, "object": kind, "created": created, "model": model})
-        self._head = b"data: " + constant[:-1] + b',"choices":['
+    def __init__(self, about: dict[str, Any], n: int, options: StreamOptions | None) -> None:
+        self._head = b"data: " + encode(about)[:-1] + b',"choices":['
         self._heads: dict[int, bytes] = {}
         self._n = n
         self._usage = bool(options and options.include_usage)
@@ -97,45 +68,81 @@ class Events:
         return b"".join((self._head, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n", DONE))
 
 
-async def render(
-    samples: Sequence[Sample], events: Events, write: Callable[[Piece], bytes]
-) -> AsyncGenerator[bytes, None]:
-    """One chunk for each step: the events that `write` makes of its pieces."""
-    unfinished = len(samples)
-    async with contextlib.aclosing(pieces(samples)) as groups:
-        async for group in groups:
-            chunk = b"".join([write(piece) for piece in group])
-            unfinished -= sum(piece.finish_reason is not None for piece in group)
-            if not unfinished:
-                chunk += events.last(samples)
-            if chunk:
-                yield chunk
+class Answer:
+    """One request's samples on their way out. Each protocol says what its events and its choices look like.
+
+    `kind` is the document's `object`, `event_kind` that of an event.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        event_kind: str,
+        service: SequenceService,
+        body: CommonBody,
+        params: SamplingParams,
+        samples: Sequence[Sample],
+        request_id: str,
+    ) -> None:
+        about: dict[str, Any] = {"id": request_id, "object": kind, "created": int(time.time()), "model": service.name}
+        self.events = Events(about | {"object": event_kind}, params.n, body.stream_options)
+        self.samples = samples
+        self.tokenizer = service.tokenizer
+        self.n = params.n
+        self._about = about
+        self._streams = body.stream
+        self._texts: list[list[str]] = [[] for _ in samples]
+
+    async def respond(self, request: Request) -> Response:
+        """The HTTP answer. Raises a 499 if the client leaves before the end."""
+        headers = {"X-Request-Id": self._about["id"]}
+        if self._streams:
+            return PartStream("text/event-stream", self._render(), _last, headers, lambda: close_all(self.samples))
+        async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
+            async for group in groups:
+                for piece in group:
+                    self._texts[piece.sample.index].append(self.text(piece))
+                    self.keep_logprobs(piece)
+        choices = [
+            {
+                "index": sample.index,
+                **self.content(sample, "".join(self._texts[sample.index])),
+                "finish_reason": sample.finish_reason,
+                "stop_reason": sample.stop_reason,
+            }
+            for sample in self.samples
+        ]
+        raw = encode(self._about | {"choices": choices, "usage": usage(self.samples, self.n)})
+        return Response(raw, headers=headers, media_type="application/json")
+
+    async def _render(self) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step: the events of its pieces."""
+        unfinished = len(self.samples)
+        async with contextlib.aclosing(pieces(self.samples)) as groups:
+            async for group in groups:
+                chunk = b"".join([self.event(piece) for piece in group])
+                unfinished -= sum(piece.finish_reason is not None for piece in group)
+                if not unfinished:
+                    chunk += self.events.last(self.samples)
+                if chunk:
+                    yield chunk
+
+    def text(self, piece: Piece) -> str:
+        """What a piece adds to the text."""
+        return piece.text
+
+    def keep_logprobs(self, piece: Piece) -> None:
+        """Keep a piece's log-probabilities for the document, if they were asked for."""
+        raise NotImplementedError
+
+    def content(self, sample: Sample, text: str) -> dict[str, Any]:
+        """A choice of the document, between its index and how it ended."""
+        raise NotImplementedError
+
+    def event(self, piece: Piece) -> bytes:
+        """A piece as events; nothing if it has nothing to say."""
+        raise NotImplementedError
 
 
-async def collect(request: Request, samples: Sequence[Sample], keep: Callable[[Piece], None]) -> bool:
-    """Hand all pieces to `keep`; False if the client left before the end."""
-    async with _cancelled_on_disconnect(request.receive, samples), contextlib.aclosing(pieces(samples)) as groups:
-        async for group in groups:
-            for piece in group:
-                keep(piece)
-    return all(sample.finish_reason is not None for sample in samples)
-
-
-@contextlib.asynccontextmanager
-async def _cancelled_on_disconnect(receive: Receive, samples: Sequence[Sample]) -> AsyncIterator[None]:
-    """Cancel the samples as soon as the client closes its connection."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        for sample in samples:
-            sample.stream.cancel()
-
-    if stays(receive):
-        yield
-        return
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
+def _last(error: ApiError) -> bytes:
+    return b"data: " + error.encode() + b"\n\n"

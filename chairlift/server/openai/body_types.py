@@ -68,7 +68,7 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Annotated[str | list[str | int | list[int]], Meta(examples=["Batching is"])]
     echo: bool | None = None
     logprobs: Int | None = None
     # Not implemented.
@@ -79,7 +79,7 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Meta(examples=[[{"role": "user", "content": "What is batching?"}]])]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -119,21 +119,6 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "moderation": (),
 }
-
-
-class PromptTokensDetails(msgspec.Struct):
-    """How much of the prompt came from the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
 
 
 def check_supported(body: CommonBody) -> None:

@@ -1,0 +1,39 @@
+"""A row of the table of routes."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.server.http.api_errors import Shape, openai_shape
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+# Of models that answer in one call.
+ITEM_TASKS = ("embed", "classify", "rerank", "tensors", "python")
+
+
+class Endpoint(NamedTuple):
+    """One method of one path, and everything that is said of it anywhere.
+
+    `bodies` are the structs of which it takes one, sent as one of the types in `media`; nothing has to be sent where a
+    struct has only defaults. `query` has the types of its parameters, by name. `answer` says what comes back if all is
+    well. `tasks` are what a model may do to answer here. Lines of batches may be for a `batchable` path; their model is
+    the one that the path names, or else the body. Requests for a `hot` path skip most of the routing.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    about: str
+    bodies: tuple[type[msgspec.Struct], ...] = ()
+    tag: str = ""
+    media: tuple[str, ...] = ("application/json",)
+    answer: str = "JSON"
+    shape: Shape = openai_shape
+    tasks: tuple[str, ...] = ()
+    batchable: bool = False
+    hot: bool = False
+    query: Mapping[str, Any] = {}
