@@ -1,4 +1,4 @@
-"""/metrics of one-shot models: what really went through a dispatcher."""
+"""/metrics of models that answer in one call: what really went through a dispatcher."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

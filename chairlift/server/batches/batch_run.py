@@ -58,7 +58,7 @@ class _Leaving(Exception):
 class BatchRun:
     """A batch that is not over, of whose lines `counts` are done. `results` are the files that came of it in the end.
 
-    `job` is what is kept of it. `problem` says what it waits for, if that is room.
+    `job` is what is kept of it. `problem` says what it waits for, if that is space on the disk.
     """
 
     def __init__(self, context: BatchContext, job: Job, counts: Counts) -> None:
@@ -91,7 +91,7 @@ class BatchRun:
         return counts.completed - earlier.completed, counts.failed - earlier.failed
 
     @property
-    def waits_for_room(self) -> bool:
+    def waits_for_space(self) -> bool:
         """Whether the disk is full."""
         return self.problem is not None or (self._executor is not None and self._executor.problem is not None)
 
@@ -227,7 +227,7 @@ class BatchRun:
                 executor.cancel()
             outcome = await executor.run()
         except StorageFull:
-            # It waits for room, unless it is to leave.
+            # It waits for space, unless it is to leave.
             raise _Leaving from None
         finally:
             await asyncio.to_thread(ledger.close)
@@ -241,7 +241,7 @@ class BatchRun:
         return JobOptions(
             concurrency=max(min(lanes, config.max_waiting // config.max_running_batches), 1),
             order=order,
-            wait_for_room=True,
+            wait_for_space=True,
             expires_at=noted.expires_at,
         )
 
@@ -255,7 +255,7 @@ class BatchRun:
     # What is kept
 
     async def _persist(self, work: Callable[[], T]) -> T:
-        """Change what is kept, in a thread; while there is no room, try again and again. Raises _Leaving."""
+        """Change what is kept, in a thread; while there is no space, try again and again. Raises _Leaving."""
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -304,8 +304,8 @@ def too_late(job: Job) -> ApiError:
 def lanes_of(model: ModelService) -> tuple[int, Order]:
     """How many lines are sent to a model at once, and in which order."""
     if isinstance(model, SequenceService):
-        # Those that run, and as many to take their seats.
-        return 2 * model.seats, "prefix"
+        # Those that run, and as many to take their slots.
+        return 2 * model.slots, "prefix"
     dispatcher = model.dispatcher
     # For each instance the batch that runs, one that is ready to follow, and two to be made ready.
     lanes = 4 * dispatcher.limits.max_batch_size * len(dispatcher.executors)

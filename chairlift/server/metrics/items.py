@@ -122,7 +122,7 @@ class ItemMetrics:
         shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason}
         by_label = (
             ("requests_finished", "Requests that ended, by how.", "reason", self._finished),
-            ("items_shed", "Items that were refused, by why.", "reason", shed),
+            ("items_shed", "Items that were refused, by reason.", "reason", shed),
             ("batch_failures", "Calls that failed as a whole, by how.", "failure", self._failures),
         )
         yield from labelled(CounterMetricFamily, self.model, by_label)

@@ -24,7 +24,9 @@ from chairlift.server.metrics.families import (
 )
 
 # Those of live requests.
-WAITING_REASONS = [why.value for why in Reason if why.value.startswith("waiting_for_") and why is not Reason.LIVE]
+WAITING_REASONS = [
+    reason.value for reason in Reason if reason.value.startswith("waiting_for_") and reason is not Reason.LIVE
+]
 
 
 class ObservedEngine(Protocol):

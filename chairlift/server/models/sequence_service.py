@@ -53,7 +53,7 @@ class SequenceClientView(Protocol):
 
 
 class SequenceService:
-    """One language model and its front. `seats` sequences may run at once."""
+    """One language model and its front. `slots` sequences may run at once."""
 
     task: Literal["generate"] = "generate"
 
@@ -64,13 +64,13 @@ class SequenceService:
         model: str,
         config: ServerConfig,
         version: str = "1",
-        seats: int = 64,
+        slots: int = 64,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = model
         self.version = version
-        self.seats = seats
+        self.slots = slots
         self.config = config
         self.created = int(time.time())
         self.metrics = SequenceMetrics(model, client)
