@@ -289,6 +289,7 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.processes
 def test_neither_takes_the_others_places_in_line() -> None:
     def request(name: str, background: bool) -> Request:
         return Request(

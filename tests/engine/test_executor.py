@@ -24,6 +24,7 @@ from chairlift.errors import Unavailable
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
 
+pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 
@@ -278,8 +279,8 @@ def test_onnx_models_get_tensors(tmp_path: Path) -> None:
 
 FRONT = """
 import asyncio, sys
-from chairlift.engine.executor import ProcessExecutor
-from chairlift.oneshot_config import ItemConfig
+from chairlift.config.items import ItemConfig
+from chairlift.engine.items.process_executor import ProcessExecutor
 async def main():
     executor = ProcessExecutor(ItemConfig(model=sys.argv[1]))
     await executor.start()

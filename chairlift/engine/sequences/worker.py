@@ -1,4 +1,4 @@
-"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON [turns]`.
+"""One language model in a process of its own: `python -m chairlift.engine.sequences.worker ADDRESS CONFIG [turns]`.
 
 It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
 the front: when that closes, the front is gone and so is the worker. With `turns` it runs no step before the front says

@@ -68,7 +68,7 @@ class Events:
         return b"".join((self._head, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n", DONE))
 
 
-class Answer:
+class SequenceAnswer:
     """One request's samples on their way out. Each protocol says what its events and its choices look like.
 
     `kind` is the document's `object`, `event_kind` that of an event.

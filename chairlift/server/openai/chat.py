@@ -13,7 +13,7 @@ from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, models_of, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
-from chairlift.server.openai.answers import Answer
+from chairlift.server.openai.answers import SequenceAnswer
 from chairlift.server.openai.body_types import ChatBody, check_supported, sampling_params
 
 # Parameters of the renderer itself.
@@ -67,7 +67,7 @@ def _prompt(service: SequenceService, body: ChatBody) -> list[int]:
     return service.tokenizer.encode(text, add_special_tokens=False)
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(SequenceAnswer):
     """A message for each sample."""
 
     def __init__(

@@ -12,7 +12,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, models_of, new_id, off_loop, read_json, terms_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
-from chairlift.server.openai.answers import Answer
+from chairlift.server.openai.answers import SequenceAnswer
 from chairlift.server.openai.body_types import CompletionBody, check_supported, sampling_params
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(SequenceAnswer):
     """A text for each sample, after its prompt if that is asked for."""
 
     def __init__(

@@ -2,49 +2,18 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.encoder_factory import encoder_folder
-from support.serve_process import Server, language_model
-from support.text_tokenizers import build
+from support.serve_process import WORKER_MODELS, Server
 
-onnx_models = pytest.importorskip("onnx_models")
-MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
-TABLES = """
-[models.chat]
-model = "llm"
-kv_cache_gb = 0.01
-num_threads = 1
-weight = 2
-[models.bert]
-model = "bert"
-num_threads = 1
-[models.linear]
-model = "linear.onnx"
-[models.doubles]
-model = "{models}:Doubles"
-max_batch_size = 4
-version = "3"
-"""
+pytestmark = pytest.mark.processes
+NAMES = ["chat", "bert", "linear", "doubles", "counts", "slow"]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("several")
-    language_model(folder / "llm")
-    encoder = encoder_folder("bert")
-    build("wordpiece").save(str(encoder / "tokenizer.json"))
-    (folder / "bert").symlink_to(encoder)
-    onnx_models.linear(folder / "linear.onnx")
-    (folder / "all.toml").write_text(TABLES.format(models=MODELS))
-    it = Server(str(folder / "all.toml"))
-    try:
-        it.wait_ready()
-        yield it
-    finally:
-        it.close()
+@pytest.fixture
+def server(models_server: Server) -> Server:
+    return models_server
 
 
 def predict(server: Server, instances: list[object]) -> list[object]:
@@ -55,7 +24,7 @@ def predict(server: Server, instances: list[object]) -> list[object]:
 
 
 def test_every_model_answers_by_its_name(server: Server) -> None:
-    assert [each.id for each in server.openai.models.list().data] == ["chat", "bert", "linear", "doubles"]
+    assert [each.id for each in server.openai.models.list().data] == NAMES
     text = server.openai.completions.create(model="chat", prompt="hello", max_tokens=4)
     assert text.usage is not None
     assert text.usage.completion_tokens == 4
@@ -127,11 +96,13 @@ def test_a_model_is_loaded_anew_without_losing_a_request(server: Server) -> None
 
 def test_a_model_is_unloaded_and_loaded_again(server: Server) -> None:
     assert server.http.post("/v2/repository/models/linear/unload", json={}).status_code == 200
-    assert server.http.get("/v2/models/linear").status_code == 404
-    states = {each["name"]: each["state"] for each in server.http.post("/v2/repository/index", json={}).json()}
-    assert states == {"chat": "READY", "bert": "READY", "doubles": "READY", "linear": "UNAVAILABLE"}
-    assert server.http.get("/health/ready").status_code == 200
-    assert server.http.post("/v2/repository/models/linear/load", json={}).status_code == 200
+    try:
+        assert server.http.get("/v2/models/linear").status_code == 404
+        states = {each["name"]: each["state"] for each in server.http.post("/v2/repository/index", json={}).json()}
+        assert states == dict.fromkeys(NAMES, "READY") | {"linear": "UNAVAILABLE"}
+        assert server.http.get("/health/ready").status_code == 200
+    finally:
+        assert server.http.post("/v2/repository/models/linear/load", json={}).status_code == 200
     assert server.http.get("/v2/models/linear/ready").status_code == 200
     assert server.http.post("/v2/repository/models/nobody/load", json={}).status_code == 404
 
@@ -143,15 +114,12 @@ def test_every_model_has_its_metrics(server: Server) -> None:
 
 def test_a_model_that_cannot_load_ends_the_server_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "all.toml").write_text(
-        f'[models.good]\nmodel = "{MODELS}:Doubles"\n[models.bad]\nmodel = "{MODELS}:Absent"\n'
+        f'[models.good]\nmodel = "{WORKER_MODELS}:Doubles"\n[models.bad]\nmodel = "{WORKER_MODELS}:Absent"\n'
     )
-    it = Server(str(tmp_path / "all.toml"))
-    try:
+    with Server(str(tmp_path / "all.toml")) as it:
         deadline = time.monotonic() + 40
         while it.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert it.process.returncode == 1
         it._reader.join(5)
         assert any("bad: " in line and "Absent" in line for line in it.lines)
-    finally:
-        it.close()

@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.serve_process import Server, language_model
+from support.serve_process import WITH_GRPC, Server, language_model
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +37,9 @@ def server(model: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def serving(model: Path, *flags: str) -> Iterator[Server]:
-    it = Server(str(model), "--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", *flags)
-    try:
+    with Server(str(model), "--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", *flags) as it:
         it.wait_ready()
         yield it
-    finally:
-        it.close()
 
 
 def test_openai_client_works_unchanged(server: Server) -> None:
@@ -177,16 +176,11 @@ def _until(condition: Any, timeout: float = 10) -> None:
         time.sleep(0.01)
 
 
-def test_demo_is_served_without_a_model() -> None:
-    server = Server()
-    try:
-        server.wait_ready()
-        asked: list[Any] = [{"role": "user", "content": "Hello!"}]
-        made = server.openai.chat.completions.create(model="demo", messages=asked, temperature=0, max_tokens=40)
-        assert made.choices[0].message.content
-        assert made.choices[0].finish_reason in ("stop", "length")
-    finally:
-        server.close()
+def test_demo_is_served_without_a_model(demo_server: Server) -> None:
+    asked: list[Any] = [{"role": "user", "content": "Hello!"}]
+    made = demo_server.openai.chat.completions.create(model="demo", messages=asked, temperature=0, max_tokens=40)
+    assert made.choices[0].message.content
+    assert made.choices[0].finish_reason in ("stop", "length")
 
 
 def test_full_queue_is_429_with_retry_after(model: Path) -> None:
@@ -236,7 +230,7 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
 
 
 def test_sigterm_drains(model: Path) -> None:
-    with serving(model) as server, ThreadPoolExecutor(1) as pool:
+    with serving(model, *WITH_GRPC) as server, ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
         _until(lambda: server.metric("requests_running") == 1)
         server.process.send_signal(signal.SIGTERM)
@@ -266,17 +260,14 @@ def test_model_that_cannot_load_ends_the_server(model: Path, tmp_path: Path) -> 
     shutil.copytree(model, broken)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    server = Server(str(broken))
-    try:
+    with Server(str(broken)) as server:
         assert server.process.wait(30) == 1
         server._reader.join(5)
         assert "mamba" in "".join(server.lines)
-    finally:
-        server.close()
 
 
 def test_front_never_imports_torch() -> None:
-    modules = "chairlift.cli, chairlift.server.run, chairlift.server.app, chairlift.text"
+    modules = "chairlift.cli, chairlift.run.main, chairlift.server.front, chairlift.text.encoding"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     made = subprocess.run(
         [sys.executable, "-c", code],
@@ -288,14 +279,9 @@ def test_front_never_imports_torch() -> None:
     assert made.stdout.strip() == "False"
 
 
-def test_grpc_beside_http(model: Path) -> None:
+def test_grpc_beside_http(models_server: Server) -> None:
     triton = pytest.importorskip("tritonclient.grpc")
-    with serving(model, "--grpc-port", "0") as server:
-        while not (found := re.search(r"gRPC on port (\d+)", "".join(server.lines))):
-            time.sleep(0.01)
-        client = triton.InferenceServerClient(f"127.0.0.1:{found[1]}")
-        assert client.is_server_ready()
-        assert client.is_model_ready("tiny")
-        client.close()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+    client = triton.InferenceServerClient(f"127.0.0.1:{models_server.grpc_port}")
+    assert client.is_server_ready()
+    assert client.is_model_ready("chat")
+    client.close()

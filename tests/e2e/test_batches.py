@@ -1,6 +1,5 @@
 """Batches through the `openai` client and a real `chairlift serve`, which is killed while they run."""
 
-import contextlib
 import json
 import random
 import shutil
@@ -8,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +14,16 @@ import openai
 import pytest
 from openai.types import Batch
 from support.batch_harness import OVER, check_doubled, files_in, jsonl, line
-from support.encoder_factory import encoder_folder
-from support.serve_process import Server
-from support.text_tokenizers import build
+from support.serve_process import WORKER_MODELS, Server
 
 CHAT = "/v1/chat/completions"
 SLOW = "/v1/models/slow:predict"
-MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
+pytestmark = pytest.mark.processes
 
 
-@contextlib.contextmanager
-def serving(*flags: str) -> Iterator[Server]:
-    server = Server(*flags)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chat model, an embedder and a function, and their data beside them."""
-    folder = tmp_path_factory.mktemp("served")
-    embedder = shutil.copytree(encoder_folder("bert"), folder / "bert")
-    build("wordpiece").save(str(embedder / "tokenizer.json"))
-    shutil.copy(MODELS, folder)
-    demo = Path(__file__).parents[2] / "chairlift" / "demo" / "model"
-    (folder / "served.toml").write_text(
-        f"""
-        data_dir = "data"
-        [models.demo]
-        model = "{demo}"
-        kv_cache_gb = 0.05
-        num_threads = 1
-        [models.bert]
-        model = "bert"
-        num_threads = 1
-        [models.slow]
-        model = "worker_models.py:Slow"
-        max_batch_size = 4
-        """
-    )
-    return folder / "served.toml"
-
-
-@pytest.fixture(scope="module")
-def server(settings: Path) -> Iterator[Server]:
-    with serving(str(settings)) as it:
-        it.wait_ready()
-        yield it
+@pytest.fixture
+def server(models_server: Server) -> Server:
+    return models_server
 
 
 def chats(count: int) -> list[dict[str, Any]]:
@@ -72,7 +31,7 @@ def chats(count: int) -> list[dict[str, Any]]:
         line(
             f"chat {i}",
             {
-                "model": "demo",
+                "model": "chat",
                 "max_tokens": 4,
                 "temperature": 0,
                 "messages": [{"role": "user", "content": f"What is {i} plus {i}?"}],
@@ -119,7 +78,7 @@ def test_the_openai_clients_whole_flow(server: Server, tmp_path: Path) -> None:
     )
     assert (batch.status, batch.metadata) == ("validating", {"night": "one"})
     batch = wait(client, batch)
-    assert (batch.status, batch.model, batch.errors, batch.error_file_id) == ("completed", "demo", None, None)
+    assert (batch.status, batch.model, batch.errors, batch.error_file_id) == ("completed", "chat", None, None)
     assert batch.request_counts is not None
     assert (batch.request_counts.total, batch.request_counts.completed) == (40, 40)
     assert batch.usage is not None
@@ -162,7 +121,7 @@ def test_cancel_list_and_validation(server: Server) -> None:
     client = server.openai
     long = begin(client, [line(f"c{i}", {"instances": [i]}, SLOW) for i in range(20_000)], SLOW)
     assert client.batches.cancel(long.id).status in ("cancelling", "cancelled")
-    bad = begin(client, [*chats(2), line("chat 0", {"model": "demo", "messages": []}, CHAT), "{"], CHAT)
+    bad = begin(client, [*chats(2), line("chat 0", {"model": "chat", "messages": []}, CHAT), "{"], CHAT)
     bad = wait(client, bad)
     assert bad.status == "failed"
     assert bad.errors is not None
@@ -179,10 +138,12 @@ def test_cancel_list_and_validation(server: Server) -> None:
         client.batches.create(input_file_id="file-x", endpoint="/v1/responses", completion_window="24h")
 
 
-def test_a_second_server_is_refused(server: Server, settings: Path) -> None:
+def test_a_second_server_is_refused(server: Server, models_settings: Path) -> None:
     server.openai.files.create(file=b"x", purpose="batch")
-    again = [sys.executable, "-P", "-m", "chairlift.cli", "serve", str(settings), "--port", "0"]
-    second = subprocess.run(again, capture_output=True, text=True, timeout=60, cwd=settings.parents[1], check=False)
+    again = [sys.executable, "-P", "-m", "chairlift.cli", "serve", str(models_settings), "--port", "0"]
+    second = subprocess.run(
+        again, capture_output=True, text=True, timeout=60, cwd=models_settings.parents[1], check=False
+    )
     assert second.returncode == 1
     assert "in use by another server" in second.stderr
     assert "data_dir" in second.stderr
@@ -195,13 +156,13 @@ def adding(count: int) -> list[dict[str, Any]]:
 
 def killed(folder: Path, times: int, lines: int, chance: random.Random) -> None:
     """Run a batch while its server is killed again and again; every line has its one right result."""
-    shutil.copy(MODELS, folder)
+    shutil.copy(WORKER_MODELS, folder)
     command = (str(folder / "worker_models.py:Slow"), "--served-model-name", "slow", "--max-batch-size", "4")
     data = folder / "data"
     batch_id = ""
     kept = []
     for attempt in range(times):
-        with serving(*command, "--data-dir", str(data)) as server:
+        with Server(*command, "--data-dir", str(data)) as server:
             if not attempt:
                 batch_id = begin(server.openai, adding(lines), SLOW).id
             counts = server.openai.batches.retrieve(batch_id).request_counts
@@ -209,7 +170,7 @@ def killed(folder: Path, times: int, lines: int, chance: random.Random) -> None:
             kept.append(counts.completed)
             time.sleep(chance.uniform(0.0, 4.0))
             server.process.send_signal(signal.SIGKILL)
-    with serving(*command, "--data-dir", str(data)) as server:
+    with Server(*command, "--data-dir", str(data)) as server:
         over = wait(server.openai, server.openai.batches.retrieve(batch_id))
         assert (over.status, over.error_file_id) == ("completed", None)
         assert over.output_file_id is not None
@@ -231,7 +192,7 @@ def test_killed_twenty_times(tmp_path: Path) -> None:
 
 def test_told_to_leave(tmp_path: Path) -> None:
     """SIGTERM: what is done is kept, what was under way is done by the next server."""
-    shutil.copy(MODELS, tmp_path)
+    shutil.copy(WORKER_MODELS, tmp_path)
     command = (
         str(tmp_path / "worker_models.py:Slow"),
         "--served-model-name",
@@ -239,14 +200,14 @@ def test_told_to_leave(tmp_path: Path) -> None:
         "--data-dir",
         str(tmp_path / "d"),
     )
-    with serving(*command, "--max-batch-size", "4") as server:
+    with Server(*command, "--max-batch-size", "4") as server:
         server.wait_ready()
         batch = begin(server.openai, adding(1000), SLOW)
         while (counts := server.openai.batches.retrieve(batch.id).request_counts) is None or counts.completed < 50:
             time.sleep(0.01)
         server.process.terminate()
         assert server.process.wait(20) == 0
-    with serving(*command) as server:
+    with Server(*command) as server:
         server.wait_ready()
         between = server.openai.batches.retrieve(batch.id)
         assert between.request_counts is not None

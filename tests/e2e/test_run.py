@@ -1,5 +1,6 @@
 """`chairlift run` as a process: inputs of every kind, kills at any moment, and what it refuses."""
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from support.run_process import MODELS, RunProcess, comparable, is_alive, write_
 from chairlift.cli import main
 from chairlift.demo import demo_path
 
+pytestmark = pytest.mark.processes
 SLOW = ("--model", f"{MODELS}:Slow", "--max-batch-size", "4")
 
 
@@ -199,15 +201,12 @@ def interrupted(folder: Path, *arguments: str) -> None:
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    os.chdir(folder)
-    assert main(["run", *arguments]) == 1
+    with contextlib.chdir(folder):
+        assert main(["run", *arguments]) == 1
     return capsys.readouterr().err
 
 
-def test_only_the_same_run_is_taken_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_only_the_same_run_is_taken_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     interrupted(tmp_path)
     same = ("in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:Slow")
     says = refusal(tmp_path, capsys, "in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:Doubles")

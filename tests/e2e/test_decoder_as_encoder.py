@@ -14,6 +14,7 @@ from support.serve_process import Server, language_model
 from support.text_tokenizers import build
 from tokenizers import Tokenizer, processors
 
+pytestmark = pytest.mark.processes
 PROMPT = "hello: "
 TABLES = """
 [models.chat]
@@ -74,12 +75,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in ("embedder", "ranker", "classifier"):
         closing_tokenizer().save(str(folder / name / "tokenizer.json"))
     (folder / "all.toml").write_text(TABLES)
-    it = Server(str(folder / "all.toml"))
-    try:
+    with Server(str(folder / "all.toml")) as it:
         it.wait_ready(90)
         yield it
-    finally:
-        it.close()
 
 
 @torch.no_grad()
