@@ -149,7 +149,7 @@ class _Run:
         return self._status()
 
     def _prepare(self) -> "tuple[Models, ASGIApp]":
-        from chairlift.server.http.app import create_app
+        from chairlift.server.app import create_app
         from chairlift.server.models.registry import Models
 
         models = Models([self._loader.prepare(each) for each in self._hosts])

@@ -100,8 +100,8 @@ class _Front:
 
     def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
         """The HTTP server, and the gRPC server for as long as that runs."""
+        from chairlift.server.app import create_app
         from chairlift.server.batches.service import Batches
-        from chairlift.server.http.app import create_app
         from chairlift.server.http.protocol import make_server
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside

@@ -7,15 +7,15 @@ from functools import partial
 
 from starlette.routing import compile_path
 
+from chairlift.server import status
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
-from chairlift.server.http import docs, health
+from chairlift.server.http import docs
 from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import ITEM_TASKS, Endpoint
-from chairlift.server.items import embeddings, predict, rerank, tei
-from chairlift.server.metrics import exposition
-from chairlift.server.models import listing
+from chairlift.server.items import embeddings, rerank, tei
 from chairlift.server.oip import http_routes as oip
+from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions
 
 _generate = partial(
@@ -117,12 +117,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _stored("GET", "/v1/batches", batches.list_batches, "List batches, newest first", query=batches.LIST_QUERY),
     _stored("GET", "/v1/batches/{batch}", batches.show_batch, "A batch and how far it is"),
     _stored("POST", "/v1/batches/{batch}/cancel", batches.cancel_batch, "Cancel a batch"),
-    _server("GET", "/v1/models", listing.list_models, "List models"),
-    _server("GET", "/v1/models/{model:path}", listing.show_model, "A model"),
-    _server("GET", "/health", health.ready, "200 while all models take requests"),
-    _server("GET", "/health/live", health.live, "200 while the process answers"),
-    _server("GET", "/health/ready", health.ready, "200 while all models take requests"),
-    _server("GET", "/metrics", exposition.metrics_route, "Metrics for Prometheus", answer="text"),
+    _server("GET", "/v1/models", status.list_models, "List models"),
+    _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
+    _server("GET", "/health", status.ready, "200 while all models take requests"),
+    _server("GET", "/health/live", status.live, "200 while the process answers"),
+    _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
+    _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text"),
     _server("GET", "/openapi.json", docs.show_openapi, "This description"),
     _server("GET", "/docs", docs.show_page, "This description, as a page", answer="HTML"),
 )

@@ -17,7 +17,7 @@ from chairlift.engine.items.call import CallResult
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import QueueFull
-from chairlift.server.http.app import create_app
+from chairlift.server.app import create_app
 from chairlift.server.http.exchange import BACKGROUND, Terms
 from chairlift.server.models.registry import Models, ModelService
 

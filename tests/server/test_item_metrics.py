@@ -12,9 +12,9 @@ from support.server_harness import Front
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
-from chairlift.server.metrics.exposition import Exposition
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.status import Exposition
 
 
 def seen(text: str) -> dict[tuple[str, ...], float]:

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -19,10 +19,6 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
-
-if TYPE_CHECKING:
-    from chairlift.server.models.item_service import ItemService
-    from chairlift.server.models.registry import Models
 
 T = TypeVar("T")
 
@@ -44,17 +40,6 @@ _MAX_PRIORITY = 2**31
 _OCTETS = "application/octet-stream"
 # Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-
-
-def models_of(request: Request) -> "Models":
-    """The models of the server that has the request."""
-    models: Models = request.app.state.models
-    return models
-
-
-def item_model(request: Request, name: str | None) -> "ItemService":
-    """The model that a body names, or the only one that does what the path is for. Raises ApiError."""
-    return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.url.path)
 
 
 # What its headers say
@@ -183,6 +168,23 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 # Until it is answered
+
+
+SendReply = Callable[[int, Mapping[str, str], bytes], None]
+
+
+class ShortWay(Protocol):
+    """Answers small requests without a task, from the event loop's own callbacks."""
+
+    # How the paths end that are worth offering.
+    end: str
+
+    def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
+        """Answer a request, now or later, by calling `reply` with status, headers and body.
+
+        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
+        """
+        ...
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

@@ -15,7 +15,6 @@ from chairlift.errors import InvalidRequest
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
-    item_model,
     new_id,
     off_loop,
     read_json,
@@ -25,6 +24,7 @@ from chairlift.server.http.exchange import (
 )
 from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
 from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
 
@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 async def embeddings(request: Request) -> Response:
     """Embed one input or many."""
     body = await read_json(request, _decoder)
-    service = item_model(request, body.model)
+    service = asked_model(request, body.model)
     check_dimensions(service.loaded(), body.dimensions)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):

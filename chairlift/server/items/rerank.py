@@ -16,7 +16,6 @@ from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
-    item_model,
     new_id,
     read_body,
     terms_of,
@@ -26,6 +25,7 @@ from chairlift.server.http.exchange import (
 from chairlift.server.items.tei import Scores, first_logits, sigmoid
 from chairlift.server.items.tei import rerank as rerank_as_tei
 from chairlift.server.items.texts import check_not_empty, count, from_pairs, run
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
 
@@ -67,7 +67,7 @@ async def rerank(request: Request) -> Response:
         except Exception as error:
             return as_api_error(error).response(tei_shape)
     body = decode(raw, _decoder)
-    service = item_model(request, body.model)
+    service = asked_model(request, body.model)
     _check(body)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):

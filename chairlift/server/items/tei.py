@@ -20,7 +20,6 @@ from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
     as_json,
-    item_model,
     off_loop,
     read_json,
     terms_of,
@@ -30,6 +29,7 @@ from chairlift.server.http.exchange import (
 from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack
 from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
 from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut, Side
 
@@ -77,7 +77,7 @@ _ranks_decoder = msgspec.json.Decoder(RanksBody)
 async def embed(request: Request) -> Response:
     """An embedding for each input."""
     body = await read_json(request, _embed_decoder)
-    service = item_model(request, body.model)
+    service = asked_model(request, body.model)
     info = service.loaded()
     check_dimensions(info, body.dimensions)
     if not body.normalize and info.normalized:
@@ -94,7 +94,7 @@ async def embed(request: Request) -> Response:
 async def predict(request: Request) -> Response:
     """For each text, or pair, its labels with the best first."""
     body = await read_json(request, _predict_decoder)
-    service = item_model(request, body.model)
+    service = asked_model(request, body.model)
     inputs, single = _sequences(body.inputs)
     _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
@@ -113,7 +113,7 @@ async def predict(request: Request) -> Response:
 async def rerank(request: Request, raw: bytes) -> Response:
     """Texts by relevance to a query."""
     body = decode(raw, _ranks_decoder)
-    service = item_model(request, body.model)
+    service = asked_model(request, body.model)
     check_not_empty([body.query], "query")
     check_not_empty(body.texts, "texts")
     _check_count(len(body.texts), "texts")
@@ -134,7 +134,7 @@ async def rerank(request: Request, raw: bytes) -> Response:
 
 async def info(request: Request) -> Response:
     """What is served and within which limits: of the only model, or the one that `?model=` names."""
-    service = item_model(request, request.query_params.get("model"))
+    service = asked_model(request, request.query_params.get("model"))
     about, limits = service.loaded(), service.dispatcher.limits
     return as_json(
         {

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from starlette.requests import Request
+
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.item_service import ItemService
@@ -143,6 +145,17 @@ class Models:
         if name not in self._loader.available():
             raise ApiError(404, f"there is no model `{name}` to load", "model", "model_not_found")
         return self._loader
+
+
+def models_of(request: Request) -> Models:
+    """The models of the server that has the request."""
+    models: Models = request.app.state.models
+    return models
+
+
+def asked_model(request: Request, name: str | None) -> ItemService:
+    """The model that a body names, or the only one that does what the route is for. Raises ApiError."""
+    return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.url.path)
 
 
 def wrong_task(model: ModelService, tasks: Collection[str], route: str) -> ApiError:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,7 +20,6 @@ from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.server.openai.body_types import CommonBody
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -52,6 +51,20 @@ class SequenceClientView(Protocol):
         """Queue requests, all or none."""
 
 
+class SequenceOptions(NamedTuple):
+    """What a request wants beside tokens and terms.
+
+    `continues` says that an answer continues its prompt's text, `streams` that its tokens are wanted as they come;
+    `discard` drops what is generated. Only requests of one `cache_salt` share prefixes, with `use_prefix_cache`.
+    """
+
+    continues: bool
+    streams: bool
+    discard: bool = False
+    cache_salt: str = ""
+    use_prefix_cache: bool = True
+
+
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once."""
 
@@ -76,10 +89,10 @@ class SequenceService:
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, body: CommonBody) -> None:
+    def check(self, n: int | None) -> None:
         """Refuse samples beyond the limit."""
-        if body.n is not None and body.n > self.config.max_n:
-            raise InvalidRequest(f"n is {body.n}, above this server's limit of {self.config.max_n} (max_n)", "n")
+        if n is not None and n > self.config.max_n:
+            raise InvalidRequest(f"n is {n}, above this server's limit of {self.config.max_n} (max_n)", "n")
 
     @property
     def ready(self) -> bool:
@@ -106,16 +119,12 @@ class SequenceService:
         request_id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        body: CommonBody,
         terms: Terms,
-        *,
-        continues: bool,
-        discard: bool = False,
+        options: SequenceOptions,
     ) -> "list[Sample]":
         """Admit `params.n` sequences for each prompt, all or none; those not done by the deadline raise it.
 
-        `continues` says that an answer continues its prompt's text; `discard` drops what is generated. Raises
-        InvalidRequest, QueueFull or Unavailable.
+        Raises InvalidRequest, QueueFull or Unavailable.
         """
         info = self.client.info
         if info is None or not self.client.ready:
@@ -128,10 +137,10 @@ class SequenceService:
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            requests += self._fan_out(name, prompt, params, body, terms, info)
+            requests += self._fan_out(name, prompt, params, terms, options, info)
         streams = self.client.submit(*requests)
         samples = [
-            Sample(index, stream, self._text(stream.request, continues), self.metrics, discard)
+            Sample(index, stream, self._text(stream.request, options.continues), self.metrics, options.discard)
             for index, stream in enumerate(streams)
         ]
         if terms.timeout is not None:
@@ -143,7 +152,13 @@ class SequenceService:
         return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
 
     def _fan_out(
-        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, terms: Terms, info: SequenceInfo
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        terms: Terms,
+        options: SequenceOptions,
+        info: SequenceInfo,
     ) -> list[Request]:
         try:
             return fan_out(
@@ -153,12 +168,12 @@ class SequenceService:
                 info=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
-                priority=terms.priority if body.priority is None else body.priority,
-                cache_salt=body.cache_salt or "",
-                use_prefix_cache=body.cache_prompt is not False,
+                priority=terms.priority,
+                cache_salt=options.cache_salt,
+                use_prefix_cache=options.use_prefix_cache,
                 background=terms.background,
                 # Stop strings are found here, so the tokens have to come as they are made.
-                hold_updates=not body.stream and not params.stop_strings,
+                hold_updates=not options.streams and not params.stop_strings,
             )
         except InvalidRequest as error:
             if len(prompt) + (params.max_tokens or 1) > info.max_model_len:

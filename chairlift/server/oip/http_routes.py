@@ -11,7 +11,8 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.http.exchange import as_json, models_of, read_body, terms_of, timing_headers, until_gone
+from chairlift.server.http.exchange import as_json, read_body, terms_of, timing_headers, until_gone
+from chairlift.server.models.registry import models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
 from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
 from chairlift.server.oip.parameters import read_flag, read_size, read_terms, refuse_others

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
+from chairlift.server.models.sequence_service import SequenceOptions
 
 # Wider numbers would fail later, on their way to the worker.
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -137,6 +138,13 @@ def _instead(accepted: tuple[Any, ...]) -> str:
     if not accepted:
         return ""
     return "; leave it out or set it to " + " or ".join(msgspec.json.encode(value).decode() for value in accepted)
+
+
+def options_of(body: CommonBody, continues: bool, discard: bool = False) -> SequenceOptions:
+    """What a body wants beside tokens and terms."""
+    return SequenceOptions(
+        continues, bool(body.stream), discard, body.cache_salt or "", use_prefix_cache=body.cache_prompt is not False
+    )
 
 
 _SAME_NAME = tuple(

@@ -11,10 +11,11 @@ from chairlift.bodies import decode
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, models_of, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_body, terms_of
+from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answers import SequenceAnswer
-from chairlift.server.openai.body_types import ChatBody, check_supported, sampling_params
+from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
 
 # Parameters of the renderer itself.
 _TAKEN = frozenset({"self", "messages", "add_generation_prompt"})
@@ -26,14 +27,14 @@ async def chat_completions(request: Request) -> Response:
     raw = await read_body(request)
     body = decode(raw, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body)
+    service.check(body.n)
     check_supported(body)
-    terms = terms_of(request.scope)
+    terms = terms_of(request.scope, body.priority)
     params = _params(body)
     _check_messages(body.messages)
     prompt = await off_loop(len(raw), lambda: _prompt(service, body))
     request_id = new_id("chatcmpl")
-    samples = service.submit(request_id, [prompt], params, body, terms, continues=False)
+    samples = service.submit(request_id, [prompt], params, terms, options_of(body, continues=False))
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
 

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, models_of, new_id, off_loop, read_json, terms_of
+from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_json, terms_of
+from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answers import SequenceAnswer
-from chairlift.server.openai.body_types import CompletionBody, check_supported, sampling_params
+from chairlift.server.openai.body_types import CompletionBody, check_supported, options_of, sampling_params
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -25,14 +26,15 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     body = await read_json(request, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body)
+    service.check(body.n)
     check_supported(body)
-    terms = terms_of(request.scope)
+    terms = terms_of(request.scope, body.priority)
     params = _params(body)
     prompts = await _prompts(service, body.prompt)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    samples = service.submit(request_id, prompts, params, body, terms, continues=True, discard=nothing_wanted)
+    options = options_of(body, continues=True, discard=nothing_wanted)
+    samples = service.submit(request_id, prompts, params, terms, options)
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
 
 

@@ -21,7 +21,6 @@ from chairlift.server.http.exchange import (
     PartStream,
     Terms,
     encode_line,
-    models_of,
     one_line,
     read_body,
     terms_of,
@@ -29,6 +28,7 @@ from chairlift.server.http.exchange import (
     until_gone,
 )
 from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import models_of
 from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import encode_json, join, signature, sizes_of, split, takes_json

@@ -15,26 +15,25 @@ from starlette.types import Scope
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
-from chairlift.server.http.exchange import CLIENT_GONE, Key, terms_of, timing_headers
-from chairlift.server.items.predict import PATH, STREAM_KINDS, read_instances, write_predictions
-from chairlift.server.metrics.exposition import Exposition
+from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, terms_of, timing_headers
 from chairlift.server.models.item_service import ItemService, too_late
 from chairlift.server.models.registry import Models
+from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json
-
-SendReply = Callable[[int, Mapping[str, str], bytes], None]
+from chairlift.server.status import Exposition
 
 # Decoding a larger body takes longer than the ordinary way does.
 MAX_BYTES = 64 * 1024
-# Where the path's name of a model lies between. No other request needs to be offered.
-BEGIN, END = PATH.split("{name:path}")
-
+# What stands around the model's name in the path.
+_BEGIN, _END = PATH.split("{name:path}")
 _STREAMS = tuple(kind.encode() for kind in STREAM_KINDS)
 _TYPES = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 
 
 class Direct:
     """Answers such requests from within the event loop's own callbacks."""
+
+    end = _END
 
     def __init__(self, models: Models, config: ServerConfig, metrics: Exposition) -> None:
         self._models = models
@@ -43,10 +42,7 @@ class Direct:
         self._count = metrics.http
 
     def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
-        """Answer a request, now or later, by calling `reply` with status, headers and body.
-
-        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
-        """
+        """Answer a request, or leave it to the ordinary way, as `ShortWay` says."""
         service = self._service_of(scope, body)
         if service is None:
             return None
@@ -57,9 +53,9 @@ class Direct:
     def _service_of(self, scope: Scope, body: bytes) -> ItemService | None:
         """The model, if the request is one to be answered here."""
         path: str = scope["path"]
-        if not (path.startswith(BEGIN) and path.endswith(END) and len(body) <= self._max_bytes):
+        if not (path.startswith(_BEGIN) and path.endswith(_END) and len(body) <= self._max_bytes):
             return None
-        service = self._models.find(path[len(BEGIN) : -len(END)])
+        service = self._models.find(path[len(_BEGIN) : -len(_END)])
         if not isinstance(service, ItemService) or service.info is None:
             return None
         if not takes_json(service.info) or service.info.streams:

@@ -10,14 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.batches.service import Batches
+from chairlift.server.direct import Direct
 from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
-from chairlift.server.http.direct import Direct
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.exchange import Key
-from chairlift.server.metrics.exposition import Exposition
 from chairlift.server.models.registry import Models
 from chairlift.server.routes import ENDPOINTS, shape_of
+from chairlift.server.status import Exposition
 
 
 def create_app(models: Models, config: ServerConfig, batches: Batches | None = None) -> ASGIApp:
