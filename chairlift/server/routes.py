@@ -4,20 +4,23 @@ Another endpoint is a file with its handler and the struct of its body, and a ro
 """
 
 from functools import partial
+from typing import get_args
 
 from starlette.routing import compile_path
 
+from chairlift.folders.kind import Task
 from chairlift.server import status
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
 from chairlift.server.http import docs
 from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
-from chairlift.server.http.endpoint import ITEM_TASKS, Endpoint
+from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.items import embeddings, rerank, tei
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions
 
+_ITEM_TASKS: tuple[str, ...] = get_args(Task)
 _generate = partial(
     Endpoint,
     tag="language models",
@@ -35,7 +38,7 @@ _infer = partial(
     bodies=(oip.InferBody,),
     media=("application/json", "application/octet-stream"),
     answer="JSON, and the bytes of binary outputs after it",
-    tasks=ITEM_TASKS,
+    tasks=_ITEM_TASKS,
     hot=True,
 )
 _stored = partial(Endpoint, tag="files and batches")
@@ -92,7 +95,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         (predict.InstancesBody,),
         answer=_PARTS,
         shape=oip_shape,
-        tasks=ITEM_TASKS,
+        tasks=_ITEM_TASKS,
         batchable=True,
         hot=True,
     ),

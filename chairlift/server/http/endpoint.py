@@ -11,9 +11,6 @@ from chairlift.server.http.api_errors import Shape, openai_shape
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-# Of models that answer in one call.
-ITEM_TASKS = ("embed", "classify", "rerank", "tensors", "python")
-
 
 class Endpoint(NamedTuple):
     """One method of one path, and everything that is said of it anywhere.

@@ -74,9 +74,9 @@ function quoted(text) {
   return "'" + text.replaceAll("'", "'\\''") + "'";
 }
 
-function curl(method, path, media, body) {
+function curl(method, path, media, body, keyed) {
   const lines = ["curl " + (method === "GET" ? "" : `-X ${method} `) + quoted(location.origin + path)];
-  if (api.security) lines.push('-H "Authorization: Bearer $KEY"');
+  if (keyed) lines.push('-H "Authorization: Bearer $KEY"');
   if (media === "multipart/form-data") {
     for (const [name, value] of Object.entries(body)) lines.push("-F " + quoted(`${name}=${value}`));
   } else if (media) {
@@ -112,7 +112,7 @@ function operation(method, path, about) {
   parts.push(make("h3", { textContent: "Answers" }), table(["status", "what"],
     Object.entries(about.responses).map(([status, each]) => [status, each.description])));
 
-  const command = make("pre", { textContent: curl(method, path, media, body) });
+  const command = make("pre", { textContent: curl(method, path, media, body, (about.security || api.security || []).length) });
   const copy = make("button", { type: "button", textContent: "Copy" });
   copy.onclick = () => navigator.clipboard.writeText(command.textContent);
   parts.push(make("h3", { textContent: "Example" }), command, copy);
