@@ -71,4 +71,4 @@ class StoreBusy(JobError):
 
 
 class StorageFull(JobError):
-    """There is no room for a job's results. Nothing that was committed is lost, and nothing half-written stays."""
+    """There is no space for a job's results. Nothing that was committed is lost, and nothing half-written stays."""
