@@ -46,11 +46,11 @@ ROOMS = {
         "http": "",
         "metrics": "",
         "models": "http metrics",
-        "openai": "http metrics models",
+        "openai": "http models",
         "items": "http models openai",
         "oip": "http items models",
         "batches": "http models oip",
-        ".": "batches http items metrics models oip openai",
+        ".": "batches http items models oip openai",
     },
 }
 

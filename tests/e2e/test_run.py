@@ -40,7 +40,7 @@ def test_greedy_outputs_are_those_of_the_library(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl")
     assert status == 0, printed
-    for part in ("continuous, 64 seats", "prefix cache", "lines", "40", "tokens out", "strategy"):
+    for part in ("continuous, 64 slots", "prefix cache", "lines", "40", "tokens out", "strategy"):
         assert part in printed
     params = [chairlift.SamplingParams(max_tokens=most, temperature=0) for _, most in wanted]
     outputs = chairlift.LLM(demo_path()).generate([text for text, _ in wanted], params, use_tqdm=False)
@@ -50,12 +50,12 @@ def test_greedy_outputs_are_those_of_the_library(tmp_path: Path) -> None:
     assert not (tmp_path / "out.errors.jsonl").exists()
 
 
-def test_rows_and_a_static_batch_whose_last_seats_stay_empty(tmp_path: Path) -> None:
+def test_rows_and_a_static_batch_whose_last_slots_stay_empty(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("name,text\n" + "".join(f"n{i},say {i}\n" for i in range(11)))
     arguments = ("in.csv", "-o", "out.jsonl", "--prompt-field", "text", "--id-field", "name", "--chat")
     status, printed = run(tmp_path, *arguments, "--param", "max_tokens=3", "--strategy", "static", "--batch-size", "4")
     assert status == 0, printed
-    assert "static, 4 seats" in printed
+    assert "static, 4 slots" in printed
     found = results(tmp_path / "out.jsonl")
     assert {result["custom_id"] for result in found} == {f"n{i}" for i in range(11)}
     for result in found:
@@ -184,7 +184,7 @@ def test_no_room_on_the_disk(tmp_path: Path) -> None:
     subprocess.run(["prlimit", f"--pid={command.process.pid}", "--fsize=150000"], check=True)
     status, printed = command.wait()
     assert status == 1
-    assert "there is no room for out.jsonl (File too large): make some" in printed
+    assert "there is no space for out.jsonl (File too large): make some" in printed
     assert (tmp_path / "out.jsonl").stat().st_size <= 150_000
     some = len(results(tmp_path / "out.jsonl"))
     assert run(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)[0] == 0

@@ -18,7 +18,7 @@ from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
 COUNT = 32
-VARIANTS = ["llama", "llama_biases", "llama_tied", "mistral_window", "qwen2_window", "qwen3_window"]
+VARIANTS = ["llama", "llama_biases", "llama_tied", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"]
 # Random weights have no outliers, but hardly any redundancy either: trained models come out nearer.
 NEAR = 0.99
 

@@ -17,8 +17,8 @@ from chairlift.engine.items.call import CallResult
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import QueueFull
-from chairlift.server.http.app import create_app
-from chairlift.server.http.endpoint import BACKGROUND
+from chairlift.server.app import create_app
+from chairlift.server.http.exchange import BACKGROUND, Terms
 from chairlift.server.models.registry import Models, ModelService
 
 
@@ -61,7 +61,7 @@ def test_a_decoders_routes(path: str, body: dict[str, Any]) -> None:
     asyncio.run(go())
 
 
-def one_shot(name: str) -> tuple[ModelService, LocalDispatcher]:
+def item_service(name: str) -> tuple[ModelService, LocalDispatcher]:
     factories = [embedder, reranker, classifier, function, counter]
     return next(make for make in factories if make.__name__ == name)()
 
@@ -77,9 +77,9 @@ def one_shot(name: str) -> tuple[ModelService, LocalDispatcher]:
         ("counter", "/v1/models/counter:predict", {"instances": [2]}),
     ],
 )
-def test_routes_of_one_shot_models(model: str, path: str, body: dict[str, Any]) -> None:
+def test_routes_of_models_that_answer_in_one_call(model: str, path: str, body: dict[str, Any]) -> None:
     async def go() -> None:
-        service, dispatcher = one_shot(model)
+        service, dispatcher = item_service(model)
         app = create_app(Models([service]), ServerConfig())
         for each, expected in ((app, False), (marked(app), True)):
             answer = await post(each, path, body)
@@ -186,7 +186,7 @@ def test_the_default_deadline_is_for_live_requests() -> None:
         service, dispatcher = function()
         dispatcher.configure(BatchLimits(default_timeout=0.02))
         dispatcher.held = True
-        waiting = asyncio.create_task(service.infer([1], background=True))
+        waiting = asyncio.create_task(service.infer([1], Terms(background=True)))
         await asyncio.sleep(0.06)
         dispatcher.held = False
         (answer,) = await waiting

@@ -14,8 +14,7 @@ from support.items_harness import Listening, LocalDispatcher, embedder, function
 
 from chairlift.errors import StorageFull, StoreBusy
 from chairlift.jobs.store import Store
-from chairlift.server.batches import batch_run as batch_run
-from chairlift.server.batches import file_routes as file_routes
+from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
 
 
@@ -534,7 +533,7 @@ def _fits(room: int, offset: int) -> int:
     return room - offset
 
 
-def test_results_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch, results=100_000)
     batch = api.begin(doubling(3000))
     deadline = time.monotonic() + 30
@@ -561,7 +560,7 @@ def test_a_server_without_room_leaves(start: Callable[..., Api], monkeypatch: py
     check_doubled(api.content(api.wait(batch["id"])["output_file_id"]), range(3000))
 
 
-def test_states_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "_FIRST_PAUSE_S", 0.01)
     change, refused = Store.change_job, []
 
@@ -569,7 +568,7 @@ def test_states_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
         # Every second change: each is refused once.
         if len(refused) % 2 == 0:
             refused.append(True)
-            raise StorageFull("there is no room")
+            raise StorageFull("there is no space")
         refused.append(False)
         return change(self, *arguments)
 
@@ -604,7 +603,7 @@ def test_a_new_batch_without_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _no_room(self: Store, record: Any) -> None:
-    raise StorageFull("there is no room")
+    raise StorageFull("there is no space")
 
 
 # Settings

@@ -10,7 +10,7 @@ import pytest
 from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening
 
 from chairlift.errors import QueueFull, RequestFailed
-from chairlift.server.http.direct import MAX_BYTES
+from chairlift.server.direct import MAX_BYTES
 from chairlift.server.models.item_service import ItemService
 
 Model = tuple[ItemService, LocalDispatcher]

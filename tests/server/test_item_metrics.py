@@ -1,4 +1,4 @@
-"""/metrics of one-shot models: what really went through a dispatcher."""
+"""/metrics of models that answer in one call: what really went through a dispatcher."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +12,9 @@ from support.server_harness import Front
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
-from chairlift.server.metrics.exposition import Exposition
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.status import Exposition
 
 
 def seen(text: str) -> dict[tuple[str, ...], float]:
@@ -123,7 +123,7 @@ def numbers_of(service: ItemService) -> dict[tuple[str, ...], float]:
     return seen(generate_latest(Exposition(Models([service]), tuple).registry).decode())
 
 
-def test_language_and_one_shot_models_share_a_page() -> None:
+def test_both_kinds_of_models_share_a_page() -> None:
     from prometheus_client.exposition import generate_latest
 
     async def make() -> Front:

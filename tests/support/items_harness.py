@@ -18,8 +18,8 @@ from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallResult, OnParts
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
+from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
-from chairlift.server.http.app import create_app
 from chairlift.server.http.protocol import make_server
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService

@@ -11,21 +11,31 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo, TensorSpec
-from chairlift.server.http.api_errors import oip_shape
-from chairlift.server.http.endpoint import Endpoint, Terms, terms_of, timing_headers, until_gone
-from chairlift.server.http.read_body import read_body
-from chairlift.server.items.parts import PartStream
+from chairlift.server.http.api_errors import ApiError, oip_shape
+from chairlift.server.http.exchange import (
+    DONE,
+    PartStream,
+    Terms,
+    encode_line,
+    one_line,
+    read_body,
+    terms_of,
+    timing_headers,
+    until_gone,
+)
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models
+from chairlift.server.models.registry import models_of
 from chairlift.server.oip.codec import TensorArray, from_values
-from chairlift.server.oip.metadata import one_shot
+from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import encode_json, join, signature, sizes_of, split, takes_json
+
+PATH = "/v1/models/{name:path}:predict"
+# What streams as: what goes before and after each part, and at the end.
+STREAM_KINDS = {"text/event-stream": (b"data: ", b"\n\n", DONE), "application/x-ndjson": (b"", b"\n", b"")}
 
 
 class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,20 +52,18 @@ _decoder = msgspec.json.Decoder(InstancesBody)
 
 async def predict(request: Request) -> Response:
     """A prediction for each instance."""
-    config: ServerConfig = request.app.state.config
-    models: Models = request.app.state.models
-    service = one_shot(models, request.path_params["name"], None)
-    instances = read_instances(await read_body(request, config.max_body_bytes, config.body_timeout_s))
+    service = tensor_model(models_of(request), request.path_params["name"], None)
+    instances = read_instances(await read_body(request))
     info, terms = service.loaded(), terms_of(request.scope)
     kind = _stream_kind(request)
     if kind is not None:
         if not info.streams:
             raise InvalidRequest(f"`{service.name}` does not stream; accept application/json")
         payloads = await _payloads(service, info, instances)
-        return PartStream(kind, _parts(service, info, payloads, terms))
+        return _stream(kind, service, info, payloads, terms)
     async with until_gone(request.receive):
         payloads = await _payloads(service, info, instances)
-        answers = await service.infer(payloads, sizes=sizes_of(payloads), **terms._asdict())
+        answers = await service.infer(payloads, terms, sizes_of(payloads))
     raw = write_predictions(_prediction(info, answer.value) for answer in answers)
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
 
@@ -73,18 +81,25 @@ def write_predictions(predictions: Iterable[Any]) -> bytes:
     return encode_json({"predictions": list(predictions)})
 
 
-async def _parts(
-    service: ItemService, info: ItemInfo, payloads: list[Any], terms: Terms
-) -> AsyncGenerator[bytes, None]:
-    stream = service.stream(payloads, **terms._asdict())
-    async with contextlib.aclosing(stream) as parts:
-        async for index, part in parts:
-            yield encode_json({"instance": index, "part": _plain(info, part)})
+def _stream(kind: str, service: ItemService, info: ItemInfo, payloads: list[Any], terms: Terms) -> PartStream:
+    before, after, end = STREAM_KINDS[kind]
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(service.stream(payloads, terms)) as stream:
+            async for index, part in stream:
+                yield before + one_line(encode_json({"instance": index, "part": _plain(info, part)})) + after
+        if end:
+            yield end
+
+    def last(error: ApiError) -> bytes:
+        return before + encode_line(oip_shape(error)[1]) + after
+
+    return PartStream(kind, parts(), last)
 
 
 def _stream_kind(request: Request) -> str | None:
     accepted = request.headers.get("accept", "")
-    return next((kind for kind in PartStream.KINDS if kind in accepted), None)
+    return next((kind for kind in STREAM_KINDS if kind in accepted), None)
 
 
 async def _payloads(service: ItemService, info: ItemInfo, instances: list[Any]) -> list[Any]:
@@ -147,6 +162,3 @@ def _texts(values: Any) -> Any:
     if isinstance(values, list):
         return [_texts(value) for value in values]
     return values.decode("utf-8", "replace") if isinstance(values, bytes) else values
-
-
-PREDICT = Route("/v1/models/{name:path}:predict", Endpoint(predict, oip_shape), methods=["POST"])

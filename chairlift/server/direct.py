@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.types import Scope
 
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
-from chairlift.server.http.endpoint import terms_of, timing_headers
-from chairlift.server.http.key import Key
-from chairlift.server.items.parts import PartStream
-from chairlift.server.items.predict import PREDICT, read_instances, write_predictions
-from chairlift.server.metrics.exposition import Exposition
+from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, terms_of, timing_headers
 from chairlift.server.models.item_service import ItemService, too_late
 from chairlift.server.models.registry import Models
+from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json
-
-SendReply = Callable[[int, Mapping[str, str], bytes], None]
+from chairlift.server.status import Exposition
 
 # Decoding a larger body takes longer than the ordinary way does.
 MAX_BYTES = 64 * 1024
-_BEGIN, _END = "/v1/models/", ":predict"
-_STREAMS = tuple(kind.encode() for kind in PartStream.KINDS)
+# What stands around the model's name in the path.
+_BEGIN, _END = PATH.split("{name:path}")
+_STREAMS = tuple(kind.encode() for kind in STREAM_KINDS)
 _TYPES = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
 
 
 class Direct:
     """Answers such requests from within the event loop's own callbacks."""
+
+    end = _END
 
     def __init__(self, models: Models, config: ServerConfig, metrics: Exposition) -> None:
         self._models = models
@@ -42,10 +42,7 @@ class Direct:
         self._count = metrics.http
 
     def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
-        """Answer a request, now or later, by calling `reply` with status, headers and body.
-
-        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
-        """
+        """Answer a request, or leave it to the ordinary way, as `ShortWay` says."""
         service = self._service_of(scope, body)
         if service is None:
             return None
@@ -66,7 +63,7 @@ class Direct:
         return service if _is_plain(scope["headers"]) and self._key.opens(scope) else None
 
     def _reply(self, reply: SendReply, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self._count["POST", PREDICT.path, status] += 1
+        self._count["POST", PATH, status] += 1
         reply(status, headers, body)
 
 
@@ -86,14 +83,13 @@ class _Exchange:
         """Queue the items, or refuse them."""
         try:
             terms = terms_of(scope)
-            payloads = read_instances(body)
-            self._futures = self._service.submit(payloads, priority=terms.priority, timeout=terms.timeout)
+            self._futures = self._service.submit(read_instances(body), terms)
         except Exception as error:
             self._refuse(error)
             return
         futures = self._futures
         future: asyncio.Future[Any] = futures[0] if len(futures) == 1 else asyncio.gather(*futures)
-        timeout = self._service.timeout_of(terms.timeout)
+        timeout = self._service.timeout_of(terms)
         if timeout is not None:
             self._timer = future.get_loop().call_later(timeout, self._expire)
         future.add_done_callback(self._answer)
@@ -101,7 +97,7 @@ class _Exchange:
     def hang_up(self) -> None:
         """Forget it: nobody waits for the answer any more."""
         self._end(asyncio.CancelledError())
-        self._reply(499, {}, b"")
+        self._reply(CLIENT_GONE, {}, b"")
 
     def _answer(self, future: "asyncio.Future[Any]") -> None:
         if self._is_over:
@@ -118,7 +114,7 @@ class _Exchange:
             self._refuse(failure)
         else:
             self._reply(200, timing_headers(answers), body)
-        self._service.answered(answers)
+        self._service.answered(answers, background=False)
 
     def _expire(self) -> None:
         self._fail(too_late())
@@ -139,7 +135,7 @@ class _Exchange:
     def _refuse(self, error: BaseException) -> None:
         refusal = as_api_error(error)
         status, body = oip_shape(refusal)
-        self._reply(status, refusal.headers, body)
+        self._reply(status, refusal.headers, msgspec.json.encode(body))
 
 
 def _is_plain(headers: Iterable[tuple[bytes, bytes]]) -> bool:

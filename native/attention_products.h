@@ -1,4 +1,4 @@
-// The two products of attention for a few rows, a row being one head of one token.
+// The two products of attention, Q K^T and P V, for a few rows, a row being one head of one token.
 //
 // Keys are walked as lanes: each block of the cache takes its tokens rounded up to GROUP lanes, so that a group of 16
 // lanes is always one load from one block, whatever the block size. What a row computes depends only on its own query
@@ -17,9 +17,9 @@ constexpr int MOST_ROWS_AT_ONCE = LANES == 16 ? 7 : 4;
 constexpr int GROUPS_AT_ONCE = LANES == 16 ? 4 : 1;
 constexpr int MAX_ROWS = 64;
 constexpr int MAX_ROW_FLOATS = MAX_ROWS * 64;
-constexpr int SPLIT = 256;  // lanes that are summed on their own
-constexpr int SPLIT_GROUPS = SPLIT / GROUP;
-constexpr int SCORE_STRIDE = SPLIT + GROUP;  // no power of two, or rows would push each other out of the cache
+constexpr int KV_SPLIT = 256;  // lanes whose softmax and sums are computed on their own
+constexpr int KV_SPLIT_GROUPS = KV_SPLIT / GROUP;
+constexpr int SCORE_STRIDE = KV_SPLIT + GROUP;  // no power of two, or rows would push each other out of the cache
 
 // How queries and probabilities are kept, to be multiplied with values stored as T, and how the products are summed.
 template <typename T> struct Operand {
@@ -94,12 +94,12 @@ inline void store_narrow(int16_t *p, vfloat v) {
 }
 #endif
 
-// The hardware does not follow a block table, so each step of a loop asks for a line that will be read some groups
-// later. Asking for all of them at once would stall the loop; asking for none leaves it waiting for memory.
-struct Lines {
+// The hardware does not follow a block table, so each step of a loop prefetches a line that will be read some groups
+// later. All of them at once would stall the loop; without any it would wait for memory.
+struct PrefetchLines {
     const char *first;
     int64_t stride;
-    void fetch(int index) const { __builtin_prefetch(first + index * stride, 0, 2); }
+    void prefetch(int index) const { __builtin_prefetch(first + index * stride, 0, 2); }
 };
 
 // Calls f with n as a constant, 1 <= n <= Most.
@@ -125,19 +125,19 @@ template <typename T> struct Queries {
 template <typename T> struct Keys {
     const T *const *groups;
     const float *const *scales;
-    const Lines *ahead;  // or null
+    const PrefetchLines *ahead;  // or null
     int count, stride;
 };
 
 // scores[r][g * 16 ...] = q[r] . K for R rows and G groups of lanes, from group number `first` on.
 template <typename T, int R, int G>
-void score_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scores) {
+void qk_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scores) {
     typename Operand<T>::sum acc[R][G * VECTORS] = {};
     const T *const *groups = keys.groups + first;
     const int steps = q.dim / PER_STEP<T>;
     for (int step = 0; step < steps; step++) {
         if (keys.ahead)
-            for (int g = 0; g < G; g++) keys.ahead[first + g].fetch(step);
+            for (int g = 0; g < G; g++) keys.ahead[first + g].prefetch(step);
 #pragma GCC unroll 8
         for (int v = 0; v < G * VECTORS; v++) {
             const auto values = load(stored(groups[v / VECTORS]) + step * keys.stride + v % VECTORS * LANES);
@@ -147,27 +147,27 @@ void score_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scor
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < G * VECTORS; v++) {
-            vfloat score = to_float(acc[r][v]);
+            vfloat qk = to_float(acc[r][v]);
             if constexpr (SCALED<T>)
-                score *= load(keys.scales[first + v / VECTORS] + v % VECTORS * LANES) * q.scales[r];
-            store(scores + r * SCORE_STRIDE + (first * VECTORS + v) * LANES, score);
+                qk *= load(keys.scales[first + v / VECTORS] + v % VECTORS * LANES) * q.scales[r];
+            store(scores + r * SCORE_STRIDE + (first * VECTORS + v) * LANES, qk);
         }
 }
 
-template <typename T, int R> void score(const Queries<T> &q, const Keys<T> &keys, float *scores) {
+template <typename T, int R> void qk(const Queries<T> &q, const Keys<T> &keys, float *scores) {
     int done = 0;
     if constexpr (GROUPS_AT_ONCE > 2) {
-        for (; done + 4 <= keys.count; done += 4) score_rows<T, R, 4>(q, keys, done, scores);
-        for (; done + 2 <= keys.count; done += 2) score_rows<T, R, 2>(q, keys, done, scores);
+        for (; done + 4 <= keys.count; done += 4) qk_rows<T, R, 4>(q, keys, done, scores);
+        for (; done + 2 <= keys.count; done += 2) qk_rows<T, R, 2>(q, keys, done, scores);
     }
-    for (; done < keys.count; done++) score_rows<T, R, 1>(q, keys, done, scores);
+    for (; done < keys.count; done++) qk_rows<T, R, 1>(q, keys, done, scores);
 }
 
 // The values of consecutive groups of lanes: `counts` of each are valid, the rest must not be read as numbers.
 template <typename T> struct Values {
     const T *const *groups;
     const int *counts;
-    const Lines *ahead;  // or null
+    const PrefetchLines *ahead;  // or null
     int count;
 };
 
@@ -179,7 +179,7 @@ template <typename T> struct Weights {
 
 // acc[r][0:C * LANES] = p[r] . V for R rows and C vectors of dimensions, from dimension `first` on.
 template <typename T, int R, int C>
-void weigh_rows(const Weights<T> &p, const Values<T> &values, int dim, int first, float *acc) {
+void pv_rows(const Weights<T> &p, const Values<T> &values, int dim, int first, float *acc) {
     using Value = typename Operand<T>::type;
     constexpr int LINE = 16;
     typename Operand<T>::sum sum[R][C] = {};
@@ -191,7 +191,7 @@ void weigh_rows(const Weights<T> &p, const Values<T> &values, int dim, int first
         const int steps = (SCALED<T> ? count + 1 : count) / PER_STEP<T>;
         for (int step = 0; step < steps; step++, from += dim) {
             if (values.ahead)
-                for (int c = 0; c < C * LANES; c += LINE) values.ahead[group].fetch((step * dim + first + c) / LINE);
+                for (int c = 0; c < C * LANES; c += LINE) values.ahead[group].prefetch((step * dim + first + c) / LINE);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {
                 const auto value = load(from + c * LANES);
@@ -215,17 +215,17 @@ void weigh_rows(const Weights<T> &p, const Values<T> &values, int dim, int first
             store(acc + r * dim + c * LANES, to_float(sum[r][c]) * (SCALED<T> ? p.scales[r] : 1.0f));
 }
 
-template <typename T, int R> void weigh(const Weights<T> &p, const Values<T> &values, int dim, float *acc) {
+template <typename T, int R> void pv(const Weights<T> &p, const Values<T> &values, int dim, float *acc) {
     constexpr int C = LANES == 16 ? 4 : LANES == 8 ? 2 : 1;
     int first = 0;
-    for (; first + C * LANES <= dim; first += C * LANES) weigh_rows<T, R, C>(p, values, dim, first, acc + first);
+    for (; first + C * LANES <= dim; first += C * LANES) pv_rows<T, R, C>(p, values, dim, first, acc + first);
     if constexpr (C > 2)
         if (first + 2 * LANES <= dim) {
-            weigh_rows<T, R, 2>(p, values, dim, first, acc + first);
+            pv_rows<T, R, 2>(p, values, dim, first, acc + first);
             first += 2 * LANES;
         }
     if constexpr (C > 1)
-        if (first < dim) weigh_rows<T, R, 1>(p, values, dim, first, acc + first);
+        if (first < dim) pv_rows<T, R, 1>(p, values, dim, first, acc + first);
 }
 
 } // namespace

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.http.endpoint import Terms
+from chairlift.server.http.exchange import Terms
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw

@@ -1,59 +1,23 @@
-"""The ASGI application: routes, and what surrounds every request."""
+"""The ASGI application: the table of routes, and what surrounds every request."""
 
 from starlette.datastructures import State
+from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.batches.batch_routes import BATCHES
-from chairlift.server.batches.file_routes import FILES
 from chairlift.server.batches.service import Batches
-from chairlift.server.http.api_errors import (
-    HANDLED,
-    ApiError,
-    answer_error,
-    as_api_error,
-    rerank_shape,
-    shape_of,
-    tei_shape,
-)
-from chairlift.server.http.direct import Direct
+from chairlift.server.direct import Direct
+from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
+from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.http.health import live, ready
-from chairlift.server.http.key import Key
-from chairlift.server.items.embeddings import embeddings
-from chairlift.server.items.predict import PREDICT
-from chairlift.server.items.rerank import rerank
-from chairlift.server.items.tei import embed, info, predict
-from chairlift.server.metrics.exposition import Exposition, metrics_route
-from chairlift.server.models.listing import list_models, show_model
+from chairlift.server.http.exchange import Key
 from chairlift.server.models.registry import Models
-from chairlift.server.oip.http_routes import INFER
-from chairlift.server.oip.http_routes import ROUTES as OIP_ROUTES
-from chairlift.server.openai.chat import chat_completions
-from chairlift.server.openai.completions import completions
-
-_RERANK = Endpoint(rerank, rerank_shape)
-ROUTES: list[Route] = [
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/embeddings", Endpoint(embeddings), methods=["POST"]),
-    *(Route(path, _RERANK, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-    Route("/embed", Endpoint(embed, tei_shape), methods=["POST"]),
-    Route("/predict", Endpoint(predict, tei_shape), methods=["POST"]),
-    Route("/info", Endpoint(info, tei_shape), methods=["GET"]),
-    *OIP_ROUTES,
-    *FILES,
-    *BATCHES,
-    Route("/v1/models", list_models, methods=["GET"]),
-    PREDICT,
-    Route("/v1/models/{model:path}", show_model, methods=["GET"]),
-    Route("/health", ready, methods=["GET"]),
-    Route("/health/live", live, methods=["GET"]),
-    Route("/health/ready", ready, methods=["GET"]),
-    Route("/metrics", metrics_route, methods=["GET"]),
-]
+from chairlift.server.routes import ENDPOINTS, shape_of
+from chairlift.server.status import Exposition
 
 
 def create_app(models: Models, config: ServerConfig, batches: Batches | None = None) -> ASGIApp:
@@ -64,12 +28,27 @@ def create_app(models: Models, config: ServerConfig, batches: Batches | None = N
     batches = batches or Batches(models, config)
     metrics = Exposition(models, batches.collect)
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
-    app: ASGIApp = _Routes(State(state))
+    app: ASGIApp = _Routes(State(state | {"docs": Docs(ENDPOINTS, asks_for_key=config.api_key is not None)}))
     if config.api_key is not None:
         app = _AskForKey(app, Key(config.api_key))
     app = _CountAnswers(app, metrics, Direct(models, config, metrics))
-    batches.serve(app)
+    batches.serve(app, ENDPOINTS)
     return app
+
+
+class _Handled:
+    """A row of the table as an ASGI application. What its handler finds in the scope as `endpoint` has the row."""
+
+    def __init__(self, row: Endpoint) -> None:
+        self.row = row
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, errors in the shape of its protocol."""
+        try:
+            response = await self.row.handler(Request(scope, receive))
+        except Exception as error:
+            response = as_api_error(error).response(self.row.shape)
+        await response(scope, receive, send)
 
 
 class _Routes:
@@ -80,13 +59,16 @@ class _Routes:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._router = ExceptionMiddleware(Router(ROUTES), dict.fromkeys(HANDLED, answer_error))
+        routes = [Route(row.path, _Handled(row), methods=[row.method]) for row in ENDPOINTS]
+        self._hot = [route for route, row in zip(routes, ENDPOINTS, strict=True) if row.hot]
+        self._hot_ends = tuple({row.path.rpartition("}")[2] for row in ENDPOINTS if row.hot})
+        self._router = ExceptionMiddleware(Router(routes), dict.fromkeys(HANDLED, _answer_error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look at how the path ends; all else goes through the router."""
         scope["app"] = self
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(_HOT_ENDS):
-            for route in _HOT_ROUTES:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(self._hot_ends):
+            for route in self._hot:
                 match, found = route.matches(scope)
                 if match is Match.FULL:
                     scope.update(found, route=route)
@@ -95,8 +77,14 @@ class _Routes:
         await self._router(scope, receive, send)
 
 
-_HOT_ROUTES = (*INFER, PREDICT)
-_HOT_ENDS = ("/infer", ":predict")
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for the errors that are expected."""
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+        error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    return as_api_error(error).response(shape_of(request.url.path))
 
 
 class _CountAnswers:
