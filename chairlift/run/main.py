@@ -188,7 +188,7 @@ class _Run:
             self._job.id,
             self._options(plan),
             hopeless=functools.partial(_failure, models),
-            on_last=self._close_lines,
+            on_last=self._close_queues,
             on_answer=_noting(steps) if steps is not None else lambda line, usage: None,
         )
         resumed = f", going on after {before.done:,} lines" if before.done else ""
@@ -293,9 +293,9 @@ class _Run:
             else:
                 self._total = count_newlines(self._config.input) - (self._config.format == "csv")
 
-    def _close_lines(self) -> None:
+    def _close_queues(self) -> None:
         for each in self._hosts:
-            each.close_line()
+            each.close_queue()
 
     async def _show(self, display: Display, executor: JobExecutor) -> None:
         while True:

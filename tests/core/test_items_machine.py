@@ -71,11 +71,11 @@ def take_turn(dice: Dice, world: World) -> None:
         for _ in range(dice.integer(1, 6)):
             world.add(draw_item(dice, world))
     elif choice == 6 and world.guests:
-        world.cancel(pick(dice, list(world.guests)))
+        world.abort(pick(dice, list(world.guests)))
     elif choice == 7:
         world.now += pick(dice, (0.001, 0.01, 0.05))
     elif choice == 8:
-        world.cancel("nobody")
+        world.abort("nobody")
         number = dice.integer(0, world.setup.num_instances - 1)
         (world.bring_back if number in world.lost else world.lose)(number)
     elif choice == 9 and dice.integer(0, 7) == 0:

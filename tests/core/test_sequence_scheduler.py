@@ -24,10 +24,10 @@ def world(*requests: Request, **setup: Any) -> World:
     return made
 
 
-def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step:
-    """Run one step that samples the same token for everyone due."""
+def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step | None:
+    """Run one step that samples the same token for everyone due; None if nothing can run."""
     step = w.schedule()
-    if step.num_tokens:
+    if step is not None:
         w.now += seconds
         w.update({name: [token] for name in step.num_tokens}, errors or {})
     return step
@@ -37,7 +37,7 @@ def until(w: World, reason: Reason) -> Step:
     """Run steps up to the first with a decision for this reason."""
     for _ in range(50):
         step = go(w)
-        if any(decision.why is reason for decision in step.decisions):
+        if step is not None and any(decision.why is reason for decision in step.decisions):
             return step
     raise AssertionError(f"nothing was {reason} in 50 steps")
 
@@ -252,7 +252,7 @@ def test_waiting_for_blocks_speaks_for_all_who_wait() -> None:
 
 def test_waiting_for_the_window() -> None:
     w = world(make_request("a", 3), strategy="dynamic", max_wait=2.0)
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.explain("a") == Decision(Reason.WINDOW, "a", "1 of 4 requests have come in a window of 2 s", 1)
     assert w.scheduler.ask_again == 2.0
 
@@ -291,7 +291,8 @@ def test_boarding_says_what_it_gave() -> None:
 
 def test_none_runs_one_at_a_time() -> None:
     w = world(make_request("a", 3, 2), make_request("b", 3, 1), strategy="none")
-    assert [go(w).num_tokens for _ in range(4)] == [{"a": 3}, {"a": 1}, {"b": 3}, {}]
+    assert [go(w).num_tokens for _ in range(3)] == [{"a": 3}, {"a": 1}, {"b": 3}]
+    assert go(w) is None
 
 
 def test_continuous_boards_whenever_a_seat_is_free() -> None:
@@ -302,8 +303,8 @@ def test_continuous_boards_whenever_a_seat_is_free() -> None:
 def test_static_leaves_full_or_when_the_line_closes() -> None:
     w = world(*(make_request(name, 3, 1) for name in "abc"), strategy="static", seats=2)
     assert go(w).num_tokens == {"a": 3, "b": 3}
-    assert go(w).num_tokens == {}
-    w.close_line()
+    assert go(w) is None
+    w.close()
     assert go(w).num_tokens == {"c": 3}
 
 
@@ -328,7 +329,7 @@ def test_dynamic_counts_its_window_from_the_oldest_arrival() -> None:
     w = world(make_request("a", 3, 1, arrival=1.0, priority=5), strategy="dynamic", max_wait=2.0)
     w.now = 1.5
     w.add(make_request("b", 3, 1, arrival=1.5))
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.ask_again == 3.0
     w.now = 3.0
     assert go(w).num_tokens == {"b": 3, "a": 3}

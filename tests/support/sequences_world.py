@@ -238,29 +238,36 @@ class World:
         assert self.scheduler.explain(name) is None
         self.check()
 
-    def close_line(self) -> None:
-        self._record("close_line")
-        self.scheduler.close_line()
+    def close(self) -> None:
+        self._record("close")
+        self.scheduler.close()
         self.answers.append(None)
 
-    def schedule(self, yields: bool = False) -> Step:
+    def schedule(self, yields: bool = False) -> Step | None:
         self._record("schedule", self.now, yields)
         assert self.in_flight is None
         before = Before(self)
         step = self.scheduler.schedule(self.now, yields)
         self.answers.append(step)
-        if step.num_tokens:
+        if step is not None:
+            assert step.num_tokens, "a step that computes nothing"
             self.in_flight = step
             self.begun = {name: self.rides[name] for name in step.num_tokens}
             self.runner.prepare(step)
         self.check()
-        check_step(self, step, before)
-        check_places(self, step, before)
-        check_boarding(self, step, before)
-        check_waiting(self, step, before)
-        check_background(self, step, before, yields)
-        self.served.update(dict.fromkeys(step.num_tokens, len(self.calls)))
+        said = step or self._nothing()
+        check_step(self, said, before)
+        check_places(self, said, before)
+        check_boarding(self, said, before)
+        check_waiting(self, said, before)
+        check_background(self, said, before, yields)
+        self.served.update(dict.fromkeys(said.num_tokens, len(self.calls)))
         return step
+
+    def _nothing(self) -> Step:
+        """What the scheduler says of a moment at which nothing runs, as an empty step."""
+        decisions = (self.scheduler.waiting_decision, self.scheduler.background.decision)
+        return Step(-1, {}, [], {}, [], [decision for decision in decisions if decision is not None])
 
     def update(
         self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
@@ -286,25 +293,25 @@ class World:
             expected += [end] if end else []
         assert ends == expected
         for end in ends:
-            self._end(end.request_id)
-            assert self.scheduler.explain(end.request_id) is None
+            self._end(end.id)
+            assert self.scheduler.explain(end.id) is None
         self.check()
         return ends
 
     def drain(self, rng: random.Random) -> None:
         """Close the line and run to the end: everyone arrives in bounded time, and nothing is left behind."""
-        self.close_line()
+        self.close()
         work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.rides.values())
         # Background riders take turns, and may be computed anew more often.
         rounds = 10 if any(r.request.background for r in self.rides.values()) else 2
         for _ in range(rounds * work + 1):
             if not self.rides:
                 break
-            assert self.schedule().num_tokens, "someone waits, the line is closed, and nobody moves"
+            assert self.schedule() is not None, "someone waits, the line is closed, and nobody moves"
             self.update(self.sample(rng), {})
         assert not self.rides, "not everyone arrived"
         assert self.scheduler.pool.num_used == 0
-        assert not self.schedule().num_tokens
+        assert self.schedule() is None
         assert self.ended == self.added, "each request ends exactly once"
 
     def sample(self, rng: random.Random, most: int = 1, vocab: int = 3) -> dict[str, list[int]]:
@@ -361,6 +368,9 @@ class World:
         num_live = len(self.rides) - num_background
         assert len(scheduler.line) == num_live - len(live), "someone is lost, or in two places"
         assert scheduler.num_waiting == num_live - len(running)
+        assert scheduler.num_running == len(running)
+        assert scheduler.num_background_waiting == num_background - len(riding)
+        assert scheduler.num_background_running == len(riding)
         assert scheduler.num_unfinished == len(self.rides)
         assert len(names) <= setup.num_seats
         assert setup.closes_batch or not seated

@@ -14,6 +14,7 @@ from chairlift.server.metrics.histogram import ERRORS, LONG, SHORT, SIZES, TOKEN
 
 # Those of live requests.
 WAITING_REASONS = [why.value for why in Reason if why.value.startswith("waiting_for_") and why is not Reason.LIVE]
+FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
 
 
 class ObservedEngine(Protocol):
@@ -39,7 +40,7 @@ class SequenceMetrics:
         self.inter_token = Histogram(SHORT)
         self.end_to_end = Histogram(LONG)
         self.queue_time = Histogram(LONG)
-        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FINISH_REASONS})
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._engine = engine

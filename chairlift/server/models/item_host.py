@@ -82,9 +82,9 @@ class ItemHost:
         """Workers that died, of all instances."""
         return sum(executor.restarts for executor in self._executors)
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Let batches leave as they are."""
-        self._dispatcher.close_line()
+        self._dispatcher.close_queue()
 
     async def drain(self, timeout: float) -> None:
         """Let what waits and runs end."""
