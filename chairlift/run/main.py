@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chairlift.config.flags import model_flags
 from chairlift.config.run import RunConfig, run_config
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import Settings, load
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     from chairlift.demo import demo_path
 
     config = run_config(args)
-    settings = for_throughput(load(vars(args), os.environ, Path.cwd(), str(demo_path())))
+    settings = for_throughput(load(model_flags(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
     logging.basicConfig(level=settings.server.log_level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = settings.server.log_level  # the workers' too

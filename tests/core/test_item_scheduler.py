@@ -161,6 +161,38 @@ def test_priorities_overtake_by_their_ageing_and_no_further() -> None:
     assert order == ["urgent", "patient", "late"]
 
 
+def test_the_shortest_overtake_by_their_size_and_no_further() -> None:
+    s = scheduler(max_batch_size=1, order="shortest", order_ageing=0.1)
+    s.add(item("long", 0.0, size=20))
+    s.add(item("middle", 0.5, size=10))
+    s.add(item("short", 1.0, size=1))
+    s.add(item("late", 2.0, size=1))
+    order = []
+    now = 2.0
+    while (batch := s.schedule(now)) is not None:
+        order += ids(batch)
+        now += 1
+        went_well(s, batch, now)
+    assert order == ["short", "middle", "long", "late"]
+
+
+def test_who_is_overtaken_does_not_count_as_ahead() -> None:
+    refused = {}
+    for order in ("arrival", "shortest"):
+        s = trained(0.01, 0.001, max_batch_size=8, order=order)
+        fill(s, ["first"])
+        s.schedule(0.0)
+        fill(s, (f"long {number}" for number in range(64)), size=10)
+        s.add(item("small", deadline=10.0))
+        with pytest.raises(Shed):
+            s.add(item("large", size=10, deadline=0.2))
+        try:
+            s.add(item("small too", deadline=0.2))
+        except Shed as shed:
+            refused[order] = shed.reason
+    assert refused == {"arrival": ShedReason.DEADLINE}
+
+
 @pytest.mark.parametrize("window", [0, 8])
 def test_sorting_by_length_saves_padding(window: int) -> None:
     rng = random.Random(0)

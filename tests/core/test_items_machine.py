@@ -38,6 +38,8 @@ def draw_setup(dice: Dice) -> Setup:
         max_queue_seconds=pick(dice, (None, None, None, 0.05)),
         target_latency=target,
         default_timeout=pick(dice, (None, None, 0.03, 0.1, 1.0)),
+        order=pick(dice, ("arrival", "arrival", "shortest")),
+        order_ageing=pick(dice, (0.0, 0.001, 0.1)),
         priority_ageing=pick(dice, (0.0, 0.01, 1.0)),
         background_step=pick(dice, (0.001, 0.01, 0.06)),
         sort_window=pick(dice, (0, 0, 1, 4)),

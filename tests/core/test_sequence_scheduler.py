@@ -353,14 +353,46 @@ def test_dynamic_is_late_bound() -> None:
     assert go(w).num_tokens == {"d": 3, "b": 3, "c": 3}
 
 
-def test_priority_comes_before_arrival() -> None:
-    w = world(seats=1)
+def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
+    w = world(seats=1, priority_ageing=1.5)
     w.add(make_request("late", 2, 1, arrival=2.0))
     w.add(make_request("early", 2, 1, arrival=1.0))
     w.add(make_request("urgent", 2, 1, arrival=3.0, priority=-1))
     w.add(make_request("twin", 2, 1, arrival=1.0))
-    order = [next(iter(go(w).num_tokens)) for _ in range(4)]
-    assert order == ["urgent", "early", "twin", "late"]
+    w.add(make_request("dire", 2, 1, arrival=3.0, priority=-2))
+    order = [next(iter(go(w).num_tokens)) for _ in range(5)]
+    assert order == ["dire", "early", "twin", "urgent", "late"]
+
+
+def rounds_until_served(background: bool, **setup: Any) -> int:
+    """Steps of a second until a large request of low priority starts, while each brings a small urgent one."""
+    w = world(seats=1, **setup)
+    w.add(make_request("slow", 20, 1, priority=2, background=background))
+    for number in range(40):
+        w.add(make_request(f"r{number}", 2, 1, arrival=w.now, background=background))
+        step = go(w, seconds=1.0)
+        assert step is not None
+        if "slow" in step.num_tokens:
+            return number
+    raise AssertionError("it starves")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_nobody_starves(background: bool) -> None:
+    assert rounds_until_served(background, priority_ageing=4.0) == 8
+    assert rounds_until_served(background, priority_ageing=0.0) == 0
+    # 21 tokens against 3, at half a second each, besides two levels of priority.
+    assert rounds_until_served(background, priority_ageing=4.0, size_ageing=0.5) == 17
+
+
+def test_the_shortest_is_first_and_what_is_preempted_is_the_longest() -> None:
+    w = world(size_ageing=1.0, num_blocks=6, seats=2)
+    w.add(make_request("long", 4, 17))
+    w.add(make_request("middle", 4, 12))
+    w.add(make_request("short", 4, 3))
+    assert list(go(w).num_tokens) == ["short", "middle"]
+    step = until(w, Reason.PREEMPTED)
+    assert step.released[-1] == "long"
 
 
 # Leaving early, and never getting in

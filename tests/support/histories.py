@@ -56,6 +56,8 @@ def draw_setup(dice: Dice) -> Setup:
         prefix_caching=dice.integer(0, 3) > 0,
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
         background=pick(dice, (None, dice.integer(0, 2**16), 0.02)),
+        priority_ageing=pick(dice, (0.0, 0.5, 1.0, 1e6)),
+        size_ageing=pick(dice, (None, None, None, 0.01, 1.0)),
     )
 
 

@@ -82,7 +82,10 @@ class World:
         assert not full
         self.answers.append(None)
         self._serial += 1
-        rank = (item.arrival + item.priority * limits.priority_ageing, self._serial)
+        moment = item.arrival + item.priority * limits.priority_ageing
+        if limits.order == "shortest":
+            moment += item.size * limits.order_ageing
+        rank = (moment, self._serial)
         self.guests[item.id] = Guest(given, rank)
         self.added[item.id] += 1
         self.check()

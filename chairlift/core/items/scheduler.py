@@ -54,7 +54,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         self.ask_again: float | None = None
         self.num_batches = 0
         self.num_shed: Counter[ShedReason] = Counter()
-        self._waiting = Waiting(limits.priority_ageing)
+        self._waiting = Waiting(limits.queue_order)
         self._trials = Bisections(limits)
         self._background = BackgroundItems(limits)
         self._in_flight: dict[str, Batch] = {}
@@ -290,7 +290,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     def _ahead(self, item: Item, start: float) -> float:
         """The seconds that full batches of those ahead of an item will surely take from `start` on."""
         most = self.limits.max_batch_size
-        count, size = self._waiting.load(item.priority)
+        count, size = self._waiting.load(item)
         full = count // most * most
         if not full:
             return 0.0

@@ -7,9 +7,11 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 """
 
 from bisect import insort
+from operator import attrgetter
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.order import QueueOrder
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool
@@ -21,9 +23,7 @@ from chairlift.core.sequences.request import Request, Start, Step, StepResult
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import WaitingQueue
 
-
-def _urgency(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.key
+_rank = attrgetter("rank")
 
 
 class SequenceScheduler(Scheduler[Request, Step, StepResult]):
@@ -46,6 +46,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         enable_prefix_caching: bool = True,
         budget: StepBudget | None = None,
         background_budget: StepBudget | None = None,
+        order: QueueOrder | None = None,
     ) -> None:
         self.policy = policy
         self.pool = pool
@@ -54,6 +55,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.max_model_len = max_model_len
         self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
         self.budget = budget
+        self.order = order or QueueOrder()
         self.line: WaitingQueue[Sequence] = WaitingQueue()
         self.seated: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -84,7 +86,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             block_size=self.block_size,
         )
         self._serial += 1
-        sequence = Sequence(request, self._serial)
+        moment = self.order.moment(request.arrival, request.priority, prompt + request.max_tokens)
+        sequence = Sequence(request, (moment, self._serial))
         if self.prefixes.may_read(sequence):
             sequence.hash_blocks(prompt // self.block_size, self.block_size)
         self._sequences[request.id] = sequence
@@ -274,7 +277,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if sequence.request.background:
             self.background.line.push(sequence)
         elif self.policy.closes_batch:
-            insort(self.seated, sequence, key=_urgency)
+            insort(self.seated, sequence, key=_rank)
         else:
             self.line.push(sequence)
 
@@ -372,7 +375,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if sequence.request.background:
             self.background.riding.append(sequence)
         else:
-            insort(self.running, sequence, key=_urgency)
+            insort(self.running, sequence, key=_rank)
         step.num_tokens[sequence.id] = given
         table = list(sequence.block_table)
         step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))

@@ -7,6 +7,7 @@ from math import inf
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import Finished
+from chairlift.core.order import QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
@@ -65,6 +66,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             budget=self.budget,
             background_budget=background,
+            order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
