@@ -78,7 +78,7 @@ class Driver:
             )
             self.lives[name] = Life(arrival)
             self._sent += 1
-        self.engine.close_line()
+        self.engine.close_queue()
 
     def _take(self, output: StepOutput) -> None:
         now = time.monotonic()

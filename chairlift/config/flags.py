@@ -3,10 +3,11 @@
 import argparse
 import types
 import typing
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from chairlift.config.choices import choices
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
@@ -24,6 +25,9 @@ HELP = {
     "max_num_batched_tokens": "tokens in one step",
     "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
+    "order": "who of those who wait is next: the first that came, or the shortest (prompt and max_tokens, or size)",
+    "order_ageing_ms": "shortest: milliseconds of waiting that a token, or a unit of an item's size, is worth",
+    "priority_ageing_ms": "milliseconds of waiting that a level of priority is worth",
     "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
@@ -70,6 +74,8 @@ _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
 _OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
+# `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.
+_TAKEN = {"order"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +85,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """The same for models that are not served over a network; the model is a flag as well."""
+    """The same for models that are not served over a network, but for `order`; the model is a flag as well."""
     parser.add_argument("--model", default=argparse.SUPPRESS, help=HELP["model"])
-    _add_groups(parser, {field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE)
+    _add_groups(parser, ({field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE) | _TAKEN)
+
+
+def model_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of the flags that `add_model_flags` adds, and of no other of the same name."""
+    return {name: value for name, value in vars(args).items() if name not in _TAKEN}
 
 
 def _add_groups(parser: argparse.ArgumentParser, left_out: set[str]) -> None:
@@ -98,11 +109,6 @@ def _add_groups(parser: argparse.ArgumentParser, left_out: set[str]) -> None:
 def dashed(name: str) -> str:
     """A setting's name as a flag has it."""
     return name.replace("_", "-")
-
-
-def choices(kind: Any) -> list[str]:
-    """The words that a setting of this type may be; none if it is not one of a few words."""
-    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
 
 
 def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:

@@ -1,9 +1,12 @@
 """Every setting of one model's engine, with its default, in one place."""
 
-from typing import Literal, get_args, get_origin
+from math import inf
+from typing import Annotated, Literal
 
 import msgspec
 
+from chairlift.config.choices import check_choices, one_of
+from chairlift.core.order import ORDERS
 from chairlift.errors import ConfigError
 
 Strategy = Literal["none", "static", "dynamic", "continuous"]
@@ -24,7 +27,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic, `max_num_seqs` and
     `target_itl_ms` to continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and
     `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
-    most `background_step_ms`. Raises ConfigError naming the setting.
+    most `background_step_ms`. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is
+    "shortest", a token of prompt or output `order_ageing_ms`. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -39,6 +43,9 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int = 512
     target_itl_ms: float | None = None
     background_step_ms: float = 40.0
+    order: Annotated[str, one_of(ORDERS)] = "arrival"
+    order_ageing_ms: float = 1.0
+    priority_ageing_ms: float = 1000.0
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_gb: float | None = None
@@ -50,15 +57,13 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse contradictions and unknown choices by name."""
-        for field in msgspec.structs.fields(self):
-            choices, value = get_args(field.type), getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in choices:
-                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        check_choices(self)
         for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_wait_ms < 0:
-            raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
+        for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms", "background_step_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:

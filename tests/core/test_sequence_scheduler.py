@@ -24,10 +24,10 @@ def world(*requests: Request, **setup: Any) -> World:
     return made
 
 
-def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step:
-    """Run one step that samples the same token for everyone due."""
+def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step | None:
+    """Run one step that samples the same token for everyone due; None if nothing can run."""
     step = w.schedule()
-    if step.num_tokens:
+    if step is not None:
         w.now += seconds
         w.update({name: [token] for name in step.num_tokens}, errors or {})
     return step
@@ -37,7 +37,7 @@ def until(w: World, reason: Reason) -> Step:
     """Run steps up to the first with a decision for this reason."""
     for _ in range(50):
         step = go(w)
-        if any(decision.why is reason for decision in step.decisions):
+        if step is not None and any(decision.why is reason for decision in step.decisions):
             return step
     raise AssertionError(f"nothing was {reason} in 50 steps")
 
@@ -252,7 +252,7 @@ def test_waiting_for_blocks_speaks_for_all_who_wait() -> None:
 
 def test_waiting_for_the_window() -> None:
     w = world(make_request("a", 3), strategy="dynamic", max_wait=2.0)
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.explain("a") == Decision(Reason.WINDOW, "a", "1 of 4 requests have come in a window of 2 s", 1)
     assert w.scheduler.ask_again == 2.0
 
@@ -291,7 +291,8 @@ def test_boarding_says_what_it_gave() -> None:
 
 def test_none_runs_one_at_a_time() -> None:
     w = world(make_request("a", 3, 2), make_request("b", 3, 1), strategy="none")
-    assert [go(w).num_tokens for _ in range(4)] == [{"a": 3}, {"a": 1}, {"b": 3}, {}]
+    assert [go(w).num_tokens for _ in range(3)] == [{"a": 3}, {"a": 1}, {"b": 3}]
+    assert go(w) is None
 
 
 def test_continuous_boards_whenever_a_seat_is_free() -> None:
@@ -302,8 +303,8 @@ def test_continuous_boards_whenever_a_seat_is_free() -> None:
 def test_static_leaves_full_or_when_the_line_closes() -> None:
     w = world(*(make_request(name, 3, 1) for name in "abc"), strategy="static", seats=2)
     assert go(w).num_tokens == {"a": 3, "b": 3}
-    assert go(w).num_tokens == {}
-    w.close_line()
+    assert go(w) is None
+    w.close()
     assert go(w).num_tokens == {"c": 3}
 
 
@@ -328,7 +329,7 @@ def test_dynamic_counts_its_window_from_the_oldest_arrival() -> None:
     w = world(make_request("a", 3, 1, arrival=1.0, priority=5), strategy="dynamic", max_wait=2.0)
     w.now = 1.5
     w.add(make_request("b", 3, 1, arrival=1.5))
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.ask_again == 3.0
     w.now = 3.0
     assert go(w).num_tokens == {"b": 3, "a": 3}
@@ -352,14 +353,46 @@ def test_dynamic_is_late_bound() -> None:
     assert go(w).num_tokens == {"d": 3, "b": 3, "c": 3}
 
 
-def test_priority_comes_before_arrival() -> None:
-    w = world(seats=1)
+def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
+    w = world(seats=1, priority_ageing=1.5)
     w.add(make_request("late", 2, 1, arrival=2.0))
     w.add(make_request("early", 2, 1, arrival=1.0))
     w.add(make_request("urgent", 2, 1, arrival=3.0, priority=-1))
     w.add(make_request("twin", 2, 1, arrival=1.0))
-    order = [next(iter(go(w).num_tokens)) for _ in range(4)]
-    assert order == ["urgent", "early", "twin", "late"]
+    w.add(make_request("dire", 2, 1, arrival=3.0, priority=-2))
+    order = [next(iter(go(w).num_tokens)) for _ in range(5)]
+    assert order == ["dire", "early", "twin", "urgent", "late"]
+
+
+def rounds_until_served(background: bool, **setup: Any) -> int:
+    """Steps of a second until a large request of low priority starts, while each brings a small urgent one."""
+    w = world(seats=1, **setup)
+    w.add(make_request("slow", 20, 1, priority=2, background=background))
+    for number in range(40):
+        w.add(make_request(f"r{number}", 2, 1, arrival=w.now, background=background))
+        step = go(w, seconds=1.0)
+        assert step is not None
+        if "slow" in step.num_tokens:
+            return number
+    raise AssertionError("it starves")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_nobody_starves(background: bool) -> None:
+    assert rounds_until_served(background, priority_ageing=4.0) == 8
+    assert rounds_until_served(background, priority_ageing=0.0) == 0
+    # 21 tokens against 3, at half a second each, besides two levels of priority.
+    assert rounds_until_served(background, priority_ageing=4.0, size_ageing=0.5) == 17
+
+
+def test_the_shortest_is_first_and_what_is_preempted_is_the_longest() -> None:
+    w = world(size_ageing=1.0, num_blocks=6, seats=2)
+    w.add(make_request("long", 4, 17))
+    w.add(make_request("middle", 4, 12))
+    w.add(make_request("short", 4, 3))
+    assert list(go(w).num_tokens) == ["short", "middle"]
+    step = until(w, Reason.PREEMPTED)
+    assert step.released[-1] == "long"
 
 
 # Leaving early, and never getting in

@@ -70,8 +70,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     @precondition(lambda self: not self.world.scheduler.line.closed)
-    def close_line(self) -> None:
-        self.world.close_line()
+    def close(self) -> None:
+        self.world.close()
 
     def teardown(self) -> None:
         if self.world is not None and self.world.in_flight is None:
@@ -94,7 +94,7 @@ def count_events(world: World, seen: Counter[str]) -> None:
     seen[world.setup.strategy] += 1
     for answer in world.answers:
         if isinstance(answer, Step):
-            seen["steps"] += bool(answer.num_tokens)
+            seen["steps"] += 1
             seen["prefix hits"] += sum(start.num_computed_tokens > 0 for start in answer.started)
             seen.update(decision.why.value for decision in answer.decisions)
             seen["background seats lost"] += sum("its seat" in decision.detail for decision in answer.decisions)

@@ -37,9 +37,9 @@ def later(id: str, prompt: Any, max_tokens: int = 8, **fields: Any) -> Request:
     return make_request(id, prompt, max_tokens, background=True, **fields)
 
 
-def go(w: World, yields: bool = False) -> Step:
+def go(w: World, yields: bool = False) -> Step | None:
     step = w.schedule(yields)
-    if step.num_tokens:
+    if step is not None:
         w.update({name: [0] for name in step.num_tokens}, {})
     return step
 
@@ -258,10 +258,10 @@ def test_paused_and_preempted_requests_make_the_tokens_of_an_undisturbed_run(kv_
     pauses = 0
     schedule = engine.scheduler.schedule
 
-    def counting(now: float, yields: bool = False) -> Step:
+    def counting(now: float, yields: bool = False) -> Step | None:
         nonlocal pauses
         step = schedule(now, yields)
-        pauses += any(decision.why is Reason.LIVE for decision in step.decisions)
+        pauses += step is not None and any(decision.why is Reason.LIVE for decision in step.decisions)
         return step
 
     engine.scheduler.schedule = counting  # type: ignore[method-assign]

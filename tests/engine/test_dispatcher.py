@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from chairlift.core.decision import Reason
-from chairlift.core.items.item import Failure, ShedReason
+from chairlift.core.finished import ShedReason
+from chairlift.core.items.item import Failure
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallFailed, CallResult
 from chairlift.engine.items.dispatcher import Answer, Dispatcher

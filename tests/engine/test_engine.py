@@ -48,7 +48,7 @@ def run(engine: Engine, jobs: Iterable[Request]) -> dict[str, list[int]]:
     for job in jobs:
         engine.add(job)
         tokens[job.id] = []
-    engine.close_line()
+    engine.close_queue()
     while engine.num_unfinished:
         output = engine.step()
         assert output is not None

@@ -56,6 +56,8 @@ def draw_setup(dice: Dice) -> Setup:
         prefix_caching=dice.integer(0, 3) > 0,
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
         background=pick(dice, (None, dice.integer(0, 2**16), 0.02)),
+        priority_ageing=pick(dice, (0.0, 0.5, 1.0, 1e6)),
+        size_ageing=pick(dice, (None, None, None, 0.01, 1.0)),
     )
 
 
@@ -97,7 +99,7 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
 def take_step(dice: Dice, world: World) -> None:
     """Schedule, compute, and hand in the result; now and then something fails, or someone aborts meanwhile."""
     step = world.schedule(yields=dice.integer(0, 9) == 0)
-    if not step.num_tokens:
+    if step is None:
         return
     world.now += dice.integer(0, 4) / 4
     rng = random.Random(dice.integer(0, 2**16))
@@ -137,7 +139,7 @@ def run_history(rng: random.Random, num_calls: int) -> World:
         elif choice == 6:
             world.now += pick(dice, (0.25, 1.0, 5.0))
         elif choice == 7 and dice.integer(0, 5) == 0:
-            world.close_line()
+            world.close()
         else:
             take_step(dice, world)
     world.drain(rng)

@@ -15,6 +15,7 @@ from support.sequences_budget import RandomBudget
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.order import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool, block_hash, root_hash
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
 from chairlift.core.sequences.policy import make_policy
@@ -30,7 +31,8 @@ GARBAGE = -1
 class Setup(NamedTuple):
     """A scheduler's configuration.
 
-    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds.
+    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds. With a
+    `size_ageing` the shortest are first.
     """
 
     strategy: str = "continuous"
@@ -43,6 +45,8 @@ class Setup(NamedTuple):
     prefix_caching: bool = True
     budget: int | float | None = None
     background: int | float | None = None
+    priority_ageing: float = 1.0
+    size_ageing: float | None = None
 
     def step_budget(self, budget: int | float | None) -> RandomBudget | LatencyBudget | None:
         if isinstance(budget, float):
@@ -59,7 +63,17 @@ class Setup(NamedTuple):
             enable_prefix_caching=self.prefix_caching,
             budget=self.step_budget(self.budget),
             background_budget=self.step_budget(self.background),
+            order=QueueOrder("arrival", self.priority_ageing)
+            if self.size_ageing is None
+            else QueueOrder("shortest", self.priority_ageing, self.size_ageing),
         )
+
+    def moment(self, request: Request) -> float:
+        """From when on nobody who comes overtakes this one."""
+        moment = request.arrival + request.priority * self.priority_ageing
+        if self.size_ageing is not None:
+            moment += (len(request.prompt_ids) + request.max_tokens) * self.size_ageing
+        return moment
 
     @property
     def closes_batch(self) -> bool:
@@ -180,7 +194,7 @@ class Ride(msgspec.Struct):
     """What the checker knows of a request that has not ended."""
 
     request: Request
-    key: tuple[int, float, int]
+    rank: Rank
     tokens: list[int]
 
 
@@ -222,8 +236,8 @@ class World:
             assert self.scheduler.num_waiting == before
             return False
         self._serial += 1
-        key = (request.priority, request.arrival, self._serial)
-        self.rides[request.id] = Ride(request, key, list(request.prompt_ids))
+        rank = (self.setup.moment(request), self._serial)
+        self.rides[request.id] = Ride(request, rank, list(request.prompt_ids))
         self.added[request.id] += 1
         self.check()
         return True
@@ -238,29 +252,36 @@ class World:
         assert self.scheduler.explain(name) is None
         self.check()
 
-    def close_line(self) -> None:
-        self._record("close_line")
-        self.scheduler.close_line()
+    def close(self) -> None:
+        self._record("close")
+        self.scheduler.close()
         self.answers.append(None)
 
-    def schedule(self, yields: bool = False) -> Step:
+    def schedule(self, yields: bool = False) -> Step | None:
         self._record("schedule", self.now, yields)
         assert self.in_flight is None
         before = Before(self)
         step = self.scheduler.schedule(self.now, yields)
         self.answers.append(step)
-        if step.num_tokens:
+        if step is not None:
+            assert step.num_tokens, "a step that computes nothing"
             self.in_flight = step
             self.begun = {name: self.rides[name] for name in step.num_tokens}
             self.runner.prepare(step)
         self.check()
-        check_step(self, step, before)
-        check_places(self, step, before)
-        check_boarding(self, step, before)
-        check_waiting(self, step, before)
-        check_background(self, step, before, yields)
-        self.served.update(dict.fromkeys(step.num_tokens, len(self.calls)))
+        said = step or self._nothing()
+        check_step(self, said, before)
+        check_places(self, said, before)
+        check_boarding(self, said, before)
+        check_waiting(self, said, before)
+        check_background(self, said, before, yields)
+        self.served.update(dict.fromkeys(said.num_tokens, len(self.calls)))
         return step
+
+    def _nothing(self) -> Step:
+        """What the scheduler says of a moment at which nothing runs, as an empty step."""
+        decisions = (self.scheduler.waiting_decision, self.scheduler.background.decision)
+        return Step(-1, {}, [], {}, [], [decision for decision in decisions if decision is not None])
 
     def update(
         self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
@@ -286,25 +307,25 @@ class World:
             expected += [end] if end else []
         assert ends == expected
         for end in ends:
-            self._end(end.request_id)
-            assert self.scheduler.explain(end.request_id) is None
+            self._end(end.id)
+            assert self.scheduler.explain(end.id) is None
         self.check()
         return ends
 
     def drain(self, rng: random.Random) -> None:
         """Close the line and run to the end: everyone arrives in bounded time, and nothing is left behind."""
-        self.close_line()
+        self.close()
         work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.rides.values())
         # Background riders take turns, and may be computed anew more often.
         rounds = 10 if any(r.request.background for r in self.rides.values()) else 2
         for _ in range(rounds * work + 1):
             if not self.rides:
                 break
-            assert self.schedule().num_tokens, "someone waits, the line is closed, and nobody moves"
+            assert self.schedule() is not None, "someone waits, the line is closed, and nobody moves"
             self.update(self.sample(rng), {})
         assert not self.rides, "not everyone arrived"
         assert self.scheduler.pool.num_used == 0
-        assert not self.schedule().num_tokens
+        assert self.schedule() is None
         assert self.ended == self.added, "each request ends exactly once"
 
     def sample(self, rng: random.Random, most: int = 1, vocab: int = 3) -> dict[str, list[int]]:
@@ -361,11 +382,14 @@ class World:
         num_live = len(self.rides) - num_background
         assert len(scheduler.line) == num_live - len(live), "someone is lost, or in two places"
         assert scheduler.num_waiting == num_live - len(running)
+        assert scheduler.num_running == len(running)
+        assert scheduler.num_background_waiting == num_background - len(riding)
+        assert scheduler.num_background_running == len(riding)
         assert scheduler.num_unfinished == len(self.rides)
         assert len(names) <= setup.num_seats
         assert setup.closes_batch or not seated
         for order in (running, seated):
-            assert all(a.key < b.key for a, b in pairwise(order)), "not in order of urgency"
+            assert all(a.rank < b.rank for a, b in pairwise(order)), "not in order of urgency"
         self._check_sharing({block for block, count in held.items() if count > 1})
 
     def _check_sharing(self, shared: set[int]) -> None:
@@ -394,10 +418,10 @@ class Before:
         self.tables = {s.id: list(s.block_table) for s in riding}
         self.prompts = {s.id for s in riding if s.reads_prompt}
         aboard = {*self.running, *self.seated, *self.riding}
-        waiting = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
-        self.line = [(key, name) for key, name in waiting if not world.rides[name].request.background]
+        waiting = sorted((r.rank, name) for name, r in world.rides.items() if name not in aboard)
+        self.line = [(rank, name) for rank, name in waiting if not world.rides[name].request.background]
         self.background_line = [name for _, name in waiting if world.rides[name].request.background]
-        self.oldest = min((key[1] for key, _ in self.line), default=None)
+        self.oldest = min((world.rides[name].request.arrival for _, name in self.line), default=None)
         self.preemptions = scheduler.num_preemptions
 
 
@@ -423,7 +447,7 @@ def check_step(world: World, step: Step, before: Before) -> None:
     setup, scheduler = world.setup, world.scheduler
     total, live = sum(step.num_tokens.values()), of_live(world, step)
     assert step.total_tokens == total <= setup.max_num_batched_tokens
-    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.rides[n].key)
+    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.rides[n].rank)
     started = started_in(world, step, background=False)
     stayed = [name for name in before.running if name in step.num_tokens]
     assert list(step.num_tokens)[: len(live)] == stayed + started
@@ -487,13 +511,13 @@ def check_places(world: World, step: Step, before: Before) -> None:
 
 def check_background_victims(world: World, step: Step, before: Before, victims: list[Decision]) -> None:
     """Check that background riders yield youngest first, and to their like only when older and not served yet."""
-    riding = sorted(before.riding, key=lambda name: world.rides[name].key)
+    riding = sorted(before.riding, key=lambda name: world.rides[name].rank)
     for decision in victims:
         found = re.search(r"for (\w+)", decision.detail)
         assert found is not None
         needy, victim = world.rides[found[1]], decision.request_id
         if needy.request.background:
-            assert world.rides[victim].key > needy.key, "an older background request yields to a younger one"
+            assert world.rides[victim].rank > needy.rank, "an older background request yields to a younger one"
         else:
             assert victim == riding[-1], "not the youngest background request yields"
         riding.remove(victim)
@@ -527,7 +551,7 @@ def check_background(world: World, step: Step, before: Before, yields: bool) -> 
     assert [background.decision] * bool(missing) == mine
     if missing:
         riding = {s.id for s in background.riding}
-        line = sorted((r.key, name) for name, r in world.rides.items() if r.request.background and name not in riding)
+        line = sorted((r.rank, name) for name, r in world.rides.items() if r.request.background and name not in riding)
         assert (mine[0].request_id, mine[0].count) == ([*left_out, *(name for _, name in line)][0], missing)
         assert (mine[0].why is Reason.LIVE) == urgent
     for sequence in background.riding:
@@ -598,7 +622,7 @@ def check_waiting(world: World, step: Step, before: Before) -> None:
     waiting = [d for d in said if d.why not in PLACED]
     aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
     live = {name: r for name, r in world.rides.items() if not r.request.background}
-    line = sorted((r.key, name) for name, r in live.items() if name not in aboard)
+    line = sorted((r.rank, name) for name, r in live.items() if name not in aboard)
     names = [s.id for s in scheduler.seated] + [name for _, name in line]
     assert scheduler.waiting_decision == (waiting[0] if waiting else None)
     assert len(waiting) == bool(names)

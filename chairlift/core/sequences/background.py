@@ -29,8 +29,8 @@ class BackgroundSequences:
         """Return the rider who yields first: of all, or of those less urgent than `behind` whose id is not listed."""
         riders = self.riding
         if behind is not None:
-            riders = [rider for rider in riders if rider.key > behind.key and rider.id not in without]
-        return max(riders, key=lambda rider: rider.key, default=None)
+            riders = [rider for rider in riders if rider.rank > behind.rank and rider.id not in without]
+        return max(riders, key=lambda rider: rider.rank, default=None)
 
     def in_turn(self) -> list[Sequence]:
         """Return all riders, those who decode before those with a prompt, and whoever was left out last first."""

@@ -1,9 +1,5 @@
 """One loop for every batching strategy: who runs in the next step, and with how many tokens.
 
-    step = scheduler.schedule(now)
-    result = runner.execute(step)
-    finished = scheduler.update(step, result, now)
-
 There is no prefill phase and no decode phase. Every sequence has some tokens (its prompt and what was generated) and
 some of them computed; each step gives it tokens until the two meet, whereupon the model samples one more. Chunked
 prefill, prefix hits and recomputation after preemption all follow from that rule. The idea is Orca's iteration-level
@@ -11,9 +7,12 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 """
 
 from bisect import insort
+from operator import attrgetter
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.order import QueueOrder
+from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import StepBudget
@@ -24,12 +23,10 @@ from chairlift.core.sequences.request import Request, Start, Step, StepResult
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import WaitingQueue
 
-
-def _urgency(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.key
+_rank = attrgetter("rank")
 
 
-class SequenceScheduler:
+class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     """Decides, and remembers just what it needs to decide. Pure: `now` comes in, a `Step` comes out.
 
     `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
@@ -49,6 +46,7 @@ class SequenceScheduler:
         enable_prefix_caching: bool = True,
         budget: StepBudget | None = None,
         background_budget: StepBudget | None = None,
+        order: QueueOrder | None = None,
     ) -> None:
         self.policy = policy
         self.pool = pool
@@ -57,6 +55,7 @@ class SequenceScheduler:
         self.max_model_len = max_model_len
         self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
         self.budget = budget
+        self.order = order or QueueOrder()
         self.line: WaitingQueue[Sequence] = WaitingQueue()
         self.seated: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -87,7 +86,8 @@ class SequenceScheduler:
             block_size=self.block_size,
         )
         self._serial += 1
-        sequence = Sequence(request, self._serial)
+        moment = self.order.moment(request.arrival, request.priority, prompt + request.max_tokens)
+        sequence = Sequence(request, (moment, self._serial))
         if self.prefixes.may_read(sequence):
             sequence.hash_blocks(prompt // self.block_size, self.block_size)
         self._sequences[request.id] = sequence
@@ -101,14 +101,15 @@ class SequenceScheduler:
         self._remove(sequence)
         return True
 
-    def close_line(self) -> None:
-        """Nobody else will come: a static batch may leave with empty seats."""
+    def close(self) -> None:
+        """Hear that nobody else will come: a static batch may leave with empty seats."""
         self.line.closed = True
 
-    def schedule(self, now: float, yields: bool = False) -> Step:
-        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`.
+    def schedule(self, now: float, yields: bool = False) -> Step | None:
+        """Choose the next step; None if nothing can run before `ask_again`, an `add` or an `abort`.
 
-        `yields` leaves background requests out of it: somebody else wants the machine for live ones.
+        `yields` leaves background requests out of it: somebody else wants the machine for live ones. Why the others
+        wait is in the step's decisions, and in any case in `waiting_decision` and `background.decision`.
         """
         step = Step(self.num_steps, {}, [], {}, [], [])
         self.ask_again = None
@@ -126,15 +127,17 @@ class SequenceScheduler:
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
         self._learner = self.budget
+        self.background.decision = None
         if self.background:
             self._fill_with_background(step, yields, now)
             self._learner = self.budget or self.background.budget
-        if step.num_tokens:
-            if self._learner is not None:
-                riders = [sequence for sequence in self.background.riding if sequence.id in step.num_tokens]
-                self._learner.end(self.running + riders, step)
-            self.num_steps += 1
-            step.released, self._released = self._released, []
+        if not step.num_tokens:
+            return None
+        if self._learner is not None:
+            riders = [sequence for sequence in self.background.riding if sequence.id in step.num_tokens]
+            self._learner.end(self.running + riders, step)
+        self.num_steps += 1
+        step.released, self._released = self._released, []
         return step
 
     def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
@@ -171,6 +174,21 @@ class SequenceScheduler:
     def num_waiting(self) -> int:
         """Live requests that hold no blocks: in the line, seated but not started, or preempted."""
         return len(self.line) + len(self.seated)
+
+    @property
+    def num_running(self) -> int:
+        """Live requests that hold blocks."""
+        return len(self.running)
+
+    @property
+    def num_background_waiting(self) -> int:
+        """Background requests that hold no blocks."""
+        return len(self.background.line)
+
+    @property
+    def num_background_running(self) -> int:
+        """Background requests that hold blocks, though a step may leave them out."""
+        return len(self.background.riding)
 
     @property
     def num_unfinished(self) -> int:
@@ -259,7 +277,7 @@ class SequenceScheduler:
         if sequence.request.background:
             self.background.line.push(sequence)
         elif self.policy.closes_batch:
-            insort(self.seated, sequence, key=_urgency)
+            insort(self.seated, sequence, key=_rank)
         else:
             self.line.push(sequence)
 
@@ -357,7 +375,7 @@ class SequenceScheduler:
         if sequence.request.background:
             self.background.riding.append(sequence)
         else:
-            insort(self.running, sequence, key=_urgency)
+            insort(self.running, sequence, key=_rank)
         step.num_tokens[sequence.id] = given
         table = list(sequence.block_table)
         step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
@@ -378,7 +396,6 @@ class SequenceScheduler:
             if background.budget is not None:
                 background.budget.begin(self.running)
             refusal = self._continue_background(step) or self._board_background(step, now)
-        background.decision = None
         if refusal is not None:
             background.decision = background.leave_out(step, *refusal)
             step.decisions.append(background.decision)

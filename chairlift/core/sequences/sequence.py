@@ -1,5 +1,6 @@
 """The scheduler's own record of one request."""
 
+from chairlift.core.order import Rank
 from chairlift.core.sequences.blocks import BlockHash, block_hash, root_hash
 from chairlift.core.sequences.request import Request
 
@@ -8,22 +9,24 @@ class Sequence:
     """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks."""
 
     __slots__ = (
+        "arrival",
         "block_table",
         "hashes",
         "id",
-        "key",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_published",
+        "rank",
         "request",
         "started",
         "token_ids",
     )
 
-    def __init__(self, request: Request, serial: int) -> None:
+    def __init__(self, request: Request, rank: Rank) -> None:
         self.request = request
         self.id = request.id
-        self.key = (request.priority, request.arrival, serial)
+        self.arrival = request.arrival
+        self.rank = rank
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -37,11 +40,6 @@ class Sequence:
         """Whether it has more to compute than the token sampled last, so that its client waits for the whole of it."""
         known = len(self.token_ids)
         return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-        return len(self.token_ids) - len(self.request.prompt_ids)
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""

@@ -18,7 +18,7 @@ from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.sequences.messages import (
     Abort,
     Add,
-    CloseLine,
+    CloseQueue,
     EngineStats,
     Ready,
     SequencesToFront,
@@ -159,15 +159,15 @@ class SequenceClient(Supervised):
                 retry_after,
             )
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Nobody else will come, so a static batch may leave with empty seats."""
-        self._send(CloseLine())
+        self._send(CloseQueue())
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
         self._worker.drain()
         if self._streams:
-            self.close_line()
+            self.close_queue()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
 

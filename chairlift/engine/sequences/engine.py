@@ -7,6 +7,7 @@ from math import inf
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import Finished
+from chairlift.core.order import QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
@@ -65,6 +66,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             budget=self.budget,
             background_budget=background,
+            order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
@@ -81,9 +83,9 @@ class Engine:
             self.scheduler.abort(request_id)
             self._progress.pop(request_id, None)
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Nobody else will come, so closed batches need not wait to be full."""
-        self.scheduler.close_line()
+        self.scheduler.close()
 
     @property
     def ask_again(self) -> float | None:
@@ -98,7 +100,7 @@ class Engine:
     @property
     def only_background(self) -> bool:
         """Whether all that is here are background requests."""
-        return not (self.scheduler.running or self.scheduler.num_waiting)
+        return not (self.scheduler.num_running or self.scheduler.num_waiting)
 
     def step(self, yields: bool = False) -> StepOutput | None:
         """Run one step and return what it gave, or None if nothing can run now.
@@ -107,7 +109,7 @@ class Engine:
         """
         started = self.clock()
         step = self.scheduler.schedule(started, yields)
-        if not step.num_tokens:
+        if step is None:
             return None
         result = self._execute(step)
         finished = self.scheduler.update(step, result, self.clock())
@@ -141,7 +143,7 @@ class Engine:
         for request_id, entries in result.prompt_logprobs.items():
             if not progress[request_id].answered:
                 progress[request_id].prompt_logprobs += entries
-        ends = {end.request_id: end for end in finished}
+        ends = {end.id: end for end in finished}
         updates = []
         for request_id in step.num_tokens:
             tokens, end = result.tokens.get(request_id), ends.get(request_id)
@@ -186,9 +188,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
-        background = scheduler.background
         return EngineStats(
-            running=len(scheduler.running),
+            running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             waiting_reason=waiting.why.value if waiting else None,
             kv_blocks_used=self.pool.num_used,
@@ -198,8 +199,8 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             cost=CostStats.of(self.budget) if self.budget is not None else None,
-            background_running=len(background.riding),
-            background_waiting=len(background.line),
+            background_running=scheduler.num_background_running,
+            background_waiting=scheduler.num_background_waiting,
         )
 
 

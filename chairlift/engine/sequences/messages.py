@@ -78,7 +78,7 @@ class Abort(msgspec.Struct, tag=True):
     request_ids: list[str]
 
 
-class CloseLine(msgspec.Struct, tag=True):
+class CloseQueue(msgspec.Struct, tag=True):
     """Front to worker: nobody else will come, so a static batch may leave with empty seats."""
 
 
@@ -92,7 +92,7 @@ class TurnAsked(msgspec.Struct, tag=True):
     live: bool
 
 
-SequencesToWorker = Add | Abort | CloseLine | Shutdown | TurnGiven | TurnAsked
+SequencesToWorker = Add | Abort | CloseQueue | Shutdown | TurnGiven | TurnAsked
 
 
 class Ready(msgspec.Struct, tag=True):

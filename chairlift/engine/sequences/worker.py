@@ -20,7 +20,7 @@ from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import (
     Abort,
     Add,
-    CloseLine,
+    CloseQueue,
     Ready,
     SequencesToFront,
     SequencesToWorker,
@@ -97,8 +97,8 @@ class SequenceWorker:
                     self.send(StepOutput([refusal], self.engine.stats()))
             case Abort(request_ids=ids):
                 self.engine.abort(ids)
-            case CloseLine():
-                self.engine.close_line()
+            case CloseQueue():
+                self.engine.close_queue()
             case TurnGiven():
                 self._turn.given()
             case TurnAsked(live=live):

@@ -59,9 +59,9 @@ class SequenceHost:
         """Workers that died."""
         return self._client.restarts
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Let batches leave as they are."""
-        self._client.close_line()
+        self._client.close_queue()
 
     async def drain(self, timeout: float) -> None:
         """Let what runs end."""
