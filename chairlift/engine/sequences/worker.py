@@ -1,4 +1,4 @@
-"""One model instance in a process of its own: `python -m chairlift.engine.worker ADDRESS CONFIG_JSON [turns]`.
+"""One language model in a process of its own: `python -m chairlift.engine.sequences.worker ADDRESS CONFIG [turns]`.
 
 It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
 the front: when that closes, the front is gone and so is the worker. With `turns` it runs no step before the front says
@@ -68,7 +68,7 @@ class SequenceWorker:
                 timeout = 0.0
                 continue
             turn.nothing_to_do(bool(self.engine.scheduler.background))
-            # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
+            # Whoever looks at the metrics now must see who waits for what, and the slots that an abort freed.
             self.send(StepOutput([], self.engine.stats()))
             moment = self.engine.ask_again
             timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)

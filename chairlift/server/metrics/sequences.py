@@ -13,7 +13,7 @@ from chairlift.engine.sequences.messages import CostStats, EngineStats
 from chairlift.server.metrics.histogram import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram, background_requests
 
 # Those of live requests.
-WAITING_REASONS = [why.value for why in Reason if why.value.startswith("waiting_for_") and why is not Reason.LIVE]
+WAITING_REASONS = [each.value for each in Reason if each.value.startswith("waiting_for_") and each is not Reason.LIVE]
 FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
 
 

@@ -37,7 +37,7 @@ class SequenceHost:
         tokenizer = Tokenizer.from_folder(self._config.model)
         with contextlib.suppress(InvalidRequest):
             tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
-        version, seats = self.served.share.version, self._config.seats
+        version, seats = self.served.share.version, self._config.slots
         return SequenceService(self._client, tokenizer, self.served.name, self._server, version, seats)
 
     async def wait_ready(self) -> None:
