@@ -11,6 +11,7 @@ from chairlift.config.choices import choices
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
+from chairlift.core.sequences.policy import POLICIES, readers_of
 
 HELP = {
     "model": "a Hugging Face folder, a .onnx file, or module:Class (default: the demo model)",
@@ -18,12 +19,12 @@ HELP = {
     "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
-    "strategy": "when a waiting request may board",
-    "batch_size": "static and dynamic: requests in a full batch",
-    "max_wait_ms": "how long the oldest waits for a full batch: language models, dynamic only (default: 5), others (0)",
-    "max_num_seqs": "continuous: sequences that may run at once",
+    "strategy": "when a waiting request is admitted",
+    "batch_size": "requests in a full batch",
+    "max_wait_ms": "how long the oldest waits for a full batch: language models (default: 5), others (0)",
+    "max_num_seqs": "sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
-    "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
+    "target_itl_ms": "milliseconds that a step may take, by which prompts are cut (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
     "order": "who of those who wait is next: the first that came, or the shortest (prompt and max_tokens, or size)",
     "order_ageing_ms": "shortest: milliseconds of waiting that a token, or a unit of an item's size, is worth",
@@ -112,7 +113,7 @@ def dashed(name: str) -> str:
 
 
 def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:
-    kind, default, described = field.type, field.default, HELP[field.name]
+    kind, default, described = field.type, field.default, described_setting(field.name)
     if default is not None and default is not msgspec.NODEFAULT and field.name not in _BY_KIND:
         described = f"{described} (default: {default})"
     flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
@@ -122,6 +123,14 @@ def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo
         group.add_argument(flag, choices=words, default=missing, help=described)
     else:
         group.add_argument(flag, metavar=_metavar(kind), default=missing, help=described)
+
+
+def described_setting(name: str) -> str:
+    """What a setting is for, and of a strategy's own, which strategies those are."""
+    if name == "strategy":
+        return f"{HELP[name]}: " + "; ".join(f"{word}: {policy.about}" for word, policy in POLICIES.items())
+    strategies = readers_of(name)
+    return f"{' and '.join(strategies)}: {HELP[name]}" if strategies else HELP[name]
 
 
 def holds_json(kind: Any) -> bool:

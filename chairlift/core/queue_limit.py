@@ -1,10 +1,10 @@
-"""Whether one more request may join the line, and if not, when to come back."""
+"""Whether one more request may wait, and if not, when to come back."""
 
 from collections import deque
 
 
 class QueueLimit:
-    """A bounded line. The time to come back follows from the rate at which requests lately ended.
+    """A bounded queue. The time to come back follows from the rate at which requests lately ended.
 
     `max_waiting` counts requests that have not begun to run. Times are in seconds on the caller's clock.
     """
@@ -14,11 +14,11 @@ class QueueLimit:
         self._ends: deque[float] = deque(maxlen=memory)
 
     def ended(self, now: float) -> None:
-        """Note that a request ended, so a seat came free."""
+        """Note that a request ended, so a slot came free."""
         self._ends.append(now)
 
     def retry_after(self, waiting: int, newcomers: int, now: float) -> float | None:
-        """Return None if `newcomers` may join the `waiting`, else the seconds until there should be room for them."""
+        """Return None if `newcomers` may join the `waiting`, else the seconds until there should be places for them."""
         excess = waiting + newcomers - self.max_waiting
         if excess <= 0:
             return None

@@ -255,7 +255,7 @@ class _Run:
         model = self._hosts[0].served.config
         if len(self._hosts) > 1 or not isinstance(model, SequenceConfig) or model.strategy != "continuous":
             return None
-        return StaticSteps(model.seats)
+        return StaticSteps(model.slots)
 
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""

@@ -77,15 +77,15 @@ def test_a_batch_waits_for_its_window_and_no_longer() -> None:
     fill(s, "b", 1.005)
     assert s.schedule(1.005) is None
     assert s.ask_again == pytest.approx(1.01)
-    assert s.explain("b").why is Reason.WINDOW
+    assert s.explain("b").reason is Reason.WINDOW
     assert ids(s.schedule(s.ask_again)) == ["a", "b"]
     fill(s, "cde", 1.02)
     fill(s, "f", 1.02)
     assert s.schedule(1.02) is None, "the instance is busy"
-    assert s.explain("f").why is Reason.SEATS
+    assert s.explain("f").reason is Reason.SLOTS
 
 
-def test_a_full_batch_or_a_closed_line_does_not_wait() -> None:
+def test_a_full_batch_or_a_closed_queue_does_not_wait() -> None:
     s = scheduler(max_wait=9.0, max_batch_size=2)
     fill(s, "abc")
     batch = s.schedule(0.0)
@@ -111,7 +111,7 @@ def test_shapes_neither_mix_nor_block_each_other() -> None:
     s = scheduler(num_instances=2, max_wait=0.01, max_batch_size=2)
     fill(s, "a", 0.0, shape_key="large")
     fill(s, "bc", 0.001, shape_key="small")
-    assert ids(s.schedule(0.001)) == ["b", "c"], "a full line does not wait for an older one's window"
+    assert ids(s.schedule(0.001)) == ["b", "c"], "a full queue does not wait for an older one's window"
     assert s.schedule(0.001) is None
     assert ids(s.schedule(0.01)) == ["a"]
 
@@ -138,13 +138,13 @@ def test_nobody_is_passed_over_more_often_than_is_allowed() -> None:
     s = scheduler(max_batch_tokens=10, max_passed_over=2)
     s.add(item("first", size=4))
     s.add(item("wide", size=10))
-    boarded = []
+    taken = []
     for number in range(5):
         fill(s, (f"{number} {i}" for i in range(10)), 0.0)
         batch = s.schedule(float(number))
-        boarded.append("wide" in ids(batch))
+        taken.append("wide" in ids(batch))
         went_well(s, batch, number + 0.5)
-    assert boarded == [False, True, False, False, False], "the first of its line is never passed over"
+    assert taken == [False, True, False, False, False], "the first of its queue is never passed over"
 
 
 def test_priorities_overtake_by_their_ageing_and_no_further() -> None:
@@ -222,7 +222,7 @@ def test_where_padding_costs_more_than_a_call_the_long_one_goes_alone() -> None:
     assert len(ids(s.schedule(0.5))) == 8
 
 
-# The line
+# The queue
 
 
 def test_aborted_items_leave_wherever_they_are() -> None:
@@ -237,7 +237,7 @@ def test_aborted_items_leave_wherever_they_are() -> None:
     assert ids(s.schedule(0.1)) == ["d"]
 
 
-def test_the_line_is_bounded_in_items_and_in_seconds() -> None:
+def test_the_queue_is_bounded_in_items_and_in_seconds() -> None:
     s = scheduler(max_waiting=3)
     fill(s, "abc")
     with pytest.raises(Shed, match="3 requests wait") as refused:
@@ -386,7 +386,7 @@ def test_halves_run_before_new_work() -> None:
     fill(s, "abcdef")
     batch = s.schedule(0.0)
     s.update(batch, BatchResult(seconds=0.1, failure=Failure.RAISED), 0.1)
-    assert s.explain("d").why is Reason.BATCH
+    assert s.explain("d").reason is Reason.BATCH
     assert "raised an error" in s.explain("d").detail
     assert ids(s.schedule(0.1)) == ["a", "b"]
 

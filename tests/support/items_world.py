@@ -323,7 +323,7 @@ class World:
             assert decision is not None
             assert decision.request_id == name
             assert decision.detail
-            assert guest.state in ("running", "aborted") or decision.why != "boarded"
+            assert guest.state in ("running", "aborted") or decision.reason != "admitted"
         assert self.scheduler.explain("nobody") is None
 
     def _end(self, item_id: str) -> None:

@@ -220,7 +220,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if item_id in self._in_flight:
             batch = self._in_flight[item_id]
             detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
-            return Decision(Reason.BOARDED, item_id, detail)
+            return Decision(Reason.ADMITTED, item_id, detail)
         if item_id in self._trials:
             return Decision(Reason.BATCH, item_id, self._trials.find(item_id).detail)
         if item_id in self._background:
@@ -236,7 +236,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         alive = [instance for instance in self.instances.values() if instance.alive]
         if not any(instance.batch is None for instance in alive):
             state = f"all {len(alive)} instances are busy" if alive else "no instance is up"
-            return Decision(Reason.SEATS, item_id, f"{state}; {place}", len(self._waiting))
+            return Decision(Reason.SLOTS, item_id, f"{state}; {place}", len(self._waiting))
         leaves = self._leaves_at(line, self._room(self._quickest()), self._quickest(), self._now)
         detail = (
             f"{len(line.waiters)} of its shape wait up to {max(leaves - self._now, 0.0):.3g} s for company; {place}"
@@ -251,7 +251,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if item_id in background.trials:
             return Decision(Reason.BATCH, item_id, background.trials.find(item_id).detail)
         ahead = background.ahead(background.waiting.find(item_id).item)
-        return Decision(Reason.SEATS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
+        return Decision(Reason.SLOTS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
 
     # Refusing
 
@@ -457,7 +457,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             computed=computed,
             predicted=predicted,
             started=start,
-            reason=Decision(Reason.BOARDED, items[0].id, why, len(items)),
+            reason=Decision(Reason.ADMITTED, items[0].id, why, len(items)),
             ahead=instance.batch is not None,
             due=start + predicted,
         )

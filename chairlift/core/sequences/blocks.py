@@ -65,7 +65,7 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Let go of a sequence's blocks, given first to last.
 
-        The last goes first in line for reuse: a prefix is worth more than what follows it. A block without reusable
+        The last is reused first: a prefix is worth more than what follows it. A block without reusable
         content goes before all others.
         """
         for block in reversed(list(blocks)):

@@ -13,9 +13,9 @@ def check_fits(num_prompt: int, max_tokens: int, *, max_model_len: int, num_bloc
             f"This model's maximum context length is {max_model_len} tokens. However, you asked for {total}: "
             f"{num_prompt} in the prompt and {max_tokens} of output. Shorten the prompt or max_tokens."
         )
-    # The last token generated is never fed back, so it needs no slot.
+    # The last token generated is never fed back, so it needs no place.
     if -(-(total - 1) // block_size) > num_blocks:
         raise ValueError(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} need more than the KV cache's "
-            f"{num_blocks * block_size} slots. Shorten the request, or have the server raise kv_cache_gb."
+            f"{num_blocks * block_size} tokens. Shorten the request, or have the server raise kv_cache_gb."
         )

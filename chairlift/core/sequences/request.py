@@ -12,7 +12,7 @@ class Request(msgspec.Struct, kw_only=True):
     `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
     `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
-    A `background` request rides in seats that no other needs, and yields at once; priorities count among its like.
+    A `background` request runs in slots that no other needs, and yields at once; priorities count among its like.
     With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
     """
 
@@ -45,7 +45,7 @@ class Start(msgspec.Struct):
 class Step(msgspec.Struct):
     """One forward pass: how many tokens of each request; those that ran already, most urgent first, then who starts.
 
-    Background requests follow in the same order, save for those that ride but are left out of this step.
+    Background requests follow in the same order, save for those that run but are left out of this step.
     `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
     `released` ended or were preempted since the last step: a runner drops all it holds for them.
     """

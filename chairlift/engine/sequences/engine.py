@@ -58,7 +58,7 @@ class Engine:
         model = None if self.budget is None else self.budget.model
         background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
         self.scheduler = SequenceScheduler(
-            make_policy(config.strategy, config.seats, config.max_wait_ms / 1000),
+            make_policy(config.strategy, config.slots, config.max_wait_ms / 1000),
             self.pool,
             block_size=self.info.block_size,
             max_num_batched_tokens=most,
@@ -71,7 +71,7 @@ class Engine:
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
         if self.budget is not None:
-            calibrate(self.budget.model, runner, self.info, config.seats, most)
+            calibrate(self.budget.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served."""
@@ -191,7 +191,7 @@ class Engine:
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
-            waiting_reason=waiting.why.value if waiting else None,
+            waiting_reason=waiting.reason.value if waiting else None,
             kv_blocks_used=self.pool.num_used,
             kv_blocks_total=self.pool.num_blocks,
             prefix_queried_tokens=scheduler.prefix_queried_tokens,

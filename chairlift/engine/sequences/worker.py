@@ -68,7 +68,7 @@ class SequenceWorker:
                 timeout = 0.0
                 continue
             turn.nothing_to_do(bool(self.engine.scheduler.background))
-            # Whoever looks at the metrics now must see who waits for what, and the seats that an abort freed.
+            # Whoever looks at the metrics now must see who waits for what, and the slots that an abort freed.
             self.send(StepOutput([], self.engine.stats()))
             moment = self.engine.ask_again
             timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)

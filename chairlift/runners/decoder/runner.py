@@ -71,8 +71,8 @@ class DecoderRunner:
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
         self.model.allocate(num_blocks, config.block_size, max_model_len)
-        self.batch = PersistentBatch(config.seats, max_model_len, config.block_size)
-        self.sampler = Sampler(config.seats, model_config.vocab_size, config.seed, device, ops)
+        self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
+        self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
         self.info = SequenceInfo(
             vocab_size=model_config.vocab_size,
             max_model_len=max_model_len,
@@ -91,7 +91,7 @@ class DecoderRunner:
         """Run a full prefill and decodes of one and of all seats, on blocks that nobody holds yet."""
         longest = min(self.config.max_num_batched_tokens, self.info.max_model_len)
         self._dry_run(1, longest)
-        for seats in {1, self.config.seats}:
+        for seats in {1, self.config.slots}:
             self._dry_run(seats, 1)
 
     def _dry_run(self, seqs: int, tokens: int) -> None:
