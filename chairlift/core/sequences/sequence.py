@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import Rank
 from chairlift.core.sequences.request import Request
 
@@ -68,3 +69,19 @@ class Sequence:
         for start in range(len(hashes) * block_size, count * block_size, block_size):
             parent = block_hash(parent, self.token_ids[start : start + block_size])
             hashes.append(parent)
+
+    def take(self, tokens: list[int] | None) -> Finished | None:
+        """Append what was sampled; say if that ends it."""
+        if not tokens:
+            if self.num_computed_tokens < len(self.token_ids):
+                return None  # the prompt goes on in the next step
+            return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+        request = self.request
+        for token in tokens:
+            self.token_ids.append(token)
+            made = len(self.token_ids) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(self.id, FinishReason.STOP, token)
+            if made >= request.max_tokens:
+                return Finished(self.id, FinishReason.LENGTH)
+        return None
