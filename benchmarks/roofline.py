@@ -111,7 +111,7 @@ def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float
         scheduler.add(Request(id=str(index), prompt_ids=prompt, params=params, max_tokens=length, arrival=index))
     layer, head = shapes(config)
     total = 0.0
-    while scheduler.num_waiting or scheduler.running:
+    while scheduler.num_waiting or scheduler.num_running:
         step = scheduler.schedule(total)
         ends = {s.id: s.num_computed_tokens + step.num_tokens[s.id] for s in scheduler.running}
         sampled = [s.id for s in scheduler.running if ends[s.id] == len(s.token_ids)]

@@ -19,7 +19,7 @@ ARROWS = {
     "errors": "",
     "core": "",
     "folders": "errors",
-    "config": "errors folders",
+    "config": "core errors folders",
     "bodies": "errors",
     "ops": "errors",
     "runners": "config core errors folders ops",

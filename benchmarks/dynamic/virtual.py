@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from chairlift.core.items.item import Batch, BatchResult, Item, Shed
+from chairlift.core.finished import Shed
+from chairlift.core.items.item import Batch, BatchResult, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 
@@ -90,6 +91,7 @@ def simulate(limits: BatchLimits, executor: Executor, arrivals: Iterator[Item], 
     """Serve everyone, in the order of events; the scheduler is asked only when the engine would ask it."""
     scheduler, run = ItemScheduler(limits, num_instances), Run()
     ends: list[tuple[float, int, Batch]] = []
+    arrived: dict[str, float] = {}
     coming = next(arrivals, None)
     now = 0.0
     while coming is not None or ends or scheduler.num_waiting:
@@ -100,13 +102,14 @@ def simulate(limits: BatchLimits, executor: Executor, arrivals: Iterator[Item], 
         while ends and ends[0][0] <= now:
             _, _, batch = heapq.heappop(ends)
             seconds = executor.seconds(batch.computed)
-            for ended in scheduler.update(batch, BatchResult(seconds=seconds), now):
-                run.lives.append(Life(ended.item.arrival, now, batch.id))
+            for end in scheduler.update(batch, BatchResult(seconds=seconds), now):
+                run.lives.append(Life(arrived.pop(end.id), now, batch.id))
         while coming is not None and coming.arrival <= now:
             run.sent += 1
             run.seconds = coming.arrival
             try:
-                scheduler.add(coming, now)
+                scheduler.add(coming)
+                arrived[coming.id] = coming.arrival
             except Shed:
                 run.refused += 1
             coming = next(arrivals, None)

@@ -1,10 +1,10 @@
-"""`chairlift bench strategies`: what none, static, dynamic and continuous batching do to the same requests."""
+"""`chairlift bench strategies`: what each batching strategy does to the same requests."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tqdm import tqdm
 
@@ -12,7 +12,8 @@ from chairlift.bench.plot import plot
 from chairlift.bench.report import figures, table
 from chairlift.bench.strategies import StrategyRun, run_strategy, with_strategy
 from chairlift.bench.workload import FORMS, TimedRequest, make_jobs
-from chairlift.config.sequences import SequenceConfig, Strategy
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 
 
@@ -23,18 +24,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = kinds.add_parser(
         "strategies",
         help="the same model and requests under every batching strategy",
+        epilog="; ".join(f"{name}: {policy.about}" for name, policy in POLICIES.items()),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(run=main)
     parser.add_argument("model", nargs="?", help="a Hugging Face folder (default: the demo model)")
-    parser.add_argument("--strategies", nargs="+", default=list(get_args(Strategy)), choices=get_args(Strategy))
-    parser.add_argument("--seats", type=int, default=8, help="sequences that may run at once")
+    parser.add_argument("--strategies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--slots", type=int, default=8, help="sequences that may run at once")
     parser.add_argument("--requests", type=int, default=400, help="how many to serve")
     parser.add_argument("--prompt-len", default="uniform:4:32", help=FORMS)
     parser.add_argument("--output-len", default="exponential:32", help=FORMS)
     parser.add_argument("--rate", type=float, help="Poisson arrivals a second, in place of the closed loop")
-    parser.add_argument("--concurrency", type=int, help="clients of the closed loop (default: twice the seats)")
-    parser.add_argument("--max-wait-ms", type=float, default=5.0, help="the dynamic strategy's window")
+    parser.add_argument("--concurrency", type=int, help="clients of the closed loop (default: twice the slots)")
+    parser.add_argument(
+        "--max-wait-ms", type=float, default=5.0, help=f"the window of {' and '.join(readers_of('max_wait_ms'))}"
+    )
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
@@ -43,7 +47,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def main(args: argparse.Namespace) -> int:
-    """StrategyRun the comparison and print it."""
+    """Run the comparison and print it."""
     config = SequenceConfig(
         model=args.model or str(demo_path()),
         dtype=args.dtype,
@@ -52,12 +56,12 @@ def main(args: argparse.Namespace) -> int:
     )
     jobs: list[TimedRequest] = []
     runs: list[StrategyRun] = []
-    concurrency = None if args.rate else args.concurrency or 2 * args.seats
+    concurrency = None if args.rate else args.concurrency or 2 * args.slots
     with tqdm(total=args.requests * len(args.strategies), unit="req", dynamic_ncols=True) as bar:
         for strategy in args.strategies:
             bar.set_description(strategy)
             jobs = jobs or _jobs(config, args)
-            chosen = with_strategy(config, strategy, args.seats, args.max_wait_ms)
+            chosen = with_strategy(config, strategy, args.slots, args.max_wait_ms)
             runs.append(run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1)))
     rows = [figures(run) for run in runs]
     if args.json:

@@ -1,4 +1,4 @@
-"""The picture: one row a seat, one bar a request, time to the right."""
+"""The picture: one row a slot, one bar a request, time to the right."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,13 @@ def plot(runs: list[StrategyRun], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(
-        len(runs), 1, sharex=True, squeeze=False, figsize=(12, 0.9 + sum(0.9 + 0.14 * run.seats for run in runs))
+        len(runs), 1, sharex=True, squeeze=False, figsize=(12, 0.9 + sum(0.9 + 0.14 * run.slots for run in runs))
     )
     longest = max(run.seconds for run in runs)
     for run, axes in zip(runs, panels[:, 0], strict=True):
         _draw(axes, run, longest)
     panels[-1, 0].set_xlabel("seconds since the first request")
-    figure.suptitle("Who sits where: one row a seat, one bar a request (dark: prompt, light: decoding)")
+    figure.suptitle("Who is where: one row a slot, one bar a request (dark: prompt, light: decoding)")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -39,21 +39,21 @@ def _draw(axes: "Axes", run: StrategyRun, longest: float) -> None:
 
     colours = colormaps["Paired"]
     start = min(life.arrival for life in run.lives.values())
-    for index, ride in enumerate(run.recorder.rides.values()):
+    for index, placement in enumerate(run.recorder.placements.values()):
         # "Paired" alternates light and dark shades of one hue.
         hue = index % (HUES // 2)
-        began, turned = ride.began - start, ride.prefill_ended - start
+        began, turned = placement.began - start, placement.prefill_ended - start
         box: dict[str, Any] = {"height": 0.86, "linewidth": 0}
-        axes.barh(ride.seat, ride.ended - start - turned, left=turned, color=colours(2 * hue), **box)
-        axes.barh(ride.seat, turned - began, left=began, color=colours(2 * hue + 1), **box)
+        axes.barh(placement.slot, placement.ended - start - turned, left=turned, color=colours(2 * hue), **box)
+        axes.barh(placement.slot, turned - began, left=began, color=colours(2 * hue + 1), **box)
     axes.axvline(run.seconds, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, longest * 1.02)
-    axes.set_ylim(-0.6, run.seats - 0.4)
+    axes.set_ylim(-0.6, run.slots - 0.4)
     axes.invert_yaxis()
     axes.set_yticks([])
-    axes.set_ylabel(f"{run.seats} seat{'s' if run.seats > 1 else ''}")
+    axes.set_ylabel(f"{run.slots} slot{'s' if run.slots > 1 else ''}")
     rows = sum(step.num_seqs for step in run.recorder.steps) / len(run.recorder.steps)
     title = (
-        f"{run.strategy}: {run.seconds:.2f} s, {len(run.recorder.steps)} steps, {rows:.2f} of {run.seats} seats taken"
+        f"{run.strategy}: {run.seconds:.2f} s, {len(run.recorder.steps)} steps, {rows:.2f} of {run.slots} slots taken"
     )
     axes.set_title(title, loc="left", fontsize=10)

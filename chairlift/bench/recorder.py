@@ -9,10 +9,10 @@ from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 
 @dataclass(slots=True)
-class Ride:
-    """One request's time in a seat. Times in seconds of the monotonic clock; `steps` counts forward passes."""
+class Placement:
+    """One request's time in a slot. Times in seconds of the monotonic clock; `steps` counts forward passes."""
 
-    seat: int
+    slot: int
     began: float
     ended: float = 0.0
     prefill_ended: float = 0.0
@@ -21,14 +21,14 @@ class Ride:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One forward pass: when, how many sequences, tokens and computed rows, and the KV slots left unused."""
+    """One forward pass: when, how many sequences, tokens and computed rows, and the KV tokens left unused."""
 
     began: float
     ended: float
     num_seqs: int
     num_tokens: int
     num_rows: int
-    unused_slots: int
+    unused_kv_tokens: int
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Recorder:
     runner: SequenceRunner
     scheduler: SequenceScheduler | None = None
     steps: list[StepRecord] = field(default_factory=list)
-    rides: dict[str, Ride] = field(default_factory=dict)
-    _aboard: dict[str, int] = field(default_factory=dict)
+    placements: dict[str, Placement] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
 
     def load(self) -> SequenceInfo:
         """Load the runner."""
@@ -58,25 +58,25 @@ class Recorder:
         began = time.monotonic()
         result = self.runner.execute(step)
         ended = time.monotonic()
-        self._aboard = {name: seat for name, seat in self._aboard.items() if name in step.num_tokens}
+        self._running = {name: slot for name, slot in self._running.items() if name in step.num_tokens}
         for name in step.num_tokens:
-            ride = self.rides.get(name)
-            if ride is None:
-                ride = self.rides[name] = Ride(self._free_seat(), began)
-            self._aboard[name] = ride.seat
-            ride.ended = ended
-            ride.steps += 1
-            if not ride.prefill_ended and name in result.tokens:
-                ride.prefill_ended = ended
+            placement = self.placements.get(name)
+            if placement is None:
+                placement = self.placements[name] = Placement(self._free_slot(), began)
+            self._running[name] = placement.slot
+            placement.ended = ended
+            placement.steps += 1
+            if not placement.prefill_ended and name in result.tokens:
+                placement.prefill_ended = ended
         sizes = len(step.num_tokens), step.total_tokens, result.num_rows
-        self.steps.append(StepRecord(began, ended, *sizes, self._unused_slots(step)))
+        self.steps.append(StepRecord(began, ended, *sizes, self._unused_kv_tokens(step)))
         return result
 
-    def _free_seat(self) -> int:
-        taken = set(self._aboard.values())
-        return next(seat for seat in range(len(taken) + 1) if seat not in taken)
+    def _free_slot(self) -> int:
+        taken = set(self._running.values())
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
-    def _unused_slots(self, step: Step) -> int:
+    def _unused_kv_tokens(self, step: Step) -> int:
         assert self.scheduler is not None
         size = self.scheduler.block_size
         return sum(

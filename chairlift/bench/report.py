@@ -13,9 +13,9 @@ COLUMNS = (
     ("requests_s", "req/s", "{:.1f}"),
     ("steps", "steps", "{}"),
     ("mean_batch", "mean batch", "{:.2f}"),
-    ("idle_seats_percent", "idle seats", "{:.0f}%"),
+    ("idle_slots_percent", "idle slots", "{:.0f}%"),
     ("padding_percent", "padding", "{:.1f}%"),
-    ("kv_waste_slots", "KV waste/seq", "{:.1f}"),
+    ("kv_waste_tokens", "KV waste/seq", "{:.1f}"),
     ("ttft_ms", "TTFT p50/95/99 ms", "{}"),
     ("tpot_ms", "TPOT p50/95/99 ms", "{}"),
 )
@@ -24,8 +24,8 @@ COLUMNS = (
 def figures(run: StrategyRun) -> dict[str, Any]:
     """Sum up a run.
 
-    `idle_seats_percent`: seats that rode empty, over all steps. `padding_percent`: of the rows that the model computed,
-    those that hold no token. `kv_waste_slots`: mean unused KV slots per running sequence, in tokens. Times in
+    `idle_slots_percent`: slots that were empty, over all steps. `padding_percent`: of the rows that the model computed,
+    those that hold no token. `kv_waste_tokens`: mean unused KV tokens per running sequence. Times in
     milliseconds.
     """
     lives, steps = list(run.lives.values()), run.recorder.steps
@@ -35,16 +35,16 @@ def figures(run: StrategyRun) -> dict[str, Any]:
     tpot = [(life.finished - life.first_token) / (life.num_tokens - 1) for life in lives if life.num_tokens > 1]
     return {
         "strategy": run.strategy,
-        "seats": run.seats,
+        "slots": run.slots,
         "requests": len(lives),
         "seconds": run.seconds,
         "output_tok_s": tokens / run.seconds,
         "requests_s": len(lives) / run.seconds,
         "steps": len(steps),
         "mean_batch": rows / len(steps),
-        "idle_seats_percent": 100 * (1 - rows / (len(steps) * run.seats)),
+        "idle_slots_percent": 100 * (1 - rows / (len(steps) * run.slots)),
         "padding_percent": 100 * (1 - sum(s.num_tokens for s in steps) / sum(s.num_rows for s in steps)),
-        "kv_waste_slots": sum(step.unused_slots for step in steps) / rows,
+        "kv_waste_tokens": sum(step.unused_kv_tokens for step in steps) / rows,
         "ttft_ms": _quantiles(ttft),
         "tpot_ms": _quantiles(tpot),
     }

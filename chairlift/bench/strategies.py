@@ -9,7 +9,8 @@ import msgspec
 
 from chairlift.bench.recorder import Recorder
 from chairlift.bench.workload import TimedRequest
-from chairlift.config.sequences import SequenceConfig, Strategy
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.policy import POLICIES
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.engine import Engine
@@ -32,7 +33,7 @@ class StrategyRun:
     """All that was seen while one strategy served the jobs."""
 
     strategy: str
-    seats: int
+    slots: int
     seconds: float
     lives: dict[str, Life]
     recorder: Recorder
@@ -78,7 +79,7 @@ class Driver:
             )
             self.lives[name] = Life(arrival)
             self._sent += 1
-        self.engine.close_line()
+        self.engine.close_queue()
 
     def _take(self, output: StepOutput) -> None:
         now = time.monotonic()
@@ -119,16 +120,16 @@ def run_strategy(
     gc.freeze()  # as a worker process does
     seconds = driver.run()
     engine.close()
-    return StrategyRun(config.strategy, config.seats, seconds, driver.lives, recorder)
+    return StrategyRun(config.strategy, config.slots, seconds, driver.lives, recorder)
 
 
-def with_strategy(config: SequenceConfig, strategy: Strategy, seats: int, max_wait_ms: float = 5.0) -> SequenceConfig:
-    """Return the configuration with another strategy and that many seats, however the strategy calls them."""
-    own: dict[Strategy, dict[str, float]] = {
-        "none": {},
-        "static": {"batch_size": seats},
-        "dynamic": {"batch_size": seats, "max_wait_ms": max_wait_ms},
-        "continuous": {"max_num_seqs": seats},
-    }
-    tokens = max(config.max_num_batched_tokens, seats)
-    return msgspec.structs.replace(config, strategy=strategy, max_num_batched_tokens=tokens, **own[strategy])
+def with_strategy(config: SequenceConfig, strategy: str, slots: int, max_wait_ms: float = 5.0) -> SequenceConfig:
+    """Return the configuration with another strategy and that many slots, whatever the strategy calls them."""
+    policy = POLICIES[strategy]
+    own: dict[str, float] = {}
+    if policy.slots_setting is not None:
+        own[policy.slots_setting] = slots
+    if "max_wait_ms" in policy.settings:
+        own["max_wait_ms"] = max_wait_ms
+    tokens = max(config.max_num_batched_tokens, slots)
+    return msgspec.structs.replace(config, strategy=strategy, max_num_batched_tokens=tokens, **own)

@@ -3,13 +3,15 @@
 import argparse
 import types
 import typing
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from chairlift.config.choices import choices
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
+from chairlift.core.sequences.policy import POLICIES, readers_of
 
 HELP = {
     "model": "a Hugging Face folder, a .onnx file, or module:Class (default: the demo model)",
@@ -17,13 +19,16 @@ HELP = {
     "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
-    "strategy": "when a waiting request may board",
-    "batch_size": "static and dynamic: requests in a full batch",
-    "max_wait_ms": "how long the oldest waits for a full batch: language models, dynamic only (default: 5), others (0)",
-    "max_num_seqs": "continuous: sequences that may run at once",
+    "strategy": "when a waiting request is admitted",
+    "batch_size": "requests in a full batch",
+    "max_wait_ms": "how long the oldest waits for a full batch: language models (default: 5), others (0)",
+    "max_num_seqs": "sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
-    "target_itl_ms": "continuous: milliseconds that a step may take, by which prompts are cut (default: no target)",
+    "target_itl_ms": "milliseconds that a step may take, by which prompts are cut (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
+    "order": "who of those who wait is next: the first that came, or the shortest (prompt and max_tokens, or size)",
+    "order_ageing_ms": "shortest: milliseconds of waiting that a token, or a unit of an item's size, is worth",
+    "priority_ageing_ms": "milliseconds of waiting that a level of priority is worth",
     "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
@@ -70,6 +75,8 @@ _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
 _OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
+# `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.
+_TAKEN = {"order"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +86,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """The same for models that are not served over a network; the model is a flag as well."""
+    """The same for models that are not served over a network, but for `order`; the model is a flag as well."""
     parser.add_argument("--model", default=argparse.SUPPRESS, help=HELP["model"])
-    _add_groups(parser, {field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE)
+    _add_groups(parser, ({field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE) | _TAKEN)
+
+
+def model_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of the flags that `add_model_flags` adds, and of no other of the same name."""
+    return {name: value for name, value in vars(args).items() if name not in _TAKEN}
 
 
 def _add_groups(parser: argparse.ArgumentParser, left_out: set[str]) -> None:
@@ -100,13 +112,8 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def choices(kind: Any) -> list[str]:
-    """The words that a setting of this type may be; none if it is not one of a few words."""
-    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
-
-
 def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:
-    kind, default, described = field.type, field.default, HELP[field.name]
+    kind, default, described = field.type, field.default, described_setting(field.name)
     if default is not None and default is not msgspec.NODEFAULT and field.name not in _BY_KIND:
         described = f"{described} (default: {default})"
     flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
@@ -116,6 +123,14 @@ def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo
         group.add_argument(flag, choices=words, default=missing, help=described)
     else:
         group.add_argument(flag, metavar=_metavar(kind), default=missing, help=described)
+
+
+def described_setting(name: str) -> str:
+    """What a setting is for, and of a strategy's own, which strategies those are."""
+    if name == "strategy":
+        return f"{HELP[name]}: " + "; ".join(f"{word}: {policy.about}" for word, policy in POLICIES.items())
+    strategies = readers_of(name)
+    return f"{' and '.join(strategies)}: {HELP[name]}" if strategies else HELP[name]
 
 
 def holds_json(kind: Any) -> bool:

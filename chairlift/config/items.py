@@ -2,10 +2,12 @@
 
 import re
 from math import inf
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from chairlift.config.choices import check_choices, one_of
+from chairlift.core.order import ORDERS
 from chairlift.errors import ConfigError
 
 Kind = Literal["auto", "encoder", "onnx", "python"]
@@ -33,7 +35,9 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     follows from it. Kind "encoder" is any that embeds or classifies texts, a decoder's folder too. `max_batch_size`
     (items in one call) and `max_wait_ms` (for the oldest item, until the batch is full) default to what the model says,
     or else to 32 and 0. `max_model_len` bounds one item's tokens (default: the model's own), `max_batch_tokens` a
-    batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until the line is done.
+    batch's, `max_waiting` the items in line, `max_queue_ms` the predicted time until the line is done. A level of
+    priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a unit of size (a token, or an
+    item) `order_ageing_ms`.
     `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
     `call_timeout_s` is when a call counts as hung and its process is ended. A call of background items is to take
@@ -57,6 +61,9 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_waiting: int = 4096
     max_queue_ms: float | None = None
     background_step_ms: float = 40.0
+    order: Annotated[str, one_of(ORDERS)] = "arrival"
+    order_ageing_ms: float = 1.0
+    priority_ageing_ms: float = 1000.0
     target_latency_ms: float | None = None
     timeout_ms: float | None = None
     call_timeout_s: float | None = 60.0
@@ -70,10 +77,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Find the kind, and refuse contradictions and unknown choices by name."""
-        for field in msgspec.structs.fields(self):
-            choices, value = get_args(field.type), getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in choices:
-                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        check_choices(self)
         self._check_numbers()
         if self.kind == "auto":
             self.kind = detect_kind(self.model)
@@ -93,7 +97,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        for name in ("max_wait_ms", "retries"):
+        for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms", "retries"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
                 raise ConfigError(f"{name} must be at least 0, got {value}")

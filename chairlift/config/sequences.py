@@ -1,30 +1,24 @@
 """Every setting of one model's engine, with its default, in one place."""
 
-from typing import Literal, get_args, get_origin
+from math import inf
+from typing import Annotated, Literal
 
 import msgspec
 
+from chairlift.config.choices import check_choices, one_of
+from chairlift.core.order import ORDERS
+from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.errors import ConfigError
-
-Strategy = Literal["none", "static", "dynamic", "continuous"]
-
-
-# Settings that only some strategies read.
-_READ_BY: dict[str, tuple[Strategy, ...]] = {
-    "batch_size": ("static", "dynamic"),
-    "max_wait_ms": ("dynamic",),
-    "max_num_seqs": ("continuous",),
-    "target_itl_ms": ("continuous",),
-}
 
 
 class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
 
-    `batch_size` belongs to the static and dynamic strategies, `max_wait_ms` to dynamic, `max_num_seqs` and
-    `target_itl_ms` to continuous; under another strategy only their defaults are accepted. `kv_cache_gb=None` and
+    `strategy` is a row of `POLICIES`, which says which settings have an effect under it; of `batch_size`,
+    `max_num_seqs`, `max_wait_ms` and the like others must be left at their defaults. `kv_cache_gb=None` and
     `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
-    most `background_step_ms`. Raises ConfigError naming the setting.
+    most `background_step_ms`. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is
+    "shortest", a token of prompt or output `order_ageing_ms`. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -32,13 +26,16 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ops: Literal["auto", "native", "reference"] = "auto"
-    strategy: Strategy = "continuous"
+    strategy: Annotated[str, one_of(POLICIES)] = "continuous"
     batch_size: int = 8
     max_wait_ms: float = 5.0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     target_itl_ms: float | None = None
     background_step_ms: float = 40.0
+    order: Annotated[str, one_of(ORDERS)] = "arrival"
+    order_ageing_ms: float = 1.0
+    priority_ageing_ms: float = 1000.0
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_gb: float | None = None
@@ -50,35 +47,33 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse contradictions and unknown choices by name."""
-        for field in msgspec.structs.fields(self):
-            choices, value = get_args(field.type), getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in choices:
-                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        check_choices(self)
         for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_wait_ms < 0:
-            raise ConfigError(f"max_wait_ms must not be negative, got {self.max_wait_ms}")
+        for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms", "background_step_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
         defaults = dict(zip(self.__struct_fields__[::-1], self.__struct_defaults__[::-1], strict=False))
-        for name, strategies in _READ_BY.items():
-            if self.strategy not in strategies and getattr(self, name) != defaults[name]:
+        for name, default in defaults.items():
+            strategies = readers_of(name)
+            if strategies and self.strategy not in strategies and getattr(self, name) != default:
                 raise ConfigError(
                     f"{name} has no effect under the {self.strategy} strategy: it belongs to "
                     f"{' and '.join(strategies)}; leave it out, or choose another strategy"
                 )
-        if self.max_num_batched_tokens < self.seats:
+        if self.max_num_batched_tokens < self.slots:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of seats "
-                f"({self.seats}), or a running sequence could get no token in a step"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of slots "
+                f"({self.slots}), or a running sequence could get no token in a step"
             )
 
     @property
-    def seats(self) -> int:
+    def slots(self) -> int:
         """The most sequences that may run at once under the chosen strategy."""
-        if self.strategy == "none":
-            return 1
-        return self.max_num_seqs if self.strategy == "continuous" else self.batch_size
+        setting = POLICIES[self.strategy].slots_setting
+        return 1 if setting is None else int(getattr(self, setting))

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from chairlift.config.flags import choices, dashed, holds_json
+from chairlift.config.choices import choices
+from chairlift.config.flags import dashed, holds_json
 from chairlift.config.items import ItemConfig, detect_kind
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
@@ -205,10 +206,14 @@ def _convert(name: str, given: _Given, kind: Any) -> Any:
             value = json.loads(value)
         except ValueError:
             raise ConfigError(f"{given.source}: must be JSON, got {value!r}") from None
+    words = choices(kind)
     try:
-        return msgspec.convert(value, kind, strict=given.typed)
+        converted = msgspec.convert(value, kind, strict=given.typed)
     except msgspec.ValidationError as error:
         problem = str(error).replace("`", "").lower()
-        if words := choices(kind):
-            problem = "must be one of " + ", ".join(words)
-        raise ConfigError(f"{given.source}: {problem}, got {given.value!r}") from None
+    else:
+        if not words or converted in words:
+            return converted
+    if words:
+        problem = "must be one of " + ", ".join(words)
+    raise ConfigError(f"{given.source}: {problem}, got {given.value!r}")

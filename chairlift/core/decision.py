@@ -8,10 +8,10 @@ import msgspec
 class Reason(enum.StrEnum):
     """The reason inside a `Decision`."""
 
-    BOARDED = "boarded"
+    ADMITTED = "admitted"
     RESUMED = "resumed"
     PREEMPTED = "preempted"
-    SEATS = "waiting_for_seats"
+    SLOTS = "waiting_for_slots"
     TOKENS = "waiting_for_tokens"
     ITL = "waiting_for_itl"
     BLOCKS = "waiting_for_blocks"
@@ -21,12 +21,12 @@ class Reason(enum.StrEnum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """One decision and its reason. A waiting one names the head of the line and speaks for all `count` that wait.
+    """One decision and its reason. A waiting one names the head of the queue and speaks for all `count` that wait.
 
-    Background requests have one of their own, which speaks for those who ride and get no tokens, too.
+    Background requests have one of their own, which speaks for those that run and get no tokens, too.
     """
 
-    why: Reason
+    reason: Reason
     request_id: str
     detail: str
     count: int = 1

@@ -1,4 +1,4 @@
-"""How work ends."""
+"""How work ends, whatever kind of work it is."""
 
 import enum
 from typing import Any
@@ -7,17 +7,40 @@ import msgspec
 
 
 class FinishReason(enum.StrEnum):
-    """Reason a request ended."""
+    """Reason why work is over: a sequence stops or has its length, an item is done or shed, and either may fail."""
 
     STOP = "stop"
     LENGTH = "length"
+    DONE = "done"
+    SHED = "shed"
     ABORT = "abort"
     ERROR = "error"
 
 
-class Finished(msgspec.Struct, frozen=True):
-    """A request that ended in this update. `detail` is the stop token's id, or the error's text."""
+class ShedReason(enum.StrEnum):
+    """Reason why work was not let in, or not kept."""
 
-    request_id: str
+    QUEUE_FULL = "queue_full"  # as many wait as may
+    QUEUE_SECONDS = "queue_seconds"  # more seconds of work wait than are allowed
+    DEADLINE = "deadline"  # it would not be done in time
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Work that is over and will not be heard of again.
+
+    `detail` is the stop token's id, an error's text, or what there is to say of one that was `shed`, and why.
+    """
+
+    id: str
     reason: FinishReason
     detail: Any = None
+    shed: ShedReason | None = None
+
+
+class Shed(Exception):
+    """Work that is refused for now, because of the load; `retry_after` is in seconds."""
+
+    def __init__(self, reason: ShedReason, detail: str, retry_after: float) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.retry_after = retry_after

@@ -15,8 +15,8 @@ import msgspec
 from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
 from chairlift.jobs.ledger import Ledger
+from chairlift.jobs.line_order import arrange
 from chairlift.jobs.lines import Line, LineError, Reader
-from chairlift.jobs.order import arrange
 from chairlift.jobs.records import LineUsage, answered, unanswered, usage_of
 from chairlift.jobs.replies import Client, Reply
 from chairlift.jobs.retry import Attempts, LineVerdict

@@ -36,6 +36,7 @@ from chairlift.ops.reference import ReferenceLinear
 MAX_HEAD_DIM = 256
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
+_NO_NORMS = native.HeadNormsStruct()
 
 
 class OneDnnLinear:
@@ -203,7 +204,8 @@ class CpuOps:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
         k, v = cache[:2]
         tokens = qkv.shape[0]
-        norms = native.HeadNormsStruct.of(q_norm, k_norm, heads, eps)
+        has_norms = q_norm is not None or k_norm is not None
+        norms = native.HeadNormsStruct.of(q_norm, k_norm, heads, eps) if has_norms else _NO_NORMS
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
             qkv.data_ptr(),

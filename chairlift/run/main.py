@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chairlift.config.flags import model_flags
 from chairlift.config.run import RunConfig, run_config
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import Settings, load
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     from chairlift.demo import demo_path
 
     config = run_config(args)
-    settings = for_throughput(load(vars(args), os.environ, Path.cwd(), str(demo_path())))
+    settings = for_throughput(load(model_flags(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
     logging.basicConfig(level=settings.server.log_level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = settings.server.log_level  # the workers' too
@@ -188,7 +189,7 @@ class _Run:
             self._job.id,
             self._options(plan),
             hopeless=functools.partial(_failure, models),
-            on_last=self._close_lines,
+            on_last=self._close_queues,
             on_answer=_noting(steps) if steps is not None else lambda line, usage: None,
         )
         resumed = f", going on after {before.done:,} lines" if before.done else ""
@@ -254,7 +255,7 @@ class _Run:
         model = self._hosts[0].served.config
         if len(self._hosts) > 1 or not isinstance(model, SequenceConfig) or model.strategy != "continuous":
             return None
-        return StaticSteps(model.seats)
+        return StaticSteps(model.slots)
 
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
@@ -293,9 +294,9 @@ class _Run:
             else:
                 self._total = count_newlines(self._config.input) - (self._config.format == "csv")
 
-    def _close_lines(self) -> None:
+    def _close_queues(self) -> None:
         for each in self._hosts:
-            each.close_line()
+            each.close_queue()
 
     async def _show(self, display: Display, executor: JobExecutor) -> None:
         while True:

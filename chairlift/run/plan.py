@@ -49,7 +49,7 @@ def plan_for(served: ServedModel, info: ItemInfo | None, max_waiting: int) -> Pl
 
 
 def _for_language_model(config: SequenceConfig, max_waiting: int) -> Plan:
-    slots = config.seats
+    slots = config.slots
     order: Order = "prefix" if config.enable_prefix_caching else "file"
     reason = f"{config.strategy}, {slots} slots"
     if config.strategy == "continuous":

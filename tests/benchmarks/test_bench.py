@@ -30,18 +30,18 @@ def test_equal_lengths_cost_static_nothing() -> None:
 def test_exponential_lengths_cost_static_about_h8() -> None:
     static, continuous = (figures(ride(s, "exponential:16", 400)) for s in ("static", "continuous"))
     assert static["steps"] / continuous["steps"] == pytest.approx(2.72, rel=0.15)
-    assert static["idle_seats_percent"] > continuous["idle_seats_percent"]
+    assert static["idle_slots_percent"] > continuous["idle_slots_percent"]
 
 
 def test_every_strategy_makes_the_same_tokens_and_never_overfills() -> None:
     for strategy in ("none", "static", "dynamic", "continuous"):
         run = ride(strategy, "uniform:1:20", 30, rate=400.0)
         assert all(life.finished >= life.first_token >= life.arrival for life in run.lives.values())
-        assert max(step.num_seqs for step in run.recorder.steps) <= run.seats
-        assert max(r.seat for r in run.recorder.rides.values()) < run.seats
+        assert max(step.num_seqs for step in run.recorder.steps) <= run.slots
+        assert max(r.slot for r in run.recorder.placements.values()) < run.slots
         row = figures(run)
         assert row["padding_percent"] == 0
-        assert row["kv_waste_slots"] <= 15
+        assert row["kv_waste_tokens"] <= 15
         assert strategy in table([row])
 
 

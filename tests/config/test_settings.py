@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from chairlift.cli import main
-from chairlift.config.flags import HELP, add_flags
+from chairlift.config.flags import HELP, add_flags, model_flags
 from chairlift.config.items import ItemConfig
+from chairlift.config.run import add_flags as add_run_flags
+from chairlift.config.run import run_config
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ModelConfig, Settings, Share, load
@@ -148,6 +150,16 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert (made.server.port, config.max_num_seqs, made.server.max_waiting) == (10, 12, 3)
 
 
+def test_the_order_of_a_run_is_its_own_and_a_models_comes_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text('order = "shortest"\n')
+    parser = argparse.ArgumentParser()
+    add_run_flags(parser)
+    args = parser.parse_args(["in.jsonl", "-o", "out.jsonl", "--order", "length", "--seed", "5"])
+    config = only(load(model_flags(args), {}, tmp_path, "m"))
+    assert isinstance(config, SequenceConfig)
+    assert (run_config(args).order, config.order, config.seed) == ("length", "shortest", 5)
+
+
 def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("port = 9\n")
     assert settings(tmp_path, "other.toml").server.port == 9
@@ -183,6 +195,7 @@ ODD: dict[str, Any] = {
     "quantization": "int8",
     "kv_cache_dtype": "int8",
     "strategy": "static",
+    "order": "shortest",
     "enable_prefix_caching": False,
     "bisect": False,
     "log_level": "debug",
@@ -233,6 +246,8 @@ def test_docs_name_every_setting() -> None:
         ("[engine]\nseed = 1", {}, "unknown key 'engine'"),
         ('port = "80"', {}, r"chairlift\.toml: port: expected int, got str, got '80'"),
         ("port =", {}, "not valid TOML"),
+        ('order = "longest"', {}, r"chairlift\.toml: order: must be one of arrival, shortest, got 'longest'"),
+        ("priority_ageing_ms = -1", {}, "priority_ageing_ms must not be negative"),
         ('strategy = "fast"', {}, "strategy: must be one of none, static, dynamic, continuous, got 'fast'"),
         ("", {"CHAIRLIFT_PORT": "many"}, "CHAIRLIFT_PORT: expected int"),
         ("", {"CHAIRLIFT_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),

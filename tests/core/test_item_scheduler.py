@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from chairlift.core.decision import Reason
-from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
+from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 
@@ -21,7 +22,7 @@ def scheduler(num_instances: int = 1, **limits: object) -> ItemScheduler:
 
 def fill(s: ItemScheduler, names: Iterable[object], now: float = 0.0, **fields: object) -> None:
     for name in names:
-        s.add(item(name, now, **fields), now)
+        s.add(item(name, now, **fields))
 
 
 def ids(batch: Batch | None) -> list[str]:
@@ -29,7 +30,7 @@ def ids(batch: Batch | None) -> list[str]:
     return [item.id for item in batch.items]
 
 
-def went_well(s: ItemScheduler, batch: Batch, now: float, seconds: float | None = None) -> list[Ended]:
+def went_well(s: ItemScheduler, batch: Batch, now: float, seconds: float | None = None) -> list[Finished]:
     seconds = now - batch.started if seconds is None else seconds
     return s.update(batch, BatchResult(seconds=seconds), now)
 
@@ -47,7 +48,7 @@ def trained(alpha: float, beta: float, **limits: object) -> ItemScheduler:
 
 def run_all(
     s: ItemScheduler, fails: Callable[[list[str]], Failure | None], now: float = 0.0
-) -> tuple[dict[str, Ended], list[int]]:
+) -> tuple[dict[str, Finished], list[int]]:
     """Run everything that waits, one call after the other; return how each ended, and the sizes of the calls."""
     ended, calls = {}, []
     while (batch := s.schedule(now)) is not None:
@@ -56,8 +57,8 @@ def run_all(
         now += 0.01
         outcome = BatchResult(seconds=0.01, failure=fails(names), detail="broke")
         for each in s.update(batch, outcome, now):
-            assert each.item.id not in ended
-            ended[each.item.id] = each
+            assert each.id not in ended
+            ended[each.id] = each
     return ended, calls
 
 
@@ -76,22 +77,22 @@ def test_a_batch_waits_for_its_window_and_no_longer() -> None:
     fill(s, "b", 1.005)
     assert s.schedule(1.005) is None
     assert s.ask_again == pytest.approx(1.01)
-    assert s.explain("b").why is Reason.WINDOW
+    assert s.explain("b").reason is Reason.WINDOW
     assert ids(s.schedule(s.ask_again)) == ["a", "b"]
     fill(s, "cde", 1.02)
     fill(s, "f", 1.02)
     assert s.schedule(1.02) is None, "the instance is busy"
-    assert s.explain("f").why is Reason.SEATS
+    assert s.explain("f").reason is Reason.SLOTS
 
 
-def test_a_full_batch_or_a_closed_line_does_not_wait() -> None:
+def test_a_full_batch_or_a_closed_queue_does_not_wait() -> None:
     s = scheduler(max_wait=9.0, max_batch_size=2)
     fill(s, "abc")
     batch = s.schedule(0.0)
     assert ids(batch) == ["a", "b"]
     went_well(s, batch, 0.1)
     assert s.schedule(0.1) is None
-    s.closed = True
+    s.close()
     assert ids(s.schedule(0.1)) == ["c"]
 
 
@@ -110,7 +111,7 @@ def test_shapes_neither_mix_nor_block_each_other() -> None:
     s = scheduler(num_instances=2, max_wait=0.01, max_batch_size=2)
     fill(s, "a", 0.0, shape_key="large")
     fill(s, "bc", 0.001, shape_key="small")
-    assert ids(s.schedule(0.001)) == ["b", "c"], "a full line does not wait for an older one's window"
+    assert ids(s.schedule(0.001)) == ["b", "c"], "a full queue does not wait for an older one's window"
     assert s.schedule(0.001) is None
     assert ids(s.schedule(0.01)) == ["a"]
 
@@ -125,7 +126,7 @@ def test_the_oldest_shape_goes_first() -> None:
 def test_max_batch_tokens_bounds_the_sum_and_lets_smaller_ones_fill_the_rest() -> None:
     s = scheduler(max_batch_tokens=10, max_passed_over=1)
     for name, size in zip("abcde", (6, 5, 4, 5, 5), strict=True):
-        s.add(item(name, size=size), 0.0)
+        s.add(item(name, size=size))
     first = s.schedule(0.0)
     assert ids(first) == ["a", "c"]
     assert (first.size, first.computed) == (10, 10)
@@ -135,22 +136,22 @@ def test_max_batch_tokens_bounds_the_sum_and_lets_smaller_ones_fill_the_rest() -
 
 def test_nobody_is_passed_over_more_often_than_is_allowed() -> None:
     s = scheduler(max_batch_tokens=10, max_passed_over=2)
-    s.add(item("first", size=4), 0.0)
-    s.add(item("wide", size=10), 0.0)
-    boarded = []
+    s.add(item("first", size=4))
+    s.add(item("wide", size=10))
+    taken = []
     for number in range(5):
         fill(s, (f"{number} {i}" for i in range(10)), 0.0)
         batch = s.schedule(float(number))
-        boarded.append("wide" in ids(batch))
+        taken.append("wide" in ids(batch))
         went_well(s, batch, number + 0.5)
-    assert boarded == [False, True, False, False, False], "the first of its line is never passed over"
+    assert taken == [False, True, False, False, False], "the first of its queue is never passed over"
 
 
 def test_priorities_overtake_by_their_ageing_and_no_further() -> None:
     s = scheduler(max_batch_size=1, priority_ageing=1.0)
-    s.add(item("patient", 0.0, priority=1), 0.0)
-    s.add(item("urgent", 0.9), 0.9)
-    s.add(item("late", 1.1), 1.1)
+    s.add(item("patient", 0.0, priority=1))
+    s.add(item("urgent", 0.9))
+    s.add(item("late", 1.1))
     order = []
     now = 2.0
     while (batch := s.schedule(now)) is not None:
@@ -158,6 +159,38 @@ def test_priorities_overtake_by_their_ageing_and_no_further() -> None:
         now += 1
         went_well(s, batch, now)
     assert order == ["urgent", "patient", "late"]
+
+
+def test_the_shortest_overtake_by_their_size_and_no_further() -> None:
+    s = scheduler(max_batch_size=1, order="shortest", order_ageing=0.1)
+    s.add(item("long", 0.0, size=20))
+    s.add(item("middle", 0.5, size=10))
+    s.add(item("short", 1.0, size=1))
+    s.add(item("late", 2.0, size=1))
+    order = []
+    now = 2.0
+    while (batch := s.schedule(now)) is not None:
+        order += ids(batch)
+        now += 1
+        went_well(s, batch, now)
+    assert order == ["short", "middle", "long", "late"]
+
+
+def test_who_is_overtaken_does_not_count_as_ahead() -> None:
+    refused = {}
+    for order in ("arrival", "shortest"):
+        s = trained(0.01, 0.001, max_batch_size=8, order=order)
+        fill(s, ["first"])
+        s.schedule(0.0)
+        fill(s, (f"long {number}" for number in range(64)), size=10)
+        s.add(item("small", deadline=10.0))
+        with pytest.raises(Shed):
+            s.add(item("large", size=10, deadline=0.2))
+        try:
+            s.add(item("small too", deadline=0.2))
+        except Shed as shed:
+            refused[order] = shed.reason
+    assert refused == {"arrival": ShedReason.DEADLINE}
 
 
 @pytest.mark.parametrize("window", [0, 8])
@@ -168,7 +201,7 @@ def test_sorting_by_length_saves_padding(window: int) -> None:
     for _ in range(200):
         while s.num_waiting < 256:
             count += 1
-            s.add(item(count, now, size=min(round(rng.lognormvariate(3.7, 0.9)) + 1, 512)), now)
+            s.add(item(count, now, size=min(round(rng.lognormvariate(3.7, 0.9)) + 1, 512)))
         batch = s.schedule(now)
         longest = max(item.size for item in batch.items) * len(batch.items)
         assert batch.computed == (longest if window else batch.size)
@@ -181,7 +214,7 @@ def test_sorting_by_length_saves_padding(window: int) -> None:
 
 def test_where_padding_costs_more_than_a_call_the_long_one_goes_alone() -> None:
     s = trained(0.001, 0.001, sort_window=4)
-    s.add(item("long", size=500), 0.0)
+    s.add(item("long", size=500))
     fill(s, "abcdefgh", 0.0, size=4)
     first = s.schedule(0.0)
     assert ids(first) == ["long"]
@@ -189,32 +222,32 @@ def test_where_padding_costs_more_than_a_call_the_long_one_goes_alone() -> None:
     assert len(ids(s.schedule(0.5))) == 8
 
 
-# The line
+# The queue
 
 
-def test_cancelled_items_leave_wherever_they_are() -> None:
+def test_aborted_items_leave_wherever_they_are() -> None:
     s = scheduler(max_batch_size=2)
     fill(s, "abcd")
     batch = s.schedule(0.0)
-    assert s.cancel("a")
-    assert not s.cancel("a")
-    assert s.cancel("c")
-    assert not s.cancel("nobody")
-    assert [each.item.id for each in went_well(s, batch, 0.1)] == ["b"]
+    assert s.abort("a")
+    assert not s.abort("a")
+    assert s.abort("c")
+    assert not s.abort("nobody")
+    assert [each.id for each in went_well(s, batch, 0.1)] == ["b"]
     assert ids(s.schedule(0.1)) == ["d"]
 
 
-def test_the_line_is_bounded_in_items_and_in_seconds() -> None:
+def test_the_queue_is_bounded_in_items_and_in_seconds() -> None:
     s = scheduler(max_waiting=3)
     fill(s, "abc")
     with pytest.raises(Shed, match="3 requests wait") as refused:
-        s.add(item("d"), 0.0)
+        s.add(item("d"))
     assert refused.value.reason is ShedReason.QUEUE_FULL
     s = trained(0.01, 0.01, max_batch_size=8, max_queue_seconds=0.17)
     fill(s, range(16))
     assert s.queue_seconds() == pytest.approx(0.18, rel=0.05)
     with pytest.raises(Shed, match="of work wait") as refused:
-        s.add(item("more"), 0.0)
+        s.add(item("more"))
     assert refused.value.reason is ShedReason.QUEUE_SECONDS
     assert 0 < refused.value.retry_after < 0.02
 
@@ -223,12 +256,12 @@ def test_what_can_never_run_is_an_error() -> None:
     s = scheduler(max_batch_tokens=5)
     fill(s, "a")
     with pytest.raises(ValueError, match="already in use"):
-        s.add(item("a"), 0.0)
+        s.add(item("a"))
     with pytest.raises(ValueError, match="max_batch_tokens"):
-        s.add(item("b", size=6), 0.0)
+        s.add(item("b", size=6))
     for size in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="positive"):
-            s.add(item("c", size=size), 0.0)
+            s.add(item("c", size=size))
 
 
 @pytest.mark.parametrize(
@@ -256,13 +289,13 @@ def test_an_item_that_can_not_be_in_time_is_refused_at_the_door() -> None:
     fill(s, "a")
     s.schedule(0.0)
     with pytest.raises(Shed, match="after its deadline") as refused:
-        s.add(item("b", 0.0, deadline=0.015), 0.0)
+        s.add(item("b", 0.0, deadline=0.015))
     assert refused.value.reason is ShedReason.DEADLINE
-    s.add(item("c", 0.0, deadline=0.025), 0.0)
+    s.add(item("c", 0.0, deadline=0.025))
     fill(s, range(100), 0.0)
     with pytest.raises(Shed):
-        s.add(item("d", 0.0, deadline=0.06), 0.0)
-    s.add(item("urgent", 0.0, deadline=0.06, priority=-1), 0.0)
+        s.add(item("d", 0.0, deadline=0.06))
+    s.add(item("urgent", 0.0, deadline=0.06, priority=-1))
     assert s.num_shed[ShedReason.DEADLINE] == 2
 
 
@@ -273,7 +306,7 @@ def test_a_batch_is_such_that_all_its_members_are_in_time() -> None:
     assert 1 < len(ids(batch)) <= 9
     assert batch.predicted <= 0.04
     for each in went_well(s, batch, 0.02 + batch.predicted):
-        assert each.verdict is Verdict.DONE
+        assert each.reason is FinishReason.DONE
 
 
 def test_under_overload_the_stale_are_dropped_for_a_full_batch_of_fresh_ones() -> None:
@@ -282,7 +315,7 @@ def test_under_overload_the_stale_are_dropped_for_a_full_batch_of_fresh_ones() -
     fill(s, range(62), 0.03)
     batch = s.schedule(0.037)
     dropped = s.take_dropped()
-    assert [each.item.id for each in dropped] == ["a", "b"]
+    assert [each.id for each in dropped] == ["a", "b"]
     assert {each.shed for each in dropped} == {ShedReason.DEADLINE}
     assert len(ids(batch)) == 32
 
@@ -291,11 +324,11 @@ def test_who_is_too_late_is_dropped_while_everything_is_busy() -> None:
     s = trained(0.01, 0.001)
     fill(s, "a")
     s.schedule(0.0)
-    s.add(item("b", deadline=0.05), 0.0)
+    s.add(item("b", deadline=0.05))
     assert s.schedule(0.0) is None
     assert s.ask_again == pytest.approx(0.04, abs=0.002)
     assert s.schedule(s.ask_again) is None
-    assert [each.item.id for each in s.take_dropped()] == ["b"]
+    assert [each.id for each in s.take_dropped()] == ["b"]
 
 
 def test_a_wrong_prediction_does_not_refuse_for_ever() -> None:
@@ -312,7 +345,7 @@ def test_a_wrong_prediction_does_not_refuse_for_ever() -> None:
         fill(s, [number], now)
         batch = s.schedule(now)
         now += 0.011
-        good += went_well(s, batch, now)[0].verdict is Verdict.DONE
+        good += went_well(s, batch, now)[0].reason is FinishReason.DONE
     assert good == 20
     assert batch.predicted == pytest.approx(0.011, rel=0.2)
 
@@ -326,7 +359,7 @@ def test_another_instance_may_take_whom_this_batch_leaves_out() -> None:
             batch = s.schedule(now)
             went_well(s, batch, now + 0.01 + 0.01 * count)
         now += 1
-    s.add(item("old", now, deadline=now + 0.05), now)
+    s.add(item("old", now, deadline=now + 0.05))
     fill(s, range(32), now)
     first, second = s.schedule(now), s.schedule(now)
     assert "old" in ids(first) + ids(second)
@@ -342,7 +375,7 @@ def test_one_poison_item_among_64_costs_12_calls_and_one_error(culprit: int) -> 
     fill(s, range(64))
     ended, calls = run_all(s, lambda names: Failure.RAISED if str(culprit) in names else None)
     assert len(ended) == 64
-    assert [name for name, each in ended.items() if each.verdict is not Verdict.DONE] == [str(culprit)]
+    assert [name for name, each in ended.items() if each.reason is not FinishReason.DONE] == [str(culprit)]
     assert ended[str(culprit)].detail == "broke"
     assert len(calls) - 1 <= 12
     assert s.num_bisections == 6
@@ -353,7 +386,7 @@ def test_halves_run_before_new_work() -> None:
     fill(s, "abcdef")
     batch = s.schedule(0.0)
     s.update(batch, BatchResult(seconds=0.1, failure=Failure.RAISED), 0.1)
-    assert s.explain("d").why is Reason.BATCH
+    assert s.explain("d").reason is Reason.BATCH
     assert "raised an error" in s.explain("d").detail
     assert ids(s.schedule(0.1)) == ["a", "b"]
 
@@ -362,7 +395,7 @@ def test_a_model_that_always_fails_is_not_asked_for_each_item() -> None:
     s = scheduler(max_batch_size=64)
     fill(s, range(64))
     ended, calls = run_all(s, lambda names: Failure.RAISED)
-    assert {each.verdict for each in ended.values()} == {Verdict.ERROR}
+    assert {each.reason for each in ended.values()} == {FinishReason.ERROR}
     assert len(calls) <= 1 + 8 * 6
     assert any("smaller batches of the same items failed as well" in each.detail for each in ended.values())
 
@@ -372,7 +405,7 @@ def test_four_culprits_are_found() -> None:
     fill(s, range(64))
     bad = {"3", "20", "40", "63"}
     ended, _ = run_all(s, lambda names: Failure.RAISED if bad & set(names) else None)
-    assert {name for name, each in ended.items() if each.verdict is Verdict.ERROR} == bad
+    assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
 
 
 def test_without_bisect_nothing_runs_twice() -> None:
@@ -380,17 +413,17 @@ def test_without_bisect_nothing_runs_twice() -> None:
     fill(s, "abcd")
     ended, calls = run_all(s, lambda names: Failure.RAISED)
     assert calls == [4]
-    assert {each.verdict for each in ended.values()} == {Verdict.ERROR}
+    assert {each.reason for each in ended.values()} == {FinishReason.ERROR}
 
 
 def test_errors_of_single_items_need_no_second_call() -> None:
     s = scheduler()
     fill(s, "abc")
     ended = s.update(s.schedule(0.0), BatchResult(seconds=0.1, errors={"b": "no such word"}), 0.1)
-    assert [(each.item.id, each.verdict, each.detail) for each in ended] == [
-        ("a", Verdict.DONE, ""),
-        ("b", Verdict.ERROR, "no such word"),
-        ("c", Verdict.DONE, ""),
+    assert [(each.id, each.reason, each.detail) for each in ended] == [
+        ("a", FinishReason.DONE, None),
+        ("b", FinishReason.ERROR, "no such word"),
+        ("c", FinishReason.DONE, None),
     ]
 
 
@@ -398,7 +431,7 @@ def test_out_of_memory_halves_the_batch_and_is_remembered() -> None:
     s = scheduler(max_batch_size=32)
     fill(s, range(128))
     ended, calls = run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 16 else None)
-    assert {each.verdict for each in ended.values()} == {Verdict.DONE}
+    assert {each.reason for each in ended.values()} == {FinishReason.DONE}
     assert calls == [32] + [16] * 8
 
 
@@ -406,7 +439,7 @@ def test_the_memory_limit_grows_back_and_is_more_patient_each_time() -> None:
     s = scheduler(max_batch_size=32, max_waiting=100_000)
     fill(s, range(20_000))
     ended, calls = run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 20 else None)
-    assert {each.verdict for each in ended.values()} == {Verdict.DONE}
+    assert {each.reason for each in ended.values()} == {FinishReason.DONE}
     assert max(calls[200:]) > 16, "it tries more again"
     assert sum(count > 20 for count in calls) <= 6, "but not often"
     assert calls.count(20) > len(calls) / 3
@@ -416,7 +449,7 @@ def test_an_item_that_alone_runs_out_of_memory_gets_the_error() -> None:
     s = scheduler(max_batch_size=8)
     fill(s, range(8))
     ended, _ = run_all(s, lambda names: Failure.OUT_OF_MEMORY if "5" in names else None)
-    assert [name for name, each in ended.items() if each.verdict is Verdict.ERROR] == ["5"]
+    assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == ["5"]
 
 
 def test_the_memory_limit_counts_size_so_that_small_items_are_not_held_back() -> None:
@@ -432,7 +465,7 @@ def test_an_item_that_kills_its_process_every_time_is_found(failure: Failure) ->
     s = scheduler(max_batch_size=64, retries=2)
     fill(s, range(64))
     ended, calls = run_all(s, lambda names: failure if "9" in names else None)
-    assert [name for name, each in ended.items() if each.verdict is Verdict.ERROR] == ["9"]
+    assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == ["9"]
     assert "calls" in ended["9"].detail
     assert len(calls) <= 1 + 12 + 2
 
@@ -440,10 +473,11 @@ def test_an_item_that_kills_its_process_every_time_is_found(failure: Failure) ->
 def test_an_item_alone_is_tried_again_as_often_as_allowed() -> None:
     for retries in (0, 1, 3):
         s = scheduler(retries=retries)
-        fill(s, "a")
+        only = item("a")
+        s.add(only)
         ended, calls = run_all(s, lambda names: Failure.DIED)
-        assert len(calls) == 1 + retries
-        assert ended["a"].item.attempts == 1 + retries
+        assert len(calls) == only.attempts == 1 + retries
+        assert ended["a"].reason is FinishReason.ERROR
 
 
 def test_an_instance_that_is_lost_gets_no_work_until_it_is_back() -> None:

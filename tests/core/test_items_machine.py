@@ -38,6 +38,8 @@ def draw_setup(dice: Dice) -> Setup:
         max_queue_seconds=pick(dice, (None, None, None, 0.05)),
         target_latency=target,
         default_timeout=pick(dice, (None, None, 0.03, 0.1, 1.0)),
+        order=pick(dice, ("arrival", "arrival", "shortest")),
+        order_ageing=pick(dice, (0.0, 0.001, 0.1)),
         priority_ageing=pick(dice, (0.0, 0.01, 1.0)),
         background_step=pick(dice, (0.001, 0.01, 0.06)),
         sort_window=pick(dice, (0, 0, 1, 4)),
@@ -71,11 +73,11 @@ def take_turn(dice: Dice, world: World) -> None:
         for _ in range(dice.integer(1, 6)):
             world.add(draw_item(dice, world))
     elif choice == 6 and world.guests:
-        world.cancel(pick(dice, list(world.guests)))
+        world.abort(pick(dice, list(world.guests)))
     elif choice == 7:
         world.now += pick(dice, (0.001, 0.01, 0.05))
     elif choice == 8:
-        world.cancel("nobody")
+        world.abort("nobody")
         number = dice.integer(0, world.setup.num_instances - 1)
         (world.bring_back if number in world.lost else world.lose)(number)
     elif choice == 9 and dice.integer(0, 7) == 0:

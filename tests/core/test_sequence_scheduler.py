@@ -17,17 +17,17 @@ PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4
 
 
 def world(*requests: Request, **setup: Any) -> World:
-    """A checked scheduler with 4 seats, 64 blocks of 4 tokens and 64 tokens a step, unless told otherwise."""
+    """A checked scheduler with 4 slots, 64 blocks of 4 tokens and 64 tokens a step, unless told otherwise."""
     made = World(Setup(**setup))
     for request in requests:
         assert made.add(request)
     return made
 
 
-def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step:
-    """Run one step that samples the same token for everyone due."""
+def go(w: World, token: int = 0, errors: dict[str, str] | None = None, seconds: float = 0.0) -> Step | None:
+    """Run one step that samples the same token for everyone due; None if nothing can run."""
     step = w.schedule()
-    if step.num_tokens:
+    if step is not None:
         w.now += seconds
         w.update({name: [token] for name in step.num_tokens}, errors or {})
     return step
@@ -37,7 +37,7 @@ def until(w: World, reason: Reason) -> Step:
     """Run steps up to the first with a decision for this reason."""
     for _ in range(50):
         step = go(w)
-        if any(decision.why is reason for decision in step.decisions):
+        if step is not None and any(decision.reason is reason for decision in step.decisions):
             return step
     raise AssertionError(f"nothing was {reason} in 50 steps")
 
@@ -45,7 +45,7 @@ def until(w: World, reason: Reason) -> Step:
 def why(w: World, name: str) -> Reason:
     decision = w.scheduler.explain(name)
     assert decision is not None
-    return decision.why
+    return decision.reason
 
 
 # One rule: each step gives tokens until what is computed meets what there is
@@ -61,7 +61,7 @@ def test_a_request_from_its_prompt_to_its_end() -> None:
 def test_a_stop_token_ends_a_request_but_not_before_min_tokens() -> None:
     w = world(make_request("a", 3, stop_ids=(7,), params=SamplingParams(max_tokens=None, min_tokens=2)))
     go(w, token=7)
-    assert w.rides
+    assert w.records
     go(w, token=7)
     assert w.answers[-1] == [Finished("a", FinishReason.STOP, 7)]
 
@@ -123,7 +123,7 @@ def test_a_prompt_that_is_cached_whole_still_computes_a_token() -> None:
 
 def test_generated_text_is_cached_too_so_a_next_turn_is_cheap() -> None:
     w = world(make_request("a", PREFIX[:6], max_tokens=6))
-    while w.rides:
+    while w.records:
         go(w, token=5)
     w.add(make_request("b", [*PREFIX[:6], 5, 5, 5, 5, 5, 5, 9]))
     # The last token that was generated never went through the model, so 11 of 12 are cached: two blocks.
@@ -207,7 +207,7 @@ def test_the_least_urgent_is_preempted_and_resumes_where_it_was() -> None:
     assert step.num_tokens == {"a": 1}
     assert step.released == ["b"]
     assert why(w, "b") is Reason.BLOCKS
-    made = w.rides["b"].tokens[4:]
+    made = w.records["b"].tokens[4:]
     assert made
     step = until(w, Reason.RESUMED)
     assert step.started[0].token_ids[4:] == made
@@ -215,7 +215,7 @@ def test_the_least_urgent_is_preempted_and_resumes_where_it_was() -> None:
     assert step.num_tokens["b"] == 4 + len(made) - step.started[0].num_computed_tokens
 
 
-def test_a_preemption_names_the_head_of_the_line_as_the_one_that_waits() -> None:
+def test_a_preemption_names_the_head_of_the_queue_as_the_one_that_waits() -> None:
     w = world(make_request("a", 4, 12), make_request("b", 4, 12, priority=5), num_blocks=4)
     go(w)
     w.add(make_request("urgent", 8, priority=1))
@@ -227,12 +227,12 @@ def test_a_preemption_names_the_head_of_the_line_as_the_one_that_waits() -> None
 # Reason a request waits
 
 
-def test_waiting_for_a_seat() -> None:
-    w = world(*(make_request(name, 3) for name in "abc"), seats=2)
+def test_waiting_for_a_slot() -> None:
+    w = world(*(make_request(name, 3) for name in "abc"), slots=2)
     go(w)
-    assert w.scheduler.explain("c") == Decision(Reason.SEATS, "c", "every seat was given in this step", 1)
+    assert w.scheduler.explain("c") == Decision(Reason.SLOTS, "c", "every slot was given in this step", 1)
     go(w)
-    assert w.scheduler.explain("c") == Decision(Reason.SEATS, "c", "all 2 seats are taken", 1)
+    assert w.scheduler.explain("c") == Decision(Reason.SLOTS, "c", "all 2 slots are taken", 1)
 
 
 def test_waiting_for_tokens() -> None:
@@ -252,7 +252,7 @@ def test_waiting_for_blocks_speaks_for_all_who_wait() -> None:
 
 def test_waiting_for_the_window() -> None:
     w = world(make_request("a", 3), strategy="dynamic", max_wait=2.0)
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.explain("a") == Decision(Reason.WINDOW, "a", "1 of 4 requests have come in a window of 2 s", 1)
     assert w.scheduler.ask_again == 2.0
 
@@ -269,18 +269,18 @@ def test_explain_one_who_runs_one_who_just_came_and_a_stranger() -> None:
     assert why(w, "a") is Reason.TOKENS
     w.now = 1.5
     go(w)
-    assert w.scheduler.explain("a") == Decision(Reason.BOARDED, "a", "runs since 1.500 s")
+    assert w.scheduler.explain("a") == Decision(Reason.ADMITTED, "a", "runs since 1.500 s")
     assert w.scheduler.explain("nobody") is None
 
 
 def test_explain_never_names_someone_who_left() -> None:
-    w = world(*(make_request(name, 3) for name in "abc"), seats=1)
+    w = world(*(make_request(name, 3) for name in "abc"), slots=1)
     go(w)
     w.abort("b")
     assert "b" not in w.scheduler.explain("c").detail.split()
 
 
-def test_boarding_says_what_it_gave() -> None:
+def test_an_admission_says_what_it_gave() -> None:
     w = world(make_request("a", [*PREFIX, 1]), make_request("b", [*PREFIX, 2]))
     details = [d.detail for d in go(w).decisions]
     assert details == ["9 of 9 tokens, 0 found in the prefix cache", "1 of 9 tokens, 8 found in the prefix cache"]
@@ -291,34 +291,35 @@ def test_boarding_says_what_it_gave() -> None:
 
 def test_none_runs_one_at_a_time() -> None:
     w = world(make_request("a", 3, 2), make_request("b", 3, 1), strategy="none")
-    assert [go(w).num_tokens for _ in range(4)] == [{"a": 3}, {"a": 1}, {"b": 3}, {}]
+    assert [go(w).num_tokens for _ in range(3)] == [{"a": 3}, {"a": 1}, {"b": 3}]
+    assert go(w) is None
 
 
-def test_continuous_boards_whenever_a_seat_is_free() -> None:
-    w = world(make_request("a", 3, 1), make_request("b", 3, 3), make_request("c", 3, 1), seats=2)
+def test_continuous_admits_whenever_a_slot_is_free() -> None:
+    w = world(make_request("a", 3, 1), make_request("b", 3, 3), make_request("c", 3, 1), slots=2)
     assert [go(w).num_tokens for _ in range(3)] == [{"a": 3, "b": 3}, {"b": 1, "c": 3}, {"b": 1}]
 
 
-def test_static_leaves_full_or_when_the_line_closes() -> None:
-    w = world(*(make_request(name, 3, 1) for name in "abc"), strategy="static", seats=2)
+def test_static_leaves_full_or_when_the_queue_closes() -> None:
+    w = world(*(make_request(name, 3, 1) for name in "abc"), strategy="static", slots=2)
     assert go(w).num_tokens == {"a": 3, "b": 3}
-    assert go(w).num_tokens == {}
-    w.close_line()
+    assert go(w) is None
+    w.close()
     assert go(w).num_tokens == {"c": 3}
 
 
-def test_a_closed_batch_runs_to_its_end_even_with_empty_seats() -> None:
-    w = world(make_request("a", 3, 1), make_request("b", 3, 3), strategy="static", seats=2)
+def test_a_closed_batch_runs_to_its_end_even_with_empty_slots() -> None:
+    w = world(make_request("a", 3, 1), make_request("b", 3, 3), strategy="static", slots=2)
     go(w)
     w.add(make_request("c", 3, 1))
     w.add(make_request("d", 3, 1))
     assert [go(w).num_tokens for _ in range(3)] == [{"b": 1}, {"b": 1}, {"c": 3, "d": 3}]
 
 
-def test_a_closed_batch_that_lacks_tokens_or_blocks_boards_its_own_members_first() -> None:
-    w = world(*(make_request(name, 6, 2) for name in "abc"), strategy="static", seats=3, max_num_batched_tokens=8)
+def test_a_closed_batch_that_lacks_tokens_or_blocks_starts_its_own_members_first() -> None:
+    w = world(*(make_request(name, 6, 2) for name in "abc"), strategy="static", slots=3, max_num_batched_tokens=8)
     w.add(make_request("urgent", 3, priority=-1))
-    # Bound by urgency when the car is free: the newcomer rides, c does not.
+    # Bound by urgency when the batch is empty: the newcomer is in it, c is not.
     assert go(w).num_tokens == {"urgent": 3, "a": 5}
     w.add(make_request("later", 3, priority=-2))
     assert go(w).num_tokens == {"urgent": 1, "a": 1, "b": 6}
@@ -328,20 +329,20 @@ def test_dynamic_counts_its_window_from_the_oldest_arrival() -> None:
     w = world(make_request("a", 3, 1, arrival=1.0, priority=5), strategy="dynamic", max_wait=2.0)
     w.now = 1.5
     w.add(make_request("b", 3, 1, arrival=1.5))
-    assert go(w).num_tokens == {}
+    assert go(w) is None
     assert w.scheduler.ask_again == 3.0
     w.now = 3.0
     assert go(w).num_tokens == {"b": 3, "a": 3}
 
 
 def test_dynamic_leaves_at_once_when_it_is_full() -> None:
-    w = world(make_request("a", 3), make_request("b", 3), strategy="dynamic", seats=2, max_wait=60.0)
+    w = world(make_request("a", 3), make_request("b", 3), strategy="dynamic", slots=2, max_wait=60.0)
     assert go(w).num_tokens == {"a": 3, "b": 3}
 
 
 def test_dynamic_is_late_bound() -> None:
-    """A window that passes while the car is away seals nothing: whoever has come by its return rides."""
-    w = world(make_request("a", 3, 1), strategy="dynamic", seats=3, max_wait=1.0)
+    """A window that passes while a batch runs seals nothing: whoever has come by its end is in the next."""
+    w = world(make_request("a", 3, 1), strategy="dynamic", slots=3, max_wait=1.0)
     w.now = 1.0
     w.schedule()
     w.add(make_request("b", 3, 1, arrival=1.1))
@@ -352,21 +353,53 @@ def test_dynamic_is_late_bound() -> None:
     assert go(w).num_tokens == {"d": 3, "b": 3, "c": 3}
 
 
-def test_priority_comes_before_arrival() -> None:
-    w = world(seats=1)
+def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
+    w = world(slots=1, priority_ageing=1.5)
     w.add(make_request("late", 2, 1, arrival=2.0))
     w.add(make_request("early", 2, 1, arrival=1.0))
     w.add(make_request("urgent", 2, 1, arrival=3.0, priority=-1))
     w.add(make_request("twin", 2, 1, arrival=1.0))
-    order = [next(iter(go(w).num_tokens)) for _ in range(4)]
-    assert order == ["urgent", "early", "twin", "late"]
+    w.add(make_request("dire", 2, 1, arrival=3.0, priority=-2))
+    order = [next(iter(go(w).num_tokens)) for _ in range(5)]
+    assert order == ["dire", "early", "twin", "urgent", "late"]
+
+
+def rounds_until_served(background: bool, **setup: Any) -> int:
+    """Steps of a second until a large request of low priority starts, while each brings a small urgent one."""
+    w = world(slots=1, **setup)
+    w.add(make_request("slow", 20, 1, priority=2, background=background))
+    for number in range(40):
+        w.add(make_request(f"r{number}", 2, 1, arrival=w.now, background=background))
+        step = go(w, seconds=1.0)
+        assert step is not None
+        if "slow" in step.num_tokens:
+            return number
+    raise AssertionError("it starves")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_nobody_starves(background: bool) -> None:
+    assert rounds_until_served(background, priority_ageing=4.0) == 8
+    assert rounds_until_served(background, priority_ageing=0.0) == 0
+    # 21 tokens against 3, at half a second each, besides two levels of priority.
+    assert rounds_until_served(background, priority_ageing=4.0, size_ageing=0.5) == 17
+
+
+def test_the_shortest_is_first_and_what_is_preempted_is_the_longest() -> None:
+    w = world(size_ageing=1.0, num_blocks=6, slots=2)
+    w.add(make_request("long", 4, 17))
+    w.add(make_request("middle", 4, 12))
+    w.add(make_request("short", 4, 3))
+    assert list(go(w).num_tokens) == ["short", "middle"]
+    step = until(w, Reason.PREEMPTED)
+    assert step.released[-1] == "long"
 
 
 # Leaving early, and never getting in
 
 
-def test_abort_frees_seat_and_blocks_at_once() -> None:
-    w = world(make_request("a", 9), make_request("b", 3), seats=1)
+def test_abort_frees_slot_and_blocks_at_once() -> None:
+    w = world(make_request("a", 9), make_request("b", 3), slots=1)
     go(w)
     w.abort("a")
     assert w.scheduler.pool.num_used == 0
@@ -393,7 +426,7 @@ def test_an_id_may_come_back_while_the_step_of_its_first_life_still_runs() -> No
         (make_request("a", []), "at least 1 token"),
         (make_request("a", 3, 0), "at least 1 token"),
         (make_request("a", 100, 29), "maximum context length is 128"),
-        (make_request("a", 30, 12), "40 slots"),
+        (make_request("a", 30, 12), "40 tokens"),
     ],
 )
 def test_what_can_never_be_served_is_refused(request_: Request, says: str) -> None:
@@ -405,7 +438,7 @@ def test_what_can_never_be_served_is_refused(request_: Request, says: str) -> No
 def test_what_just_fits_is_served_alone() -> None:
     # 41 tokens in 40 slots: the last token is never fed back.
     w = world(make_request("a", 30, 11), num_blocks=10)
-    while w.rides:
+    while w.records:
         go(w)
     assert w.answers[-1] == [Finished("a", FinishReason.LENGTH)]
 
@@ -435,7 +468,7 @@ def test_an_unknown_strategy_names_the_known_ones() -> None:
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32])
 def test_memory_wasted_is_half_a_block_a_sequence(block_size: int) -> None:
     rng = random.Random(block_size)
-    w = world(seats=16, block_size=block_size, num_blocks=4096 // block_size, max_model_len=256)
+    w = world(slots=16, block_size=block_size, num_blocks=4096 // block_size, max_model_len=256)
     wasted = []
     for number in range(600):
         if number % 3 == 0:
@@ -470,16 +503,16 @@ def test_prefix_hits_are_all_that_there_could_be(block_size: int, together: int)
     rng = random.Random(block_size)
     users = conversations(rng)
     waiting = [prompt for turn in zip(*users, strict=True) for prompt in rng.sample(turn, len(turn))]
-    w = world(block_size=block_size, num_blocks=10_000, max_num_batched_tokens=200, seats=together)
+    w = world(block_size=block_size, num_blocks=10_000, max_num_batched_tokens=200, slots=together)
     computed: set[tuple[int, ...]] = set()
     hits = 0
     for number, prompt in enumerate(waiting):
         w.add(make_request(f"r{number}", prompt, rng.randrange(1, 9), arrival=float(number)))
-        while len(w.rides) == together or (w.rides and number == len(waiting) - 1):
+        while len(w.records) == together or (w.records and number == len(waiting) - 1):
             step = w.schedule()
             starts = {start.request.id: start for start in step.started}
             for name, count in step.num_tokens.items():
-                tokens = w.rides[name].tokens
+                tokens = w.records[name].tokens
                 done = w.runner.computed[name]
                 if name in starts:
                     most = (len(tokens) - 1) // block_size

@@ -53,9 +53,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.add(draw_request(HypothesisDice(data), self.world, self.prompts, self.vocab))
 
     @rule(data=st.data())
-    @precondition(lambda self: self.world.rides)
+    @precondition(lambda self: self.world.records)
     def abort(self, data: st.DataObject) -> None:
-        self.world.abort(pick(HypothesisDice(data), list(self.world.rides)))
+        self.world.abort(pick(HypothesisDice(data), list(self.world.records)))
 
     @rule()
     def abort_unknown(self) -> None:
@@ -70,9 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.now += seconds
 
     @rule()
-    @precondition(lambda self: not self.world.scheduler.line.closed)
-    def close_line(self) -> None:
-        self.world.close_line()
+    @precondition(lambda self: not self.world.scheduler.waiting.closed)
+    def close(self) -> None:
+        self.world.close()
 
     def teardown(self) -> None:
         if self.world is not None and self.world.in_flight is None:
@@ -95,10 +95,10 @@ def count_events(world: World, seen: Counter[str]) -> None:
     seen[world.setup.strategy] += 1
     for answer in world.answers:
         if isinstance(answer, Step):
-            seen["steps"] += bool(answer.num_tokens)
+            seen["steps"] += 1
             seen["prefix hits"] += sum(start.num_computed_tokens > 0 for start in answer.started)
-            seen.update(decision.why.value for decision in answer.decisions)
-            seen["background seats lost"] += sum("its seat" in decision.detail for decision in answer.decisions)
+            seen.update(decision.reason.value for decision in answer.decisions)
+            seen["background slots lost"] += sum("its slot" in decision.detail for decision in answer.decisions)
             seen["background blocks lost"] += sum("its blocks" in decision.detail for decision in answer.decisions)
         elif isinstance(answer, list):
             seen.update(end.reason.value for end in answer)
@@ -130,7 +130,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
     assert seen["histories"] == len(seeds)
     if len(seeds) >= 1000:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
-        kinds += ("waiting_for_itl", "waiting_for_live", "background seats lost", "background blocks lost")
+        kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 

@@ -1,4 +1,4 @@
-"""Background requests to a decoder: they ride in empty seats, yield at once, and come to the same text."""
+"""Background requests to a decoder: they record in empty slots, yield at once, and come to the same text."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import TurnOver, TurnWanted
-from chairlift.engine.sequences.turn import Turn
+from chairlift.engine.sequences.worker import Turn
 from chairlift.errors import QueueFull
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=None)
 
 
 def world(*requests: Request, **setup: Any) -> World:
-    """A checked scheduler with 4 seats, 64 blocks of 4 tokens and 64 tokens a step, unless told otherwise."""
+    """A checked scheduler with 4 slots, 64 blocks of 4 tokens and 64 tokens a step, unless told otherwise."""
     made = World(Setup(**setup))
     for request in requests:
         assert made.add(request)
@@ -37,9 +37,9 @@ def later(id: str, prompt: Any, max_tokens: int = 8, **fields: Any) -> Request:
     return make_request(id, prompt, max_tokens, background=True, **fields)
 
 
-def go(w: World, yields: bool = False) -> Step:
+def go(w: World, yields: bool = False) -> Step | None:
     step = w.schedule(yields)
-    if step.num_tokens:
+    if step is not None:
         w.update({name: [0] for name in step.num_tokens}, {})
     return step
 
@@ -47,29 +47,29 @@ def go(w: World, yields: bool = False) -> Step:
 def why(w: World, name: str) -> Reason:
     decision = w.scheduler.explain(name)
     assert decision is not None
-    return decision.why
+    return decision.reason
 
 
 # Who goes first
 
 
-def test_live_requests_board_first_whatever_their_priorities() -> None:
+def test_live_requests_are_admitted_first_whatever_their_priorities() -> None:
     w = world(later("job", 5, priority=-9), make_request("a", 5, priority=9))
     assert go(w).num_tokens == {"a": 5}
     assert why(w, "job") is Reason.LIVE
 
 
-def test_a_prompt_pauses_background_riders_who_keep_their_blocks() -> None:
+def test_a_prompt_pauses_background_requests_which_keep_their_blocks() -> None:
     w = world(later("job", 6), max_num_batched_tokens=10)
     go(w)
     w.add(make_request("a", 25))
-    (rider,) = w.scheduler.background.riding
-    table = list(rider.block_table)
+    (job,) = w.scheduler.background.running
+    table = list(job.block_table)
     assert [go(w).num_tokens for _ in range(2)] == [{"a": 10}, {"a": 10}]
-    assert (why(w, "job"), rider.block_table) == (Reason.LIVE, table)
+    assert (why(w, "job"), job.block_table) == (Reason.LIVE, table)
     assert go(w).num_tokens == {"a": 5}
     assert go(w).num_tokens == {"a": 1, "job": 1}
-    assert why(w, "job") is Reason.BOARDED
+    assert why(w, "job") is Reason.ADMITTED
 
 
 def test_a_prompt_of_which_one_token_is_left_still_goes_alone() -> None:
@@ -79,14 +79,14 @@ def test_a_prompt_of_which_one_token_is_left_still_goes_alone() -> None:
     assert [go(w).num_tokens for _ in range(3)] == [{"a": 10}, {"a": 1}, {"a": 1, "job": 1}]
 
 
-def test_nobody_boards_in_the_background_while_a_live_request_waits() -> None:
+def test_nobody_is_admitted_in_the_background_while_a_live_request_waits() -> None:
     w = world(make_request("a", 4), make_request("b", 4), later("job", 4), strategy="none")
     go(w)
-    assert [why(w, name) for name in ("a", "b", "job")] == [Reason.BOARDED, Reason.SEATS, Reason.LIVE]
+    assert [why(w, name) for name in ("a", "b", "job")] == [Reason.ADMITTED, Reason.SLOTS, Reason.LIVE]
 
 
 def test_they_ride_while_live_ones_only_wait_for_company() -> None:
-    w = world(make_request("a", 4), later("job", 4), strategy="static", seats=2)
+    w = world(make_request("a", 4), later("job", 4), strategy="static", slots=2)
     assert go(w).num_tokens == {"job": 4}
     assert why(w, "a") is Reason.BATCH
 
@@ -102,8 +102,8 @@ def test_another_models_live_requests_come_first_too() -> None:
 # Places
 
 
-def test_the_youngest_gives_up_its_seat_and_finds_its_prefix_again() -> None:
-    w = world(later("old", 9), later("young", 9), seats=2)
+def test_the_youngest_gives_up_its_slot_and_finds_its_prefix_again() -> None:
+    w = world(later("old", 9), later("young", 9), slots=2)
     go(w)
     w.add(make_request("a", 9, max_tokens=2))
     step = go(w)
@@ -122,7 +122,7 @@ def test_a_live_request_takes_the_blocks_it_needs_and_no_more() -> None:
     go(w)
     w.add(make_request("a", 12, max_tokens=1))
     assert go(w).num_tokens == {"a": 12}
-    assert [s.id for s in w.scheduler.background.riding] == ["old"]
+    assert [s.id for s in w.scheduler.background.running] == ["old"]
 
 
 def test_a_decoding_live_request_takes_a_block_rather_than_wait() -> None:
@@ -137,14 +137,14 @@ def test_a_decoding_live_request_takes_a_block_rather_than_wait() -> None:
     assert go(w).num_tokens == {"job": 4}, "but for the block that is still there"
 
 
-def test_a_live_batch_puts_background_riders_off_and_they_come_back() -> None:
-    w = world(later("one", 4, max_tokens=20), later("two", 4, max_tokens=20), strategy="static", seats=2)
+def test_a_live_batch_puts_background_requests_off_and_they_come_back() -> None:
+    w = world(later("one", 4, max_tokens=20), later("two", 4, max_tokens=20), strategy="static", slots=2)
     go(w)
     w.add(make_request("a", 4, max_tokens=2))
     assert go(w).num_tokens == {"one": 1, "two": 1}
     w.add(make_request("b", 4, max_tokens=2))
     assert go(w).num_tokens == {"a": 4, "b": 4}
-    assert not w.scheduler.background.riding
+    assert not w.scheduler.background.running
     go(w)
     assert go(w).num_tokens.keys() == {"one", "two"}
 
@@ -159,13 +159,13 @@ def test_who_gets_no_token_goes_first_in_the_next_step() -> None:
     assert [list(go(w).num_tokens) for _ in range(4)] == [["a", "b"], ["c", "a"], ["b", "c"], ["a", "b"]]
 
 
-def test_whoever_waits_for_a_seat_does_not_board_while_a_rider_gets_nothing() -> None:
+def test_whoever_waits_for_a_slot_is_not_admitted_while_one_that_runs_gets_nothing() -> None:
     w = world(later("a", 1), later("b", 1), later("c", 1), max_num_batched_tokens=2)
     go(w)
     assert why(w, "c") is Reason.TOKENS
     w.scheduler.max_num_batched_tokens = 1
     go(w)
-    assert "c" in {name for name in w.rides if why(w, name) is Reason.TOKENS}
+    assert "c" in {name for name in w.records if why(w, name) is Reason.TOKENS}
 
 
 def test_before_any_step_was_timed_one_holds_few_tokens() -> None:
@@ -214,7 +214,7 @@ def jobs(background: bool, count: int = 10) -> list[Request]:
 
 
 def run(engine: Engine, alone: list[Request], among: list[Request]) -> dict[str, list[int]]:
-    """Serve all; those `among` come one by one while the others ride."""
+    """Serve all; those `among` come one by one while the others record."""
     made: dict[str, list[int]] = {request.id: [] for request in alone + among}
     for request in alone:
         engine.add(request)
@@ -258,10 +258,10 @@ def test_paused_and_preempted_requests_make_the_tokens_of_an_undisturbed_run(kv_
     pauses = 0
     schedule = engine.scheduler.schedule
 
-    def counting(now: float, yields: bool = False) -> Step:
+    def counting(now: float, yields: bool = False) -> Step | None:
         nonlocal pauses
         step = schedule(now, yields)
-        pauses += any(decision.why is Reason.LIVE for decision in step.decisions)
+        pauses += step is not None and any(decision.reason is Reason.LIVE for decision in step.decisions)
         return step
 
     engine.scheduler.schedule = counting  # type: ignore[method-assign]
@@ -272,7 +272,7 @@ def test_paused_and_preempted_requests_make_the_tokens_of_an_undisturbed_run(kv_
     assert engine.scheduler.num_preemptions > 0
 
 
-# The line, and the machine
+# The queue, and the machine
 
 
 def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: Any) -> None:
@@ -290,7 +290,7 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
 
 
 @pytest.mark.processes
-def test_neither_takes_the_others_places_in_line() -> None:
+def test_neither_takes_the_others_places_in_the_queue() -> None:
     def request(name: str, background: bool) -> Request:
         return Request(
             id=name,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from chairlift.core.decision import Reason
-from chairlift.core.items.item import Failure, ShedReason
+from chairlift.core.finished import ShedReason
+from chairlift.core.items.item import Failure
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallFailed, CallResult
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
@@ -76,7 +77,7 @@ def test_what_is_submitted_in_one_turn_shares_a_batch() -> None:
     run(main)
 
 
-def test_who_comes_while_all_are_busy_boards_next_and_two_executors_share_the_work() -> None:
+def test_who_comes_while_all_are_busy_is_next_and_two_executors_share_the_work() -> None:
     async def main() -> None:
         executors = [Gate(is_open=False), Gate(is_open=False)]
         dispatcher = Dispatcher(BatchLimits(max_batch_size=2), executors)
@@ -84,7 +85,7 @@ def test_who_comes_while_all_are_busy_boards_next_and_two_executors_share_the_wo
         await turns()
         assert executors[0].calls + executors[1].calls == [["a", "b"], ["c", "d"]]
         futures.append(dispatcher.submit("f"))
-        assert dispatcher.explain(futures[-1]).why is Reason.SEATS
+        assert dispatcher.explain(futures[-1]).reason is Reason.SLOTS
         executors[1].is_open.set()
         await turns()
         assert executors[1].calls == [["c", "d"], ["e", "f"]]

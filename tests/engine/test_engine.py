@@ -23,8 +23,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=None)
 
 def config(**settings: Any) -> SequenceConfig:
     given = {"model": str(model_folder()), "max_model_len": 400, "kv_cache_gb": 0.01}
-    seats = {"max_num_seqs": 8} if settings.get("strategy", "continuous") == "continuous" else {}
-    return SequenceConfig(**(given | seats | settings))
+    slots = {"max_num_seqs": 8} if settings.get("strategy", "continuous") == "continuous" else {}
+    return SequenceConfig(**(given | slots | settings))
 
 
 def requests(count: int = 12, seed: int = 0, params: SamplingParams = GREEDY) -> list[Request]:
@@ -48,7 +48,7 @@ def run(engine: Engine, jobs: Iterable[Request]) -> dict[str, list[int]]:
     for job in jobs:
         engine.add(job)
         tokens[job.id] = []
-    engine.close_line()
+    engine.close_queue()
     while engine.num_unfinished:
         output = engine.step()
         assert output is not None

@@ -1,4 +1,4 @@
-"""A line in front of real worker processes: what one caller's item, or a kill, does to all the others."""
+"""A dispatcher in front of real worker processes: what one caller's item, or a kill, does to all the others."""
 
 import asyncio
 import contextlib
@@ -24,22 +24,22 @@ MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 
 class Served:
-    """Executors and the line in front of them; counts calls, and how they failed."""
+    """Executors and the dispatcher in front of them; counts calls, and how they failed."""
 
     def __init__(self, config: ItemConfig, limits: BatchLimits) -> None:
         self.executors = [ProcessExecutor(config, self._on_ready(n)) for n in range(config.instances)]
-        self.line = Dispatcher(limits, self.executors, on_batch=lambda batch, outcome: self.seen(outcome.failure))
+        self.dispatcher = Dispatcher(limits, self.executors, on_batch=lambda batch, outcome: self.seen(outcome.failure))
         self.calls: list[Failure | None] = []
 
     def _on_ready(self, number: int) -> Any:
-        return lambda ready: (self.line.instance_back if ready else self.line.instance_lost)(number)
+        return lambda ready: (self.dispatcher.instance_back if ready else self.dispatcher.instance_lost)(number)
 
     def seen(self, failure: Failure | None) -> None:
         self.calls.append(failure)
 
     async def ask(self, payloads: list[Any]) -> list[Any]:
         """Results or exceptions, all asked for at once."""
-        futures = [self.line.submit(payload) for payload in payloads]
+        futures = [self.dispatcher.submit(payload) for payload in payloads]
         answers = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
         return [answer if isinstance(answer, BaseException) else answer.value for answer in answers]
 
@@ -53,7 +53,7 @@ async def serving(name: str, limits: BatchLimits, **settings: Any) -> AsyncItera
             await asyncio.gather(*(executor.wait_ready() for executor in served.executors))
             yield served
     finally:
-        await served.line.close()
+        await served.dispatcher.close()
         await asyncio.gather(*(executor.stop() for executor in served.executors))
 
 
@@ -112,7 +112,7 @@ def test_killed_twenty_times_under_load(instances: int) -> None:
             async def caller(number: int) -> None:
                 while not finished.is_set():
                     try:
-                        answer = await served.line.submit(number)
+                        answer = await served.dispatcher.submit(number)
                         outcomes.append("answered" if answer.value == number + 1 else "wrong")
                     except ChairliftError as error:
                         outcomes.append(type(error).__name__)
@@ -143,9 +143,9 @@ def test_streams_reach_their_callers_through_the_line() -> None:
         async with serving("Counts", BatchLimits(max_batch_size=4)) as served:
             parts: dict[int, list[int]] = {2: [], 3: []}
             futures = [
-                served.line.submit(2, on_part=lambda part: parts[2].append(int(part[0]))),
-                served.line.submit(3, on_part=lambda part: parts[3].append(int(part[0]))),
-                served.line.submit(1),
+                served.dispatcher.submit(2, on_part=lambda part: parts[2].append(int(part[0]))),
+                served.dispatcher.submit(3, on_part=lambda part: parts[3].append(int(part[0]))),
+                served.dispatcher.submit(1),
             ]
             answers = await asyncio.gather(*futures)
             assert parts == {2: [0, 1], 3: [0, 1, 2]}

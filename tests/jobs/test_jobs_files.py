@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
-from chairlift.jobs.order import arrange
+from chairlift.jobs.line_order import arrange
 from chairlift.jobs.progress import Progress
 from chairlift.jobs.results import ResultFile
 from chairlift.jobs.store import Checkpoint, Counts, Job, Store, StoredFile

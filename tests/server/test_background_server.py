@@ -172,7 +172,7 @@ def test_a_line_takes_live_items_first_and_counts_apart() -> None:
             dispatcher.submit("live-3")
         decision = dispatcher.explain(later[0])
         assert decision is not None
-        assert decision.why is Reason.LIVE
+        assert decision.reason is Reason.LIVE
         release.set()
         await asyncio.gather(first, *later, *live)
         assert calls == [["live-0"], ["live-1", "live-2"], ["job-0", "job-1"]]

@@ -45,7 +45,7 @@ def test_engine_numbers() -> None:
     assert seen["chairlift_requests_running",] == 3
     assert seen["chairlift_requests_waiting",] == 2
     reasons = {key[1]: value for key, value in seen.items() if key[0] == "chairlift_requests_waiting_by_reason"}
-    assert reasons == {"seats": 0, "tokens": 0, "itl": 0, "blocks": 2, "window": 0, "batch": 0}
+    assert reasons == {"slots": 0, "tokens": 0, "itl": 0, "blocks": 2, "window": 0, "batch": 0}
     assert seen["chairlift_kv_usage_ratio",] == 0.25
     assert seen["chairlift_preemptions_total",] == 3
     assert seen["chairlift_step_requests_sum",] == 4

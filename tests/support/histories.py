@@ -43,18 +43,20 @@ def draw_setup(dice: Dice) -> Setup:
     block_size = pick(dice, (1, 1, 2, 2, 3, 4, 5, 8, 16))
     max_model_len = dice.integer(4, 40)
     longest = -(-(max_model_len - 1) // block_size)
-    seats = dice.integer(1, 8)
+    slots = dice.integer(1, 8)
     return Setup(
         strategy=pick(dice, ("continuous",) * 4 + ("dynamic", "static") * 2 + ("none",)),
-        seats=seats,
+        slots=slots,
         max_wait=pick(dice, (0.0, 1.0, 3.0)),
         block_size=block_size,
         num_blocks=max(1, longest * pick(dice, (2, 3, 3, 4, 6, 12)) // 3),
-        max_num_batched_tokens=seats + pick(dice, (0, 1, 4, 16, 64)),
+        max_num_batched_tokens=slots + pick(dice, (0, 1, 4, 16, 64)),
         max_model_len=max_model_len,
         prefix_caching=dice.integer(0, 3) > 0,
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
         background=pick(dice, (None, dice.integer(0, 2**16), 0.02)),
+        priority_ageing=pick(dice, (0.0, 0.5, 1.0, 1e6)),
+        size_ageing=pick(dice, (None, None, None, 0.01, 1.0)),
     )
 
 
@@ -96,7 +98,7 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
 def take_step(dice: Dice, world: World) -> None:
     """Schedule, compute, and hand in the result; now and then something fails, or someone aborts meanwhile."""
     step = world.schedule(yields=dice.integer(0, 9) == 0)
-    if not step.num_tokens:
+    if step is None:
         return
     world.now += dice.integer(0, 4) / 4
     rng = random.Random(dice.integer(0, 2**16))
@@ -108,8 +110,8 @@ def take_step(dice: Dice, world: World) -> None:
     elif luck <= 3:
         errors = {pick(dice, list(step.num_tokens)): "this request failed"}
     if dice.integer(0, 11) == 0:
-        aborts.append(pick(dice, list(world.rides)))
-    returning = aborts and dice.integer(0, 2) == 0 and world.rides[aborts[0]].request
+        aborts.append(pick(dice, list(world.records)))
+    returning = aborts and dice.integer(0, 2) == 0 and world.records[aborts[0]].request
     tokens = world.sample(rng, 3 if luck == 39 else 1, vocab)
     if returning:
         # Aborted and sent anew under the same id, all while the step ran.
@@ -132,11 +134,11 @@ def run_history(rng: random.Random, num_calls: int) -> World:
         if choice <= 4:
             world.add(draw_request(dice, world, prompts, vocab))
         elif choice == 5:
-            world.abort(f"r{dice.integer(0, 19)}" if not world.rides else pick(dice, list(world.rides)))
+            world.abort(f"r{dice.integer(0, 19)}" if not world.records else pick(dice, list(world.records)))
         elif choice == 6:
             world.now += pick(dice, (0.25, 1.0, 5.0))
         elif choice == 7 and dice.integer(0, 5) == 0:
-            world.close_line()
+            world.close()
         else:
             take_step(dice, world)
     world.drain(rng)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
+from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 
@@ -55,7 +56,7 @@ class World:
         self._serial = 0
 
     def add(self, item: Item) -> None:
-        self._record("add", item, self.now)
+        self._record("add", item)
         limits = self.limits
         most = limits.max_batch_tokens
         wrong = item.id in self.guests or item.size <= 0 or (most is not None and item.size > most)
@@ -64,7 +65,7 @@ class World:
         given = copy.copy(item)
         refusal: Shed | ValueError | None = None
         try:
-            self.scheduler.add(given, self.now)
+            self.scheduler.add(given)
         except (Shed, ValueError) as error:
             refusal = error
         assert isinstance(refusal, ValueError) == wrong
@@ -81,20 +82,23 @@ class World:
         assert not full
         self.answers.append(None)
         self._serial += 1
-        rank = (item.arrival + item.priority * limits.priority_ageing, self._serial)
+        moment = item.arrival + item.priority * limits.priority_ageing
+        if limits.order == "shortest":
+            moment += item.size * limits.order_ageing
+        rank = (moment, self._serial)
         self.guests[item.id] = Guest(given, rank)
         self.added[item.id] += 1
         self.check()
 
-    def cancel(self, item_id: str) -> None:
-        self._record("cancel", item_id)
+    def abort(self, item_id: str) -> None:
+        self._record("abort", item_id)
         guest = self.guests.get(item_id)
-        known = guest is not None and guest.state != "cancelled"
-        assert self.scheduler.cancel(item_id) is known
+        known = guest is not None and guest.state != "aborted"
+        assert self.scheduler.abort(item_id) is known
         self.answers.append(known)
         if guest is not None and known:
             if guest.state == "running":
-                guest.state = "cancelled"
+                guest.state = "aborted"
             else:
                 self._end(item_id)
         self.check()
@@ -102,14 +106,16 @@ class World:
     def schedule(self) -> Batch | None:
         self._record("schedule", self.now)
         batch = self.scheduler.schedule(self.now)
-        dropped = self.scheduler.take_dropped()
+        dropped, gone = self.scheduler.take_dropped(), []
         for ended in dropped:
-            assert ended.verdict is Verdict.SHED
+            guest = self.guests[ended.id]
+            assert ended.reason is FinishReason.SHED
             assert ended.shed is ShedReason.DEADLINE
-            assert ended.item.deadline is not None
-            assert self.guests[ended.item.id].state != "running"
+            assert guest.item.deadline is not None
+            assert guest.state != "running"
             self.seen["dropped"] += 1
-            self._end(ended.item.id)
+            gone.append(guest.item)
+            self._end(ended.id)
         self.answers.append((told(batch), [msgspec.to_builtins(each) for each in dropped], self.scheduler.ask_again))
         free = [n for n in self.scheduler.instances if n not in self.lost and n not in self.running]
         if batch is None:
@@ -122,11 +128,11 @@ class World:
             if self.scheduler.ask_again is not None:
                 assert self.scheduler.ask_again > self.now, "the engine would spin"
         elif batch.ahead:
-            self._check_ahead(batch, free, [ended.item for ended in dropped])
+            self._check_ahead(batch, free, gone)
             self.following[batch.instance] = batch
         else:
             assert batch.instance in free
-            self._check_batch(batch, [ended.item for ended in dropped], self.now)
+            self._check_batch(batch, gone, self.now)
             self.running[batch.instance] = batch
         self.check()
         return batch
@@ -231,14 +237,14 @@ class World:
             if batch.instance in self.following:
                 self.running[batch.instance] = self.following.pop(batch.instance)
         self.seen[failure or "went well"] += 1
-        told_ids = {each.item.id for each in ended}
+        told_ids = {each.id for each in ended}
         assert len(told_ids) == len(ended)
         for each in ended:
-            assert self.guests[each.item.id].state == "running"
+            assert self.guests[each.id].state == "running"
             self._check_end(each, batch, failure, errors)
         for item in batch.items:
-            if self.guests[item.id].state == "cancelled" or item.id in told_ids:
-                assert self.guests[item.id].state != "cancelled" or item.id not in told_ids
+            if self.guests[item.id].state == "aborted" or item.id in told_ids:
+                assert self.guests[item.id].state != "aborted" or item.id not in told_ids
                 self._end(item.id)
             elif failure is Failure.UNTRIED:
                 self._return(self.guests[item.id])
@@ -254,15 +260,15 @@ class World:
         self._serial += 1
         guest.state, guest.rank, guest.passed_over = "waiting", (guest.rank[0], self._serial), 0
 
-    def _check_end(self, ended: Ended, batch: Batch, failure: Failure | None, errors: dict[str, str]) -> None:
-        self.seen[ended.verdict] += 1
+    def _check_end(self, ended: Finished, batch: Batch, failure: Failure | None, errors: dict[str, str]) -> None:
+        self.seen[ended.reason] += 1
         if failure is None:
-            assert ended.verdict is (Verdict.ERROR if ended.item.id in errors else Verdict.DONE)
+            assert ended.reason is (FinishReason.ERROR if ended.id in errors else FinishReason.DONE)
             return
-        assert ended.verdict is Verdict.ERROR
+        assert ended.reason is FinishReason.ERROR
         assert ended.detail.startswith("broke")
         if self.setup.culprits is not None:
-            assert ended.item.id in self.setup.culprits or not self.limits.bisect, "an innocent item failed"
+            assert ended.id in self.setup.culprits or not self.limits.bisect, "an innocent item failed"
 
     def lose(self, number: int) -> None:
         self._record("lose", number)
@@ -278,7 +284,7 @@ class World:
 
     def close(self) -> None:
         self._record("close")
-        self.scheduler.closed = True
+        self.scheduler.close()
         self.answers.append(None)
 
     def drain(self, rng: random.Random) -> None:
@@ -302,7 +308,7 @@ class World:
         assert self.scheduler.queue_seconds() == 0
         assert not self.scheduler._waiting.lines
         assert not self.scheduler._background.waiting.lines
-        assert not self.scheduler._cancelled
+        assert not self.scheduler._aborted
 
     def check(self) -> None:
         scheduler = self.scheduler
@@ -311,13 +317,13 @@ class World:
             states = Counter(guest.state for guest in guests)
             running = scheduler.num_background_running if background else scheduler.num_running
             assert self.num_waiting(background) == states["waiting"] + states["again"]
-            assert running == states["running"] + states["cancelled"]
+            assert running == states["running"] + states["aborted"]
         for name, guest in list(self.guests.items())[:3]:
             decision = self.scheduler.explain(name)
             assert decision is not None
             assert decision.request_id == name
             assert decision.detail
-            assert guest.state in ("running", "cancelled") or decision.why != "boarded"
+            assert guest.state in ("running", "aborted") or decision.reason != "admitted"
         assert self.scheduler.explain("nobody") is None
 
     def _end(self, item_id: str) -> None:
@@ -359,11 +365,11 @@ def replay(world: World) -> list[Any]:
                 number, outcome, now = given
                 ended = scheduler.update(batches[number], outcome, now)
                 answers.append([msgspec.to_builtins(each) for each in ended])
-            elif name == "cancel":
-                answers.append(scheduler.cancel(*given))
+            elif name == "abort":
+                answers.append(scheduler.abort(*given))
             else:
                 if name == "close":
-                    scheduler.closed = True
+                    scheduler.close()
                 else:
                     (scheduler.instance_lost if name == "lose" else scheduler.instance_back)(*given)
                 answers.append(None)

@@ -19,11 +19,11 @@ class RandomBudget:
         self.drawn = self.left = self._rng.choice((1, 1, 2, 5, 20, 100))
         self.short = False
 
-    def room(self, computed: int) -> int:
+    def capacity(self, computed: int) -> int:
         return 0 if self.short else self.left
 
-    def grant(self, computed: int, wanted: int, boards: bool) -> int:
-        given = min(wanted, self.room(computed))
+    def grant(self, computed: int, wanted: int, starts: bool) -> int:
+        given = min(wanted, self.capacity(computed))
         self.left -= given
         self.short |= given < wanted
         return given

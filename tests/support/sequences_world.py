@@ -15,26 +15,29 @@ from support.sequences_budget import RandomBudget
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
-from chairlift.core.sequences.blocks import BlockPool, block_hash, root_hash
+from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.sequence import block_hash, root_hash
 
 STRATEGIES = ("none", "static", "dynamic", "continuous")
-PLACED = {Reason.BOARDED, Reason.RESUMED, Reason.PREEMPTED}
+PLACED = {Reason.ADMITTED, Reason.RESUMED, Reason.PREEMPTED}
 GARBAGE = -1
 
 
 class Setup(NamedTuple):
     """A scheduler's configuration.
 
-    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds.
+    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds. With a
+    `size_ageing` the shortest are first.
     """
 
     strategy: str = "continuous"
-    seats: int = 4
+    slots: int = 4
     max_wait: float = 1.0
     block_size: int = 4
     num_blocks: int = 64
@@ -43,6 +46,8 @@ class Setup(NamedTuple):
     prefix_caching: bool = True
     budget: int | float | None = None
     background: int | float | None = None
+    priority_ageing: float = 1.0
+    size_ageing: float | None = None
 
     def step_budget(self, budget: int | float | None) -> RandomBudget | LatencyBudget | None:
         if isinstance(budget, float):
@@ -51,7 +56,7 @@ class Setup(NamedTuple):
 
     def scheduler(self) -> SequenceScheduler:
         return SequenceScheduler(
-            make_policy(self.strategy, self.seats, self.max_wait),
+            make_policy(self.strategy, self.slots, self.max_wait),
             BlockPool(self.num_blocks),
             block_size=self.block_size,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -59,15 +64,25 @@ class Setup(NamedTuple):
             enable_prefix_caching=self.prefix_caching,
             budget=self.step_budget(self.budget),
             background_budget=self.step_budget(self.background),
+            order=QueueOrder("arrival", self.priority_ageing)
+            if self.size_ageing is None
+            else QueueOrder("shortest", self.priority_ageing, self.size_ageing),
         )
+
+    def moment(self, request: Request) -> float:
+        """From when on nobody who comes overtakes this one."""
+        moment = request.arrival + request.priority * self.priority_ageing
+        if self.size_ageing is not None:
+            moment += (len(request.prompt_ids) + request.max_tokens) * self.size_ageing
+        return moment
 
     @property
     def closes_batch(self) -> bool:
         return self.strategy in ("static", "dynamic")
 
     @property
-    def num_seats(self) -> int:
-        return 1 if self.strategy == "none" else self.seats
+    def num_slots(self) -> int:
+        return 1 if self.strategy == "none" else self.slots
 
     def blocks_for(self, num_tokens: int) -> int:
         return (num_tokens + self.block_size - 1) // self.block_size
@@ -176,11 +191,11 @@ class FakeRunner:
         self.prefixes[name] += self._number(self.prefixes[name][-1], tokens)
 
 
-class Ride(msgspec.Struct):
+class Record(msgspec.Struct):
     """What the checker knows of a request that has not ended."""
 
     request: Request
-    key: tuple[int, float, int]
+    rank: Rank
     tokens: list[int]
 
 
@@ -192,12 +207,12 @@ class World:
         self.scheduler = setup.scheduler()
         self.runner = FakeRunner(setup)
         self.now = 0.0
-        self.rides: dict[str, Ride] = {}
+        self.records: dict[str, Record] = {}
         self.members: set[str] = set()
         self.ended: Counter[str] = Counter()
         self.added: Counter[str] = Counter()
         self.in_flight: Step | None = None
-        self.begun: dict[str, Ride] = {}
+        self.begun: dict[str, Record] = {}
         self.served: dict[str, int] = {}
         self.background_percent = 0
         self.calls: list[tuple[Any, ...]] = []
@@ -209,7 +224,7 @@ class World:
     def add(self, request: Request) -> bool:
         """Add a request; False if it was refused, which must be so exactly if it could never be served."""
         self._record("add", request)
-        welcome = self.setup.fits(request) and request.id not in self.rides
+        welcome = self.setup.fits(request) and request.id not in self.records
         before = self.scheduler.num_waiting
         refusal = None
         try:
@@ -222,15 +237,15 @@ class World:
             assert self.scheduler.num_waiting == before
             return False
         self._serial += 1
-        key = (request.priority, request.arrival, self._serial)
-        self.rides[request.id] = Ride(request, key, list(request.prompt_ids))
+        rank = (self.setup.moment(request), self._serial)
+        self.records[request.id] = Record(request, rank, list(request.prompt_ids))
         self.added[request.id] += 1
         self.check()
         return True
 
     def abort(self, name: str) -> None:
         self._record("abort", name)
-        known = name in self.rides
+        known = name in self.records
         assert self.scheduler.abort(name) is known
         self.answers.append(known)
         if known:
@@ -238,29 +253,36 @@ class World:
         assert self.scheduler.explain(name) is None
         self.check()
 
-    def close_line(self) -> None:
-        self._record("close_line")
-        self.scheduler.close_line()
+    def close(self) -> None:
+        self._record("close")
+        self.scheduler.close()
         self.answers.append(None)
 
-    def schedule(self, yields: bool = False) -> Step:
+    def schedule(self, yields: bool = False) -> Step | None:
         self._record("schedule", self.now, yields)
         assert self.in_flight is None
         before = Before(self)
         step = self.scheduler.schedule(self.now, yields)
         self.answers.append(step)
-        if step.num_tokens:
+        if step is not None:
+            assert step.num_tokens, "a step that computes nothing"
             self.in_flight = step
-            self.begun = {name: self.rides[name] for name in step.num_tokens}
+            self.begun = {name: self.records[name] for name in step.num_tokens}
             self.runner.prepare(step)
         self.check()
-        check_step(self, step, before)
-        check_places(self, step, before)
-        check_boarding(self, step, before)
-        check_waiting(self, step, before)
-        check_background(self, step, before, yields)
-        self.served.update(dict.fromkeys(step.num_tokens, len(self.calls)))
+        said = step or self._nothing()
+        check_step(self, said, before)
+        check_places(self, said, before)
+        check_admission(self, said, before)
+        check_waiting(self, said, before)
+        check_background(self, said, before, yields)
+        self.served.update(dict.fromkeys(said.num_tokens, len(self.calls)))
         return step
+
+    def _nothing(self) -> Step:
+        """What the scheduler says of a moment at which nothing runs, as an empty step."""
+        decisions = (self.scheduler.waiting_decision, self.scheduler.background.decision)
+        return Step(-1, {}, [], {}, [], [decision for decision in decisions if decision is not None])
 
     def update(
         self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
@@ -279,32 +301,32 @@ class World:
         ends = self.scheduler.update(step, result, self.now)
         self.answers.append(ends)
         expected = []
-        for name, ride in self.begun.items():
-            if self.rides.get(name) is not ride:
+        for name, record in self.begun.items():
+            if self.records.get(name) is not record:
                 continue  # aborted while the step ran
-            end = self._expected_end(name, ride, result, tainted)
+            end = self._expected_end(name, record, result, tainted)
             expected += [end] if end else []
         assert ends == expected
         for end in ends:
-            self._end(end.request_id)
-            assert self.scheduler.explain(end.request_id) is None
+            self._end(end.id)
+            assert self.scheduler.explain(end.id) is None
         self.check()
         return ends
 
     def drain(self, rng: random.Random) -> None:
-        """Close the line and run to the end: everyone arrives in bounded time, and nothing is left behind."""
-        self.close_line()
-        work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.rides.values())
-        # Background riders take turns, and may be computed anew more often.
-        rounds = 10 if any(r.request.background for r in self.rides.values()) else 2
+        """Close the queue and run to the end: everyone arrives in bounded time, and nothing is left behind."""
+        self.close()
+        work = sum(len(r.request.prompt_ids) + r.request.max_tokens for r in self.records.values())
+        # Background requests take turns, and may be computed anew more often.
+        rounds = 10 if any(r.request.background for r in self.records.values()) else 2
         for _ in range(rounds * work + 1):
-            if not self.rides:
+            if not self.records:
                 break
-            assert self.schedule().num_tokens, "someone waits, the line is closed, and nobody moves"
+            assert self.schedule() is not None, "someone waits, the queue is closed, and nobody moves"
             self.update(self.sample(rng), {})
-        assert not self.rides, "not everyone arrived"
+        assert not self.records, "not everyone arrived"
         assert self.scheduler.pool.num_used == 0
-        assert not self.schedule().num_tokens
+        assert self.schedule() is None
         assert self.ended == self.added, "each request ends exactly once"
 
     def sample(self, rng: random.Random, most: int = 1, vocab: int = 3) -> dict[str, list[int]]:
@@ -315,21 +337,21 @@ class World:
         self.calls.append(call)
 
     def _end(self, name: str) -> None:
-        del self.rides[name]
+        del self.records[name]
         self.ended[name] += 1
         self.members.discard(name)
 
-    def _expected_end(self, name: str, ride: Ride, result: StepResult, tainted: set[str]) -> Finished | None:
+    def _expected_end(self, name: str, record: Record, result: StepResult, tainted: set[str]) -> Finished | None:
         if name in result.errors:
             return Finished(name, FinishReason.ERROR, result.errors[name])
         if name in tainted:
             assert name not in result.tokens, f"{name} computed on garbage, so its token must not reach its client"
-            assert all(s.id != name for s in [*self.scheduler.running, *self.scheduler.background.riding])
+            assert all(s.id != name for s in [*self.scheduler.running, *self.scheduler.background.running])
             return None
-        request = ride.request
+        request = record.request
         for token in result.tokens.get(name, []):
-            ride.tokens.append(token)
-            made = len(ride.tokens) - len(request.prompt_ids)
+            record.tokens.append(token)
+            made = len(record.tokens) - len(request.prompt_ids)
             if token in request.stop_ids and made >= request.params.min_tokens:
                 return Finished(name, FinishReason.STOP, token)
             if made == request.max_tokens:
@@ -341,37 +363,40 @@ class World:
     def check(self) -> None:
         """Check what holds after every call: the pool, the reference counts, who is where, and who shares what."""
         scheduler, setup = self.scheduler, self.setup
-        running, seated, riding = scheduler.running, scheduler.seated, scheduler.background.riding
+        running, admitted, behind = scheduler.running, scheduler.admitted, scheduler.background.running
         pool = scheduler.pool
         pool.check()
         held: Counter[int] = Counter()
-        for sequence in running + riding:
+        for sequence in running + behind:
             held.update(sequence.block_table)
             assert len(set(sequence.block_table)) == len(sequence.block_table)
-            assert sequence.token_ids == self.rides[sequence.id].tokens
+            assert sequence.token_ids == self.records[sequence.id].tokens
         assert {b: n for b, n in enumerate(pool.ref_count) if n} == held, "reference counts are not the holders"
         assert pool.num_used == len(held)
-        live = [s.id for s in running] + [s.id for s in seated]
-        names = live + [s.id for s in riding]
+        live = [s.id for s in running] + [s.id for s in admitted]
+        names = live + [s.id for s in behind]
         assert len(set(names)) == len(names)
-        assert self.rides.keys() >= set(names)
-        assert [self.rides[name].request.background for name in names] == [False] * len(live) + [True] * len(riding)
-        num_background = sum(ride.request.background for ride in self.rides.values())
-        assert len(scheduler.background.line) == num_background - len(riding), "someone is lost, or in two places"
-        num_live = len(self.rides) - num_background
-        assert len(scheduler.line) == num_live - len(live), "someone is lost, or in two places"
+        assert self.records.keys() >= set(names)
+        assert [self.records[name].request.background for name in names] == [False] * len(live) + [True] * len(behind)
+        num_background = sum(record.request.background for record in self.records.values())
+        assert len(scheduler.background.waiting) == num_background - len(behind), "someone is lost, or in two places"
+        num_live = len(self.records) - num_background
+        assert len(scheduler.waiting) == num_live - len(live), "someone is lost, or in two places"
         assert scheduler.num_waiting == num_live - len(running)
-        assert scheduler.num_unfinished == len(self.rides)
-        assert len(names) <= setup.num_seats
-        assert setup.closes_batch or not seated
-        for order in (running, seated):
-            assert all(a.key < b.key for a, b in pairwise(order)), "not in order of urgency"
+        assert scheduler.num_running == len(running)
+        assert scheduler.num_background_waiting == num_background - len(behind)
+        assert scheduler.num_background_running == len(behind)
+        assert scheduler.num_unfinished == len(self.records)
+        assert len(names) <= setup.num_slots
+        assert setup.closes_batch or not admitted
+        for order in (running, admitted):
+            assert all(a.rank < b.rank for a, b in pairwise(order)), "not in order of urgency"
         self._check_sharing({block for block, count in held.items() if count > 1})
 
     def _check_sharing(self, shared: set[int]) -> None:
         size = self.setup.block_size
         content: dict[int, Any] = {}
-        for sequence in [*self.scheduler.running, *self.scheduler.background.riding] if shared else ():
+        for sequence in [*self.scheduler.running, *self.scheduler.background.running] if shared else ():
             for index, block in enumerate(sequence.block_table):
                 if block in shared:
                     request, end = sequence.request, (index + 1) * size
@@ -386,36 +411,36 @@ class Before:
     """What the checks of a step need to know of the moment before it."""
 
     def __init__(self, world: World) -> None:
-        scheduler, riding = world.scheduler, world.scheduler.background.riding
+        scheduler, behind = world.scheduler, world.scheduler.background.running
         self.running = [s.id for s in scheduler.running]
-        self.seated = [s.id for s in scheduler.seated]
-        self.riding = [s.id for s in riding]
-        self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + riding}
-        self.tables = {s.id: list(s.block_table) for s in riding}
-        self.prompts = {s.id for s in riding if s.reads_prompt}
-        aboard = {*self.running, *self.seated, *self.riding}
-        waiting = sorted((r.key, name) for name, r in world.rides.items() if name not in aboard)
-        self.line = [(key, name) for key, name in waiting if not world.rides[name].request.background]
-        self.background_line = [name for _, name in waiting if world.rides[name].request.background]
-        self.oldest = min((key[1] for key, _ in self.line), default=None)
+        self.admitted = [s.id for s in scheduler.admitted]
+        self.background = [s.id for s in behind]
+        self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + behind}
+        self.tables = {s.id: list(s.block_table) for s in behind}
+        self.prompts = {s.id for s in behind if s.reads_prompt}
+        placed = {*self.running, *self.admitted, *self.background}
+        waiting = sorted((r.rank, name) for name, r in world.records.items() if name not in placed)
+        self.waiting = [(rank, name) for rank, name in waiting if not world.records[name].request.background]
+        self.background_waiting = [name for _, name in waiting if world.records[name].request.background]
+        self.oldest = min((world.records[name].request.arrival for _, name in self.waiting), default=None)
         self.preemptions = scheduler.num_preemptions
 
 
 def of_live(world: World, step: Step) -> dict[str, int]:
     """The tokens of live requests."""
-    return {name: count for name, count in step.num_tokens.items() if not world.rides[name].request.background}
+    return {name: count for name, count in step.num_tokens.items() if not world.records[name].request.background}
 
 
 def victims_of(world: World, step: Step) -> tuple[list[str], list[Decision]]:
     """Who lost a place: the live ones, and the decisions about background ones."""
-    victims = [d for d in step.decisions if d.why is Reason.PREEMPTED]
-    live = [d.request_id for d in victims if not world.rides[d.request_id].request.background]
-    return live, [d for d in victims if world.rides[d.request_id].request.background]
+    victims = [d for d in step.decisions if d.reason is Reason.PREEMPTED]
+    live = [d.request_id for d in victims if not world.records[d.request_id].request.background]
+    return live, [d for d in victims if world.records[d.request_id].request.background]
 
 
 def started_in(world: World, step: Step, background: bool) -> list[str]:
     names = [start.request.id for start in step.started]
-    return [name for name in names if world.rides[name].request.background is background]
+    return [name for name in names if world.records[name].request.background is background]
 
 
 def check_step(world: World, step: Step, before: Before) -> None:
@@ -423,12 +448,12 @@ def check_step(world: World, step: Step, before: Before) -> None:
     setup, scheduler = world.setup, world.scheduler
     total, live = sum(step.num_tokens.values()), of_live(world, step)
     assert step.total_tokens == total <= setup.max_num_batched_tokens
-    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.rides[n].key)
+    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.records[n].rank)
     started = started_in(world, step, background=False)
     stayed = [name for name in before.running if name in step.num_tokens]
     assert list(step.num_tokens)[: len(live)] == stayed + started
     full = True
-    for sequence in [*scheduler.running, *scheduler.background.riding]:
+    for sequence in [*scheduler.running, *scheduler.background.running]:
         name = sequence.id
         end = sequence.num_computed_tokens + step.num_tokens.get(name, 0)
         assert end <= len(sequence.token_ids) < setup.max_model_len
@@ -441,12 +466,14 @@ def check_step(world: World, step: Step, before: Before) -> None:
     spent = check_budget(world, step, before)
     assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
     for start in step.started:
-        ride = world.rides[start.request.id]
-        assert start.request is ride.request
-        assert start.token_ids == ride.tokens, "what is started is not what its client has seen"
+        record = world.records[start.request.id]
+        assert start.request is record.request
+        assert start.token_ids == record.tokens, "what is started is not what its client has seen"
         assert start.num_computed_tokens % setup.block_size == 0
         assert start.num_computed_tokens < len(start.token_ids), "nothing is left to compute"
-        reads = setup.prefix_caching and ride.request.use_prefix_cache and ride.request.params.prompt_logprobs is None
+        reads = (
+            setup.prefix_caching and record.request.use_prefix_cache and record.request.params.prompt_logprobs is None
+        )
         assert reads or start.num_computed_tokens == 0
 
 
@@ -460,12 +487,12 @@ def check_budget(world: World, step: Step, before: Before) -> bool:
         assert prompts <= budget.drawn
     else:
         assert budget.predicted <= budget.target * (1 + 1e-9) or prompts <= FLOOR, "longer than the target"
-    return budget.room(0) < 1
+    return budget.capacity(0) < 1
 
 
 def check_places(world: World, step: Step, before: Before) -> None:
     """Check who lost a place and who won one, and that a decision says so."""
-    placed = [(d.why, d.request_id) for d in step.decisions if d.why in PLACED]
+    placed = [(d.reason, d.request_id) for d in step.decisions if d.reason in PLACED]
     victims, others = victims_of(world, step)
     assert victims == before.running[::-1][: len(victims)], "not the least urgent was preempted"
     assert not before.running or before.running[0] not in victims, "the most urgent was preempted"
@@ -475,7 +502,7 @@ def check_places(world: World, step: Step, before: Before) -> None:
     assert world.scheduler.num_preemptions - before.preemptions == len(lost)
     started = [s.request.id for s in step.started]
     assert [name for why, name in placed if why is not Reason.PREEMPTED] == started
-    assert not (victims and started), "boarded in the step in which blocks ran out"
+    assert not (victims and started), "admitted in the step in which blocks ran out"
     for start in step.started:
         fresh = len(start.token_ids) == len(start.request.prompt_ids)
         assert fresh or (Reason.RESUMED, start.request.id) in placed
@@ -486,21 +513,21 @@ def check_places(world: World, step: Step, before: Before) -> None:
 
 
 def check_background_victims(world: World, step: Step, before: Before, victims: list[Decision]) -> None:
-    """Check that background riders yield youngest first, and to their like only when older and not served yet."""
-    riding = sorted(before.riding, key=lambda name: world.rides[name].key)
+    """Check that background requests yield youngest first, and to their like only when older and not served yet."""
+    behind = sorted(before.background, key=lambda name: world.records[name].rank)
     for decision in victims:
         found = re.search(r"for (\w+)", decision.detail)
         assert found is not None
-        needy, victim = world.rides[found[1]], decision.request_id
+        needy, victim = world.records[found[1]], decision.request_id
         if needy.request.background:
-            assert world.rides[victim].key > needy.key, "an older background request yields to a younger one"
+            assert world.records[victim].rank > needy.rank, "an older background request yields to a younger one"
         else:
-            assert victim == riding[-1], "not the youngest background request yields"
-        riding.remove(victim)
+            assert victim == behind[-1], "not the youngest background request yields"
+        behind.remove(victim)
     if victims_of(world, step)[0]:
-        assert not riding, "a live request was preempted while background ones held blocks"
+        assert not behind, "a live request was preempted while background ones held blocks"
     if victims:
-        assert not started_in(world, step, background=True), "boarded in the step in which blocks ran out"
+        assert not started_in(world, step, background=True), "admitted in the step in which blocks ran out"
 
 
 def check_background(world: World, step: Step, before: Before, yields: bool) -> None:
@@ -510,28 +537,30 @@ def check_background(world: World, step: Step, before: Before, yields: bool) -> 
     served = [name for name in step.num_tokens if name not in live]
     waiting = scheduler.waiting_decision
     reading = any(s.reads_prompt for s in scheduler.running) or bool(started_in(world, step, background=False))
-    urgent = yields or reading or (waiting is not None and waiting.why not in (Reason.WINDOW, Reason.BATCH))
+    urgent = yields or reading or (waiting is not None and waiting.reason not in (Reason.WINDOW, Reason.BATCH))
     assert not (urgent and served), "a live request waits for background ones"
     assert urgent or all(count == 1 for count in live.values())
-    boarded = started_in(world, step, background=True)
-    assert boarded == before.background_line[: len(boarded)], "boarded out of turn"
-    assert served == [name for name in served if name not in boarded] + boarded
-    left_out = [s.id for s in background.riding if s.id not in step.num_tokens]
+    admitted = started_in(world, step, background=True)
+    assert admitted == before.background_waiting[: len(admitted)], "admitted out of turn"
+    assert served == [name for name in served if name not in admitted] + admitted
+    left_out = [s.id for s in background.running if s.id not in step.num_tokens]
     for name in left_out:
         assert world.runner.tables[name] == before.tables[name], "who pauses keeps its blocks, and gets no others"
-    missing = len(left_out) + len(background.line)
-    mine = [d for d in step.decisions if d.why not in PLACED and world.rides[d.request_id].request.background]
+    missing = len(left_out) + len(background.waiting)
+    mine = [d for d in step.decisions if d.reason not in PLACED and world.records[d.request_id].request.background]
     if not (missing or served):
         assert not mine
         return
     assert [background.decision] * bool(missing) == mine
     if missing:
-        riding = {s.id for s in background.riding}
-        line = sorted((r.key, name) for name, r in world.rides.items() if r.request.background and name not in riding)
-        assert (mine[0].request_id, mine[0].count) == ([*left_out, *(name for _, name in line)][0], missing)
-        assert (mine[0].why is Reason.LIVE) == urgent
-    for sequence in background.riding:
-        assert scheduler.explain(sequence.id).why is (Reason.LIVE if urgent else Reason.BOARDED)
+        behind = {s.id for s in background.running}
+        waiting_names = sorted(
+            (r.rank, name) for name, r in world.records.items() if r.request.background and name not in behind
+        )
+        assert (mine[0].request_id, mine[0].count) == ([*left_out, *(name for _, name in waiting_names)][0], missing)
+        assert (mine[0].reason is Reason.LIVE) == urgent
+    for sequence in background.running:
+        assert scheduler.explain(sequence.id).reason is (Reason.LIVE if urgent else Reason.ADMITTED)
     if not urgent:
         check_turns(world, step, before, left_out)
         assert served or live, "nothing live is in the way, and nobody moves"
@@ -546,9 +575,9 @@ def check_turns(world: World, step: Step, before: Before, left_out: list[str]) -
         if name in before.prompts or setup.blocks_for(computed + 1) > len(before.tables[name]):
             continue
         for other in step.num_tokens:
-            if other in before.riding and other not in before.prompts:
+            if other in before.background and other not in before.prompts:
                 assert world.served[other] <= world.served[name], "passed over by one who had tokens later"
-        assert not started_in(world, step, background=True), "somebody boarded while a rider was left out"
+        assert not started_in(world, step, background=True), "somebody was admitted while one that runs was left out"
 
 
 def check_background_budget(world: World, step: Step, num_tokens: int) -> None:
@@ -559,33 +588,33 @@ def check_background_budget(world: World, step: Step, num_tokens: int) -> None:
         assert budget.predicted <= budget.target * (1 + 1e-9) or num_tokens <= FLOOR, "longer than the target"
 
 
-def check_boarding(world: World, step: Step, before: Before) -> None:
-    """Check that boarding follows the strategy's rule, strictly in order of urgency, bound no sooner than now."""
+def check_admission(world: World, step: Step, before: Before) -> None:
+    """Check that admission follows the strategy's rule, strictly in order of urgency, bound no sooner than now."""
     setup, scheduler = world.setup, world.scheduler
     started = started_in(world, step, background=False)
-    line = [name for _, name in before.line]
+    waiting_names = [name for _, name in before.waiting]
     if started and len(scheduler.running) > 1:
         owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in scheduler.running)
         spare = scheduler.pool.num_free - owed
-        assert spare >= len(scheduler.running) - 1, "boarded although those who run need the blocks"
+        assert spare >= len(scheduler.running) - 1, "admitted although those who run need the blocks"
     if started_in(world, step, background=True):
-        riders = [*scheduler.running, *scheduler.background.riding]
-        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in riders)
-        assert scheduler.pool.num_free - owed >= len(riders) - 1, "boarded although those who ride need the blocks"
+        others = [*scheduler.running, *scheduler.background.running]
+        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in others)
+        assert scheduler.pool.num_free - owed >= len(others) - 1, "admitted although those that run need the blocks"
     if not setup.closes_batch:
-        assert started == line[: len(started)], "boarded out of turn"
+        assert started == waiting_names[: len(started)], "admitted out of turn"
         return
-    aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
-    if before.running or before.seated:
-        assert aboard == world.members, "a closed batch changed while it rode"
-        assert started == before.seated[: len(started)]
+    placed = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.admitted)}
+    if before.running or before.admitted:
+        assert placed == world.members, "a closed batch changed while it ran"
+        assert started == before.admitted[: len(started)]
         return
     assert not world.members
-    leaves = len(line) >= setup.seats or scheduler.line.closed
+    leaves = len(waiting_names) >= setup.slots or scheduler.waiting.closed
     if setup.strategy == "dynamic" and before.oldest is not None:
         leaves |= world.now >= before.oldest + setup.max_wait
-    members = line[: setup.seats] if leaves else []
-    assert aboard == set(members), "not the most urgent of those who wait now, or not at its time"
+    members = waiting_names[: setup.slots] if leaves else []
+    assert placed == set(members), "not the most urgent of those who wait now, or not at its time"
     assert started == members[: len(started)]
     assert bool(started) == bool(members)
     world.members = set(members)
@@ -594,16 +623,16 @@ def check_boarding(world: World, step: Step, before: Before) -> None:
 def check_waiting(world: World, step: Step, before: Before) -> None:
     """Check that whoever still waits is told the truth about why."""
     scheduler = world.scheduler
-    said = [d for d in step.decisions if not world.rides[d.request_id].request.background]
-    waiting = [d for d in said if d.why not in PLACED]
-    aboard = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.seated)}
-    live = {name: r for name, r in world.rides.items() if not r.request.background}
-    line = sorted((r.key, name) for name, r in live.items() if name not in aboard)
-    names = [s.id for s in scheduler.seated] + [name for _, name in line]
+    said = [d for d in step.decisions if not world.records[d.request_id].request.background]
+    waiting = [d for d in said if d.reason not in PLACED]
+    placed = {*(s.id for s in scheduler.running), *(s.id for s in scheduler.admitted)}
+    live = {name: r for name, r in world.records.items() if not r.request.background}
+    waiting_names = sorted((r.rank, name) for name, r in live.items() if name not in placed)
+    names = [s.id for s in scheduler.admitted] + [name for _, name in waiting_names]
     assert scheduler.waiting_decision == (waiting[0] if waiting else None)
     assert len(waiting) == bool(names)
     for sequence in scheduler.running:
-        assert scheduler.explain(sequence.id).why is Reason.BOARDED
+        assert scheduler.explain(sequence.id).reason is Reason.ADMITTED
     if not names:
         assert scheduler.ask_again is None
         return
@@ -611,58 +640,58 @@ def check_waiting(world: World, step: Step, before: Before) -> None:
     assert said[-1] is decision
     assert (decision.request_id, decision.count) == (names[0], len(names))
     assert scheduler.explain(names[0]) == decision
-    assert all(scheduler.explain(name).why is decision.why for name in names)
+    assert all(scheduler.explain(name).reason is decision.reason for name in names)
     _check_reason(world, step, before, decision)
 
 
 def _check_reason(world: World, step: Step, before: Before, decision: Decision) -> None:
     setup, scheduler = world.setup, world.scheduler
-    aboard = len(scheduler.running) + len(scheduler.seated)
-    car_was_empty = not before.running and not before.seated
-    assert (scheduler.ask_again is not None) == (decision.why is Reason.WINDOW)
-    match decision.why:
-        case Reason.SEATS:
-            assert not scheduler.seated, "who has a seat does not wait for one"
-            assert aboard == setup.num_seats or (setup.closes_batch and not car_was_empty)
+    placed = len(scheduler.running) + len(scheduler.admitted)
+    was_empty = not before.running and not before.admitted
+    assert (scheduler.ask_again is not None) == (decision.reason is Reason.WINDOW)
+    match decision.reason:
+        case Reason.SLOTS:
+            assert not scheduler.admitted, "who has a slot does not wait for one"
+            assert placed == setup.num_slots or (setup.closes_batch and not was_empty)
         case Reason.TOKENS:
             assert step.total_tokens == setup.max_num_batched_tokens
         case Reason.ITL:
             assert scheduler.budget is not None
             hits = _hits(world, decision.request_id)
-            assert scheduler.budget.room(len(hits) * setup.block_size) < 1
+            assert scheduler.budget.capacity(len(hits) * setup.block_size) < 1
         case Reason.BLOCKS:
             assert victims_of(world, step)[0] or _lacks_blocks(world, decision.request_id)
-            assert not scheduler.background.riding, "a live request waits for blocks that background ones hold"
+            assert not scheduler.background.running, "a live request waits for blocks that background ones hold"
         case Reason.WINDOW:
             assert setup.strategy == "dynamic"
-            assert car_was_empty
+            assert was_empty
             assert scheduler.ask_again == before.oldest + setup.max_wait > world.now
-            assert len(before.line) < setup.seats
-            assert not scheduler.line.closed
+            assert len(before.waiting) < setup.slots
+            assert not scheduler.waiting.closed
         case Reason.BATCH:
             assert setup.strategy == "static"
-            assert car_was_empty
-            assert len(before.line) < setup.seats
-            assert not scheduler.line.closed
+            assert was_empty
+            assert len(before.waiting) < setup.slots
+            assert not scheduler.waiting.closed
 
 
 def _hits(world: World, name: str) -> list[int]:
     """The cached blocks that a waiting request would start with."""
-    setup, ride = world.setup, world.rides[name]
-    request = ride.request
+    setup, record = world.setup, world.records[name]
+    request = record.request
     if not setup.prefix_caching or not request.use_prefix_cache or request.params.prompt_logprobs is not None:
         return []
     hashes, parent = [], root_hash(request.cache_salt)
-    for end in range(setup.block_size, len(ride.tokens), setup.block_size):
-        parent = block_hash(parent, ride.tokens[end - setup.block_size : end])
+    for end in range(setup.block_size, len(record.tokens), setup.block_size):
+        parent = block_hash(parent, record.tokens[end - setup.block_size : end])
         hashes.append(parent)
     return world.scheduler.pool.match(hashes)
 
 
 def _lacks_blocks(world: World, name: str) -> bool:
     """Whether a request's known tokens don't fit beside those running, each left one block to grow by."""
-    setup, scheduler, ride = world.setup, world.scheduler, world.rides[name]
+    setup, scheduler, record = world.setup, world.scheduler, world.records[name]
     kept = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) + 1 for s in scheduler.running)
     hits = _hits(world, name)
     free = scheduler.pool.num_free - sum(scheduler.pool.ref_count[block] == 0 for block in hits)
-    return setup.blocks_for(len(ride.tokens)) - len(hits) > free - kept
+    return setup.blocks_for(len(record.tokens)) - len(hits) > free - kept

@@ -15,7 +15,7 @@ class BackgroundItems:
     """Those in line, and in `trials` those whose call failed. They never share a batch with live items."""
 
     def __init__(self, limits: BatchLimits) -> None:
-        self.waiting = Waiting(limits.priority_ageing)
+        self.waiting = Waiting(limits.queue_order)
         self.trials = Bisections(limits)
         self._seconds = limits.background_step
 

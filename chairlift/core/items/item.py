@@ -70,37 +70,3 @@ class BatchResult(msgspec.Struct, kw_only=True):
     detail: str = ""
     errors: dict[str, str] = {}
     idle: float | None = None
-
-
-class ShedReason(enum.StrEnum):
-    """Why an item is not (or no longer) in the line."""
-
-    QUEUE_FULL = "queue_full"  # max_waiting items
-    QUEUE_SECONDS = "queue_seconds"  # more seconds of work wait than are allowed
-    DEADLINE = "deadline"  # it would not be done in time
-
-
-class Shed(Exception):
-    """The item is refused, or was dropped before it ran. `retry_after` is in seconds."""
-
-    def __init__(self, reason: ShedReason, detail: str, retry_after: float) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.retry_after = retry_after
-
-
-class Verdict(enum.StrEnum):
-    """How an item ended."""
-
-    DONE = "done"
-    ERROR = "error"
-    SHED = "shed"
-
-
-class Ended(msgspec.Struct, eq=False):
-    """An item that will not be seen again, and why: for an error its text, for a shed one the reason."""
-
-    item: Item
-    verdict: Verdict
-    detail: str = ""
-    shed: ShedReason | None = None

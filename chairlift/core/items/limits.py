@@ -4,6 +4,8 @@ from math import inf
 
 import msgspec
 
+from chairlift.core.order import ORDERS, QueueOrder
+
 
 class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     """Settings of a `ItemScheduler`, in items, sizes (as in `Item.size`) and seconds. Raises ValueError if absurd.
@@ -14,9 +16,9 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     `max_wait` must be 0, and `max_batch_size` is the most. It refuses nobody: that is for deadlines.
 
     `max_waiting` items, and `max_queue_seconds` of predicted work, may wait; `default_timeout` is the deadline of items
-    that bring none. One level of priority is worth `priority_ageing` seconds of waiting. A batch of background items is
-    to take `background_step` seconds at most, or twice what a call costs by itself. As many of them may wait; they
-    have no deadline unless they bring one.
+    that bring none. One level of priority is worth `priority_ageing` seconds of waiting, and where `order` is
+    "shortest", one unit of size `order_ageing`. A batch of background items is to take `background_step` seconds at
+    most, or twice what a call costs by itself. As many of them may wait; they have no deadline unless they bring one.
 
     A runner that pads each item to the longest sets `sort_window`: the most urgent so many batches of the line, among
     whom those of like length are put together; 0 says that nothing is padded. Nobody is passed over by later items of
@@ -33,6 +35,8 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     max_queue_seconds: float | None = None
     target_latency: float | None = None
     default_timeout: float | None = None
+    order: str = "arrival"
+    order_ageing: float = 0.001
     priority_ageing: float = 1.0
     background_step: float = 0.04
     sort_window: int = 0
@@ -41,10 +45,12 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     bisect: bool = True
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
         for name in ("max_batch_size", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_wait", "priority_ageing", "sort_window", "max_passed_over", "retries"):
+        for name in ("max_wait", "priority_ageing", "order_ageing", "sort_window", "max_passed_over", "retries"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("background_step", "max_batch_tokens", "max_queue_seconds", "target_latency", "default_timeout"):
@@ -53,3 +59,8 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
                 raise ValueError(f"{name} must be more than 0, got {value}")
         if self.target_latency is not None and self.max_wait:
             raise ValueError("with target_latency the wait follows from it; leave max_wait at 0")
+
+    @property
+    def queue_order(self) -> QueueOrder:
+        """Who of those who wait is next."""
+        return QueueOrder(self.order, self.priority_ageing, self.order_ageing)

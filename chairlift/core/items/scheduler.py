@@ -1,9 +1,5 @@
 """Batches for models that answer in one call: who is computed together, when, and what follows from a failure.
 
-    batch = scheduler.schedule(now)
-    outcome = executor.run(batch)
-    ended = scheduler.update(batch, outcome, now)
-
 A batch is put together at the moment when an instance is free to run it (late binding, as in Triton), or as little
 before as it takes to get there: an instance that would have to wait for its next batch is sent it ahead.
 What a call takes is learned from the calls, and with that a batch is chosen such that all its members are done by their
@@ -15,16 +11,18 @@ from collections import Counter
 from math import inf
 
 from chairlift.core.decision import Decision, Reason
+from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.background import BackgroundItems
 from chairlift.core.items.batch_time import BatchTime, LinearCost
 from chairlift.core.items.bisection import Bisection, Bisections
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
 from chairlift.core.items.instance import Instance
-from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.latency_target import LatencyTarget
-from chairlift.core.items.limits import BatchLimits as BatchLimits
+from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.memory_limit import MemoryLimit
 from chairlift.core.items.waiting import ShapeLine, Waiter, Waiting
+from chairlift.core.scheduler import Scheduler
 
 # Batches' worth of the line that are looked at where nothing is sorted, and at least so many items.
 _WINDOW, _LEAST_WINDOW = 4, 64
@@ -40,12 +38,11 @@ _WHAT = {
 }
 
 
-class ItemScheduler:
+class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     """Decides, and remembers just what it needs to decide. Pure: `now` comes in, in seconds on the caller's clock.
 
-    `ask_again` is when `schedule` may answer otherwise although nothing was added, cancelled or updated since it
-    last returned None. `closed` says that nobody else will come, so batches leave as they are. With `ahead` an instance
-    that runs a batch may be sent another, which it begins by itself once it is done.
+    `closed` says that nobody else will come, so batches leave as they are. With `ahead` an instance that runs a batch
+    may be sent another, which it begins by itself once it is done.
     """
 
     def __init__(self, limits: BatchLimits, num_instances: int = 1, ahead: bool = False) -> None:
@@ -57,19 +54,19 @@ class ItemScheduler:
         self.ask_again: float | None = None
         self.num_batches = 0
         self.num_shed: Counter[ShedReason] = Counter()
-        self._waiting = Waiting(limits.priority_ageing)
+        self._waiting = Waiting(limits.queue_order)
         self._trials = Bisections(limits)
         self._background = BackgroundItems(limits)
         self._in_flight: dict[str, Batch] = {}
-        self._cancelled: set[str] = set()
-        self._dropped: list[Ended] = []
+        self._aborted: set[str] = set()
+        self._dropped: list[Finished] = []
         self._rules = Rules(limits.sort_window > 0, limits.max_passed_over)
         self._target = None if limits.target_latency is None else LatencyTarget(limits.target_latency)
         self._now = 0.0
 
     # What the engine calls
 
-    def add(self, item: Item, now: float) -> None:
+    def add(self, item: Item) -> None:
         """Put an item in the line. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
 
         An item without a deadline gets the default one, unless it is a background item.
@@ -84,7 +81,7 @@ class ItemScheduler:
             raise ValueError(f"the item's size is {item.size:g}, and a batch's at most {most:g} (max_batch_tokens)")
         if item.deadline is None and self.limits.default_timeout is not None and not item.background:
             item.deadline = item.arrival + self.limits.default_timeout
-        shed = self._refusal(item, now)
+        shed = self._refusal(item, item.arrival)
         if shed is not None:
             self.num_shed[shed.reason] += 1
             raise shed
@@ -92,10 +89,10 @@ class ItemScheduler:
             self._background.waiting.push(item)
             return
         if self._target is not None:
-            self._target.arrived(item.size, now)
+            self._target.arrived(item.size, item.arrival)
         self._waiting.push(item)
 
-    def cancel(self, item_id: str) -> bool:
+    def abort(self, item_id: str) -> bool:
         """Forget an item: nothing more will be heard of it. False if it is not here."""
         if item_id in self._waiting:
             self._waiting.remove([self._waiting.find(item_id)])
@@ -103,11 +100,15 @@ class ItemScheduler:
             self._trials.remove(item_id)
         elif item_id in self._background:
             self._background.remove(item_id)
-        elif item_id in self._in_flight and item_id not in self._cancelled:
-            self._cancelled.add(item_id)
+        elif item_id in self._in_flight and item_id not in self._aborted:
+            self._aborted.add(item_id)
         else:
             return False
         return True
+
+    def close(self) -> None:
+        """Hear that nobody else will come: batches leave as they are."""
+        self.closed = True
 
     def schedule(self, now: float) -> Batch | None:
         """Return a batch for an instance that is free or about to be, or None: nothing leaves before `ask_again`."""
@@ -131,12 +132,12 @@ class ItemScheduler:
                 self._ask_by(deadline + _LATER)
         return batch
 
-    def take_dropped(self) -> list[Ended]:
+    def take_dropped(self) -> list[Finished]:
         """Return who was shed from the line since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def update(self, batch: Batch, outcome: BatchResult, now: float) -> list[Ended]:
+    def update(self, batch: Batch, outcome: BatchResult, now: float) -> list[Finished]:
         """Take in what became of a batch, and free its instance; return who ended. All others will be tried again.
 
         Raises ValueError if the batch is not running.
@@ -146,8 +147,8 @@ class ItemScheduler:
         items = []
         for item in batch.items:
             del self._in_flight[item.id]
-            if item.id in self._cancelled:
-                self._cancelled.remove(item.id)
+            if item.id in self._aborted:
+                self._aborted.remove(item.id)
             else:
                 items.append(item)
         if outcome.failure is not None:
@@ -156,7 +157,9 @@ class ItemScheduler:
         self.memory.fitted(batch.computed, len(batch.items))
         errors = outcome.errors
         return [
-            Ended(item, Verdict.ERROR, errors[item.id]) if item.id in errors else Ended(item, Verdict.DONE)
+            Finished(item.id, FinishReason.ERROR, errors[item.id])
+            if item.id in errors
+            else Finished(item.id, FinishReason.DONE)
             for item in items
         ]
 
@@ -208,12 +211,6 @@ class ItemScheduler:
         """How often a failed batch was split."""
         return self._trials.num_bisections + self._background.trials.num_bisections
 
-    @property
-    def prediction_error(self) -> float:
-        """By how much calls of late took more or less than predicted, relative, as a mean over the instances."""
-        errors = [instance.time.error for instance in self.instances.values() if instance.time.num_observed]
-        return sum(errors) / len(errors) if errors else 0.0
-
     def queue_seconds(self) -> float:
         """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
         return self._seconds(*self._waiting.load())
@@ -223,7 +220,7 @@ class ItemScheduler:
         if item_id in self._in_flight:
             batch = self._in_flight[item_id]
             detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
-            return Decision(Reason.BOARDED, item_id, detail)
+            return Decision(Reason.ADMITTED, item_id, detail)
         if item_id in self._trials:
             return Decision(Reason.BATCH, item_id, self._trials.find(item_id).detail)
         if item_id in self._background:
@@ -239,7 +236,7 @@ class ItemScheduler:
         alive = [instance for instance in self.instances.values() if instance.alive]
         if not any(instance.batch is None for instance in alive):
             state = f"all {len(alive)} instances are busy" if alive else "no instance is up"
-            return Decision(Reason.SEATS, item_id, f"{state}; {place}", len(self._waiting))
+            return Decision(Reason.SLOTS, item_id, f"{state}; {place}", len(self._waiting))
         leaves = self._leaves_at(line, self._room(self._quickest()), self._quickest(), self._now)
         detail = (
             f"{len(line.waiters)} of its shape wait up to {max(leaves - self._now, 0.0):.3g} s for company; {place}"
@@ -254,7 +251,7 @@ class ItemScheduler:
         if item_id in background.trials:
             return Decision(Reason.BATCH, item_id, background.trials.find(item_id).detail)
         ahead = background.ahead(background.waiting.find(item_id).item)
-        return Decision(Reason.SEATS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
+        return Decision(Reason.SLOTS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
 
     # Refusing
 
@@ -293,7 +290,7 @@ class ItemScheduler:
     def _ahead(self, item: Item, start: float) -> float:
         """The seconds that full batches of those ahead of an item will surely take from `start` on."""
         most = self.limits.max_batch_size
-        count, size = self._waiting.load(item.priority)
+        count, size = self._waiting.load(item)
         full = count // most * most
         if not full:
             return 0.0
@@ -315,7 +312,7 @@ class ItemScheduler:
         late = now + self._quickest().seconds(item.size) - (item.deadline or 0.0)
         detail = f"it waited {now - item.arrival:.3g} s and would be done {max(late, 0.0):.3g} s after its deadline"
         self.num_shed[ShedReason.DEADLINE] += 1
-        self._dropped.append(Ended(item, Verdict.SHED, detail, ShedReason.DEADLINE))
+        self._dropped.append(Finished(item.id, FinishReason.SHED, detail, ShedReason.DEADLINE))
 
     # Forming batches
 
@@ -460,7 +457,7 @@ class ItemScheduler:
             computed=computed,
             predicted=predicted,
             started=start,
-            reason=Decision(Reason.BOARDED, items[0].id, why, len(items)),
+            reason=Decision(Reason.ADMITTED, items[0].id, why, len(items)),
             ahead=instance.batch is not None,
             due=start + predicted,
         )
@@ -472,7 +469,9 @@ class ItemScheduler:
 
     # Failures
 
-    def _failed(self, batch: Batch, items: list[Item], outcome: BatchResult, search: Bisection | None) -> list[Ended]:
+    def _failed(
+        self, batch: Batch, items: list[Item], outcome: BatchResult, search: Bisection | None
+    ) -> list[Finished]:
         failure = outcome.failure or Failure.RAISED
         if failure is Failure.UNTRIED:
             for item in items:
@@ -489,7 +488,7 @@ class ItemScheduler:
         if refusal is None:
             return []
         detail = (outcome.detail or f"the call {_WHAT[failure]}") + refusal
-        return [Ended(item, Verdict.ERROR, detail) for item in items]
+        return [Finished(item.id, FinishReason.ERROR, detail) for item in items]
 
     # Predictions
 
@@ -518,6 +517,3 @@ class ItemScheduler:
         call, each = self._quickest()
         num_alive = sum(instance.alive for instance in self.instances.values())
         return (-(-count // self.limits.max_batch_size) * call + each * size) / max(num_alive, 1)
-
-
-__all__ = ["BatchLimits", "Instance", "ItemScheduler"]

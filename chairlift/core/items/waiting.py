@@ -3,21 +3,26 @@
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
+from math import inf
 from operator import attrgetter
 
 import msgspec
 
 from chairlift.core.items.item import Item
+from chairlift.core.order import QueueOrder, Rank
 
-Rank = tuple[float, int]
 _rank = attrgetter("rank")
 
 
 class Waiter(msgspec.Struct, eq=False):
-    """An item in the line. The lowest `rank` boards first; `passed_over` counts the batches in which later ones did."""
+    """An item in the line. The lowest `rank` boards first; `passed_over` counts the batches in which later ones did.
+
+    `level` is its priority, and by how much its size sets it back.
+    """
 
     item: Item
     rank: Rank
+    level: tuple[int, float]
     passed_over: int = 0
 
 
@@ -63,18 +68,14 @@ class ShapeLine:
 
 
 class Waiting:
-    """Everyone who waits.
+    """Everyone who waits, in `order`. Joining and leaving take O(log n) steps and a shift of pointers."""
 
-    The order is by arrival, one level of priority being worth `ageing` seconds of it: whoever waits is overtaken only
-    by more urgent items that came at most so much later, so no level starves. Joining and leaving take O(log n) steps
-    and a shift of pointers.
-    """
-
-    def __init__(self, ageing: float) -> None:
+    def __init__(self, order: QueueOrder) -> None:
         self.lines: dict[Hashable, ShapeLine] = {}
-        self._ageing = ageing
+        self._order = order
         self._waiters: dict[str, Waiter] = {}
-        self._load: dict[int, tuple[int, float]] = {}
+        # By priority and level of size: how many, and the sum of their sizes.
+        self._load: dict[tuple[int, float], tuple[int, float]] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._serial = 0
 
@@ -91,14 +92,15 @@ class Waiting:
     def push(self, item: Item) -> None:
         """Join the line of its shape."""
         self._serial = serial = self._serial + 1
-        waiter = Waiter(item, (item.arrival + item.priority * self._ageing, serial))
+        level = self._level(item)
+        waiter = Waiter(item, (self._order.moment(item.arrival, item.priority, item.size), serial), level)
         self._waiters[item.id] = waiter
         line = self.lines.get(item.shape_key)
         if line is None:
             line = self.lines[item.shape_key] = ShapeLine()
         line.push(waiter)
-        count, size = self._load.get(item.priority, (0, 0.0))
-        self._load[item.priority] = count + 1, size + item.size
+        count, size = self._load.get(level, (0, 0.0))
+        self._load[level] = count + 1, size + item.size
         if item.deadline is not None:
             heapq.heappush(self._deadlines, (item.deadline, serial, item.id))
 
@@ -112,11 +114,12 @@ class Waiting:
         for waiter in gone:
             item = waiter.item
             del self._waiters[item.id]
-            count, size = self._load[item.priority]
+            level = waiter.level
+            count, size = self._load[level]
             if count > 1:
-                self._load[item.priority] = count - 1, size - item.size
+                self._load[level] = count - 1, size - item.size
             else:
-                del self._load[item.priority]
+                del self._load[level]
         if len(self._deadlines) > 2 * len(self._waiters) + 64:
             self._deadlines = [entry for entry in self._deadlines if self._is_waiting(entry)]
             heapq.heapify(self._deadlines)
@@ -134,11 +137,12 @@ class Waiting:
         if gone:
             self.remove(gone)
 
-    def load(self, priority: int | None = None) -> tuple[int, float]:
-        """Return how many wait (of this priority or more urgent ones) and the sum of their sizes."""
+    def load(self, newcomer: Item | None = None) -> tuple[int, float]:
+        """Return how many wait, or only those surely ahead of a newcomer, and the sum of their sizes."""
         count, total = 0, 0.0
-        for level, (number, size) in self._load.items():
-            if priority is None or level <= priority:
+        priority, level = (inf, inf) if newcomer is None else self._level(newcomer)
+        for (each_priority, each_level), (number, size) in self._load.items():
+            if each_priority <= priority and each_level <= level:
                 count += number
                 total += size
         return count, total
@@ -157,6 +161,9 @@ class Waiting:
             self.remove([waiter])
             gone.append(waiter)
         return gone
+
+    def _level(self, item: Item) -> tuple[int, float]:
+        return item.priority, self._order.level(item.size)
 
     def _is_waiting(self, entry: tuple[float, int, str]) -> bool:
         waiter = self._waiters.get(entry[2])

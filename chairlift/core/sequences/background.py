@@ -1,4 +1,4 @@
-"""BackgroundSequences sequences: work without haste that rides in seats which nobody live needs, and yields at once."""
+"""Background sequences: work without haste, in slots that no live one needs, and that yields at once."""
 
 from collections.abc import Container
 
@@ -12,47 +12,44 @@ from chairlift.core.sequences.waiting import WaitingQueue
 class BackgroundSequences:
     """The background sequences of a scheduler, who of them is next, and why some get nothing.
 
-    Those `riding` hold a seat and blocks, whoever is next to get tokens first; a step may leave out any of them, who
-    then keep both. The others are in `line`. `budget`, if there is one, says what they may have of a step.
+    Those `running` hold a slot and blocks, whoever is next to get tokens first; a step may leave out any of them, who
+    then keep both. The others are in `waiting`. `budget`, if there is one, says what they may have of a step.
     """
 
     def __init__(self, budget: StepBudget | None) -> None:
         self.budget = budget
-        self.line: WaitingQueue[Sequence] = WaitingQueue()
-        self.riding: list[Sequence] = []
+        self.waiting: WaitingQueue[Sequence] = WaitingQueue()
+        self.running: list[Sequence] = []
         self.decision: Decision | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.riding or self.line)
-
     def youngest(self, behind: Sequence | None = None, without: Container[str] = ()) -> Sequence | None:
-        """Return the rider who yields first: of all, or of those less urgent than `behind` whose id is not listed."""
-        riders = self.riding
+        """Return the one that yields first: of all, or of those less urgent than `behind` whose id is not listed."""
+        running = self.running
         if behind is not None:
-            riders = [rider for rider in riders if rider.key > behind.key and rider.id not in without]
-        return max(riders, key=lambda rider: rider.key, default=None)
+            running = [sequence for sequence in running if sequence.rank > behind.rank and sequence.id not in without]
+        return max(running, key=lambda sequence: sequence.rank, default=None)
 
     def in_turn(self) -> list[Sequence]:
-        """Return all riders, those who decode before those with a prompt, and whoever was left out last first."""
-        return sorted(self.riding, key=lambda rider: rider.reads_prompt)
+        """Return all that run, those who decode before those with a prompt, and whoever was left out last first."""
+        return sorted(self.running, key=lambda sequence: sequence.reads_prompt)
 
     def take_turns(self, served: list[Sequence]) -> None:
         """Put those who got tokens behind those who did not."""
-        ids = {rider.id for rider in served}
-        self.riding = [rider for rider in self.riding if rider.id not in ids] + served
+        ids = {sequence.id for sequence in served}
+        self.running = [sequence for sequence in self.running if sequence.id not in ids] + served
 
-    def leave_out(self, step: Step, why: Reason, detail: str) -> Decision:
-        """Say why riders who are not in the step, and those who wait, get nothing of it; there must be one."""
-        left_out = [rider for rider in self.riding if rider.id not in step.num_tokens]
-        first = left_out[0] if left_out else self.line.head()
+    def leave_out(self, step: Step, reason: Reason, detail: str) -> Decision:
+        """Say why those that run and are not in the step, and those who wait, get nothing of it; there must be one."""
+        left_out = [sequence for sequence in self.running if sequence.id not in step.num_tokens]
+        first = left_out[0] if left_out else self.waiting.head()
         assert first is not None
-        return Decision(why, first.id, detail, len(left_out) + len(self.line))
+        return Decision(reason, first.id, detail, len(left_out) + len(self.waiting))
 
     def explain(self, sequence: Sequence) -> Decision:
         """Say why one of them runs or waits, as of the last step."""
-        reason = self.decision
-        if sequence.block_table and (reason is None or reason.why is not Reason.LIVE):
-            return Decision(Reason.BOARDED, sequence.id, f"rides in the background since {sequence.started:.3f} s")
-        if reason is None:
+        last = self.decision
+        if sequence.block_table and (last is None or last.reason is not Reason.LIVE):
+            return Decision(Reason.ADMITTED, sequence.id, f"runs in the background since {sequence.started:.3f} s")
+        if last is None:
             return Decision(Reason.TOKENS, sequence.id, "no step was scheduled since it came")
-        return Decision(reason.why, sequence.id, reason.detail)
+        return Decision(last.reason, sequence.id, last.detail)

@@ -24,12 +24,12 @@ class StepBudget(Protocol):
         """Start a step in which all of these get one token."""
         ...
 
-    def room(self, computed: int) -> int:
-        """Return how many tokens a prompt that boards now, with this many found in the prefix cache, could be given."""
+    def capacity(self, computed: int) -> int:
+        """Return how many tokens a prompt that starts now, with this many found in the prefix cache, could be given."""
         ...
 
-    def grant(self, computed: int, wanted: int, boards: bool) -> int:
-        """Give a sequence up to `wanted` tokens more: from none if it boards, else beyond its one."""
+    def grant(self, computed: int, wanted: int, starts: bool) -> int:
+        """Give a sequence up to `wanted` tokens more: from none if it starts, else beyond its one."""
         ...
 
     def end(self, running: Iterable[Sequence], step: Step) -> None:
@@ -77,22 +77,22 @@ class LatencyBudget:
         self._given_out = False
         self._decodes = count
         self._holds = count, read, read
-        self.tokens = min(count + self.room(0), self.most)
+        self.tokens = min(count + self.capacity(0), self.most)
 
-    def room(self, computed: int) -> int:
-        """Return how many tokens a prompt that boards now, with `computed` of them cached, has time for."""
+    def capacity(self, computed: int) -> int:
+        """Return how many tokens a prompt that starts now, with `computed` of them cached, has time for."""
         return self._time_for(computed, self._holds[1])
 
-    def grant(self, computed: int, wanted: int, boards: bool) -> int:
+    def grant(self, computed: int, wanted: int, starts: bool) -> int:
         """Give up to `wanted` tokens of time to a sequence with `computed` tokens in the KV cache."""
         tokens, read, pairs = self._holds
-        if not boards:
+        if not starts:
             computed += 1
         # The context of one that runs is among what is read already.
-        given = min(wanted, self._time_for(computed, read if boards else read - computed))
+        given = min(wanted, self._time_for(computed, read if starts else read - computed))
         self._given_out |= given < wanted
         self._floor = max(self._floor - given, 0)
-        read += given + computed if boards else given
+        read += given + computed if starts else given
         self._holds = tokens + given, read, pairs + given * computed + given * (given + 1) // 2
         return given
 

@@ -1,16 +1,15 @@
-"""The four boarding rules. A strategy is one class here and one row in `POLICIES`."""
+"""The batching strategies: a strategy is one class here and one row in `POLICIES`, and nothing elsewhere names it."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from chairlift.core.decision import Reason
 
 
 class Admission(NamedTuple):
-    """How many may board now; if none, why not, and when (on the scheduler's clock) asking again makes sense."""
+    """How many may be admitted now; if none, the reason, and when (on the scheduler's clock) to ask again."""
 
-    seats: int
-    why: Reason = Reason.SEATS
+    slots: int
+    reason: Reason = Reason.SLOTS
     detail: str = ""
     ask_again: float | None = None
 
@@ -27,97 +26,108 @@ class WaitingView(Protocol):
         ...
 
 
-class Policy(Protocol):
-    """When a waiting request may board. `closes_batch`: riders are fixed together and leave together.
+class Policy:
+    """When waiting sequences are admitted, and how many run at once: `slots`. `max_wait` is in seconds.
 
-    At most `seats` ride at once.
+    A class says in a few words `about` when it admits. Of the settings of a model, `slots_setting` has the number of
+    slots (None: there is one), and `settings` are others that have an effect; a setting that any policy names has none
+    under those that do not name it. Where `closes_batch`, those who are admitted together stay together: nobody else
+    is until the last of them has finished.
     """
 
-    closes_batch: bool
-    seats: int
+    about: ClassVar[str]
+    slots_setting: ClassVar[str | None] = None
+    settings: ClassVar[tuple[str, ...]] = ()
+    closes_batch: ClassVar[bool] = False
 
-    def board(self, line: WaitingView, running: int, now: float) -> Admission:
-        """Decide for this moment; `running` counts the seats taken."""
-        ...
+    def __init__(self, slots: int, max_wait: float = 0.0) -> None:
+        self.slots = slots
+        self.max_wait = max_wait
+
+    def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
+        """Decide for this moment; `running` counts the slots taken."""
+        raise NotImplementedError
 
 
-class NoBatching:
+class NoBatching(Policy):
     """One rider at a time."""
 
-    closes_batch = False
-    seats = 1
+    about = "one request at a time"
 
-    def board(self, line: WaitingView, running: int, now: float) -> Admission:
-        """Give the only seat, if it is free."""
+    def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
+        """Give the only slot, if it is free."""
         return Admission(1 - running, detail="one request at a time, and one is running")
 
 
-class Static:
+class Static(Policy):
     """The cable car: leaves when every seat is taken, or when the line has closed."""
 
+    about = "a full batch at a time, however long that takes to come together"
+    slots_setting = "batch_size"
     closes_batch = True
 
-    def __init__(self, batch_size: int) -> None:
-        self.seats = batch_size
-
-    def board(self, line: WaitingView, running: int, now: float) -> Admission:
-        """Fill an empty car all at once."""
+    def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
+        """Fill an empty batch all at once."""
         if running:
             return Admission(0, detail=f"the batch of {running} still running is closed")
-        if len(line) >= self.seats or line.closed:
-            return Admission(self.seats)
-        return Admission(0, Reason.BATCH, f"{len(line)} of {self.seats} requests have come")
+        if len(waiting) >= self.slots or waiting.closed:
+            return Admission(self.slots)
+        return Admission(0, Reason.BATCH, f"{len(waiting)} of {self.slots} requests have come")
 
 
-class Dynamic:
+class Dynamic(Policy):
     """The gondola: leaves when it is full, or when its oldest rider has waited `max_wait` seconds.
 
     Membership is bound when the car is free, never before (late binding), so the window may long have passed by then.
     """
 
+    about = "a batch at a time, once it is full or its oldest has waited long enough"
+    slots_setting = "batch_size"
+    settings = ("max_wait_ms",)
     closes_batch = True
 
-    def __init__(self, max_batch_size: int, max_wait: float) -> None:
-        self.seats = max_batch_size
-        self.max_wait = max_wait
-
-    def board(self, line: WaitingView, running: int, now: float) -> Admission:
-        """Fill an empty car when it is time."""
+    def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
+        """Fill an empty batch when it is time."""
         if running:
             return Admission(0, detail=f"the batch of {running} still running is closed")
-        oldest = line.oldest_arrival()
+        oldest = waiting.oldest_arrival()
         if oldest is None:
             return Admission(0, Reason.WINDOW, "nobody waits")
         leaves = oldest + self.max_wait
-        if len(line) >= self.seats or line.closed or now >= leaves:
-            return Admission(self.seats)
-        detail = f"{len(line)} of {self.seats} requests have come in a window of {self.max_wait:g} s"
+        if len(waiting) >= self.slots or waiting.closed or now >= leaves:
+            return Admission(self.slots)
+        detail = f"{len(waiting)} of {self.slots} requests have come in a window of {self.max_wait:g} s"
         return Admission(0, Reason.WINDOW, detail, ask_again=leaves)
 
 
-class Continuous:
+class Continuous(Policy):
     """The chairlift: never stops; riders get on and off at every chair."""
 
-    closes_batch = False
+    about = "at any step, whenever a slot is free"
+    slots_setting = "max_num_seqs"
+    settings = ("target_itl_ms",)
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self.seats = max_num_seqs
-
-    def board(self, line: WaitingView, running: int, now: float) -> Admission:
-        """Give every free seat."""
-        return Admission(self.seats - running, detail=f"all {self.seats} seats are taken")
+    def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
+        """Give every free slot."""
+        return Admission(self.slots - running, detail=f"all {self.slots} slots are taken")
 
 
-POLICIES: dict[str, Callable[[int, float], Policy]] = {
-    "none": lambda seats, max_wait: NoBatching(),
-    "static": lambda seats, max_wait: Static(seats),
+POLICIES: dict[str, type[Policy]] = {
+    "none": NoBatching,
+    "static": Static,
     "dynamic": Dynamic,
-    "continuous": lambda seats, max_wait: Continuous(seats),
+    "continuous": Continuous,
 }
 
 
-def make_policy(strategy: str, seats: int, max_wait: float) -> Policy:
+def make_policy(strategy: str, slots: int, max_wait: float) -> Policy:
     """Return the policy for a strategy's name; `max_wait` in seconds. Raises ValueError naming the known strategies."""
     if strategy not in POLICIES:
         raise ValueError(f"unknown strategy {strategy!r}: one of {', '.join(POLICIES)}")
-    return POLICIES[strategy](seats, max_wait)
+    policy = POLICIES[strategy]
+    return policy(slots if policy.slots_setting else 1, max_wait)
+
+
+def readers_of(setting: str) -> list[str]:
+    """Return the strategies under which a setting has an effect; none if that does not depend on the strategy."""
+    return [name for name, policy in POLICIES.items() if setting in (policy.slots_setting, *policy.settings)]

@@ -12,7 +12,7 @@ class Request(msgspec.Struct, kw_only=True):
     `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
     `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
-    A `background` request rides in seats that no other needs, and yields at once; priorities count among its like.
+    A `background` request runs in slots that no other needs, and yields at once; priorities count among its like.
     With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
     """
 
@@ -45,7 +45,7 @@ class Start(msgspec.Struct):
 class Step(msgspec.Struct):
     """One forward pass: how many tokens of each request; those that ran already, most urgent first, then who starts.
 
-    Background requests follow in the same order, save for those that ride but are left out of this step.
+    Background requests follow in the same order, save for those that run but are left out of this step.
     `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
     `released` ended or were preempted since the last step: a runner drops all it holds for them.
     """
@@ -86,3 +86,23 @@ class StepResult(msgspec.Struct):
     logprobs: dict[str, list[TokenLogprob]] = {}
     prompt_logprobs: dict[str, list[TokenLogprob]] = {}
     errors: dict[str, str] = {}
+
+
+def check_fits(num_prompt: int, max_tokens: int, *, max_model_len: int, num_blocks: int, block_size: int) -> None:
+    """Raise ValueError, saying what to change, if a sequence of these lengths (in tokens) can never fit."""
+    if num_prompt < 1 or max_tokens < 1:
+        raise ValueError(
+            f"a request needs a prompt and max_tokens of at least 1 token, got {num_prompt} and {max_tokens}"
+        )
+    total = num_prompt + max_tokens
+    if total > max_model_len:
+        raise ValueError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you asked for {total}: "
+            f"{num_prompt} in the prompt and {max_tokens} of output. Shorten the prompt or max_tokens."
+        )
+    # The last token generated is never fed back, so it needs no place.
+    if -(-(total - 1) // block_size) > num_blocks:
+        raise ValueError(
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} need more than the KV cache's "
+            f"{num_blocks * block_size} tokens. Shorten the request, or have the server raise kv_cache_gb."
+        )

@@ -1,9 +1,5 @@
 """One loop for every batching strategy: who runs in the next step, and with how many tokens.
 
-    step = scheduler.schedule(now)
-    result = runner.execute(step)
-    finished = scheduler.update(step, result, now)
-
 There is no prefill phase and no decode phase. Every sequence has some tokens (its prompt and what was generated) and
 some of them computed; each step gives it tokens until the two meet, whereupon the model samples one more. Chunked
 prefill, prefix hits and recomputation after preemption all follow from that rule. The idea is Orca's iteration-level
@@ -11,29 +7,28 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 """
 
 from bisect import insort
+from operator import attrgetter
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.order import QueueOrder
+from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
-from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.blocks import BlockPool, PrefixCache
 from chairlift.core.sequences.budget import StepBudget
-from chairlift.core.sequences.fits import check_fits
 from chairlift.core.sequences.policy import Admission, Policy
-from chairlift.core.sequences.prefix_cache import PrefixCache
-from chairlift.core.sequences.request import Request, Start, Step, StepResult
+from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import WaitingQueue
 
-
-def _urgency(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.key
+_rank = attrgetter("rank")
 
 
-class SequenceScheduler:
+class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     """Decides, and remembers just what it needs to decide. Pure: `now` comes in, a `Step` comes out.
 
-    `running` sequences hold blocks, most urgent first. `seated` ones hold a seat but no blocks: members of a closed
-    batch that have not started, or that were preempted. All others wait in `line`. A `budget` may hold a step below
+    `running` sequences hold blocks, most urgent first. `admitted` ones hold a slot but no blocks: members of a closed
+    batch that have not started, or that were preempted. All others are in `waiting`. A `budget` may hold a step below
     `max_num_batched_tokens`. All of these are live; requests that can wait are in `background`, and get what is left,
     within a budget of their own.
     """
@@ -49,6 +44,7 @@ class SequenceScheduler:
         enable_prefix_caching: bool = True,
         budget: StepBudget | None = None,
         background_budget: StepBudget | None = None,
+        order: QueueOrder | None = None,
     ) -> None:
         self.policy = policy
         self.pool = pool
@@ -57,8 +53,9 @@ class SequenceScheduler:
         self.max_model_len = max_model_len
         self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
         self.budget = budget
-        self.line: WaitingQueue[Sequence] = WaitingQueue()
-        self.seated: list[Sequence] = []
+        self.order = order or QueueOrder()
+        self.waiting: WaitingQueue[Sequence] = WaitingQueue()
+        self.admitted: list[Sequence] = []
         self.running: list[Sequence] = []
         self.background = BackgroundSequences(background_budget)
         self.ask_again: float | None = None
@@ -75,7 +72,7 @@ class SequenceScheduler:
     # What the engine calls
 
     def add(self, request: Request) -> None:
-        """Put a request in the line. Raises ValueError, saying why, if it could never be served."""
+        """Queue a request. Raises ValueError, saying why, if it could never be served."""
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is already in use")
         prompt = len(request.prompt_ids)
@@ -87,28 +84,30 @@ class SequenceScheduler:
             block_size=self.block_size,
         )
         self._serial += 1
-        sequence = Sequence(request, self._serial)
+        moment = self.order.moment(request.arrival, request.priority, prompt + request.max_tokens)
+        sequence = Sequence(request, (moment, self._serial))
         if self.prefixes.may_read(sequence):
             sequence.hash_blocks(prompt // self.block_size, self.block_size)
         self._sequences[request.id] = sequence
-        (self.background.line if request.background else self.line).push(sequence)
+        (self.background.waiting if request.background else self.waiting).push(sequence)
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request, wherever it is; its seat and blocks are free at once. False if it is not here."""
+        """Forget a request, wherever it is; its slot and blocks are free at once. False if it is not here."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
         self._remove(sequence)
         return True
 
-    def close_line(self) -> None:
-        """Nobody else will come: a static batch may leave with empty seats."""
-        self.line.closed = True
+    def close(self) -> None:
+        """Hear that nobody else will come: a static batch may leave with empty slots."""
+        self.waiting.closed = True
 
-    def schedule(self, now: float, yields: bool = False) -> Step:
-        """Choose the next step. If it has no tokens, nothing can run before `ask_again`, an `add` or an `abort`.
+    def schedule(self, now: float, yields: bool = False) -> Step | None:
+        """Choose the next step; None if nothing can run before `ask_again`, an `add` or an `abort`.
 
-        `yields` leaves background requests out of it: somebody else wants the machine for live ones.
+        `yields` leaves background requests out of it: somebody else wants the machine for live ones. Why the others
+        wait is in the step's decisions, and in any case in `waiting_decision` and `background.decision`.
         """
         step = Step(self.num_steps, {}, [], {}, [], [])
         self.ask_again = None
@@ -116,29 +115,31 @@ class SequenceScheduler:
         self.waiting_decision = None
         last = step.decisions[-1] if step.decisions else None
         if last is not None and not self._sequences[last.request_id].request.background:
-            # Admission after a preemption would take the very blocks that were just found missing.
+            # Admitting somebody after a preemption would take the very blocks that were just found missing.
             head = self._head()
             if head is not None:
                 detail = f"{last.request_id} was just preempted: {last.detail}"
                 self.waiting_decision = Decision(Reason.BLOCKS, head.id, detail, self.num_waiting)
         elif self.num_waiting:
-            self._board_waiting(step, now)
+            self._admit_waiting(step, now)
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
         self._learner = self.budget
-        if self.background:
+        self.background.decision = None
+        if self.background.running or self.background.waiting:
             self._fill_with_background(step, yields, now)
             self._learner = self.budget or self.background.budget
-        if step.num_tokens:
-            if self._learner is not None:
-                riders = [sequence for sequence in self.background.riding if sequence.id in step.num_tokens]
-                self._learner.end(self.running + riders, step)
-            self.num_steps += 1
-            step.released, self._released = self._released, []
+        if not step.num_tokens:
+            return None
+        if self._learner is not None:
+            others = [sequence for sequence in self.background.running if sequence.id in step.num_tokens]
+            self._learner.end(self.running + others, step)
+        self.num_steps += 1
+        step.released, self._released = self._released, []
         return step
 
     def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
-        """Take in what a step computed; return who ended and why. Their seats and blocks are free from here on.
+        """Take in what a step computed; return who ended and why. Their slots and blocks are free from here on.
 
         Whoever shares a block that a failed request should have filled in this step starts anew, and loses its token.
         """
@@ -159,7 +160,7 @@ class SequenceScheduler:
                 continue
             else:
                 sequence.num_computed_tokens += num_tokens
-                end = self._take_tokens(sequence, result.tokens.get(request_id))
+                end = sequence.take(result.tokens.get(request_id))
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)
@@ -169,8 +170,23 @@ class SequenceScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Live requests that hold no blocks: in the line, seated but not started, or preempted."""
-        return len(self.line) + len(self.seated)
+        """Live requests that hold no blocks: not admitted, not started yet, or preempted."""
+        return len(self.waiting) + len(self.admitted)
+
+    @property
+    def num_running(self) -> int:
+        """Live requests that hold blocks."""
+        return len(self.running)
+
+    @property
+    def num_background_waiting(self) -> int:
+        """Background requests that hold no blocks."""
+        return len(self.background.waiting)
+
+    @property
+    def num_background_running(self) -> int:
+        """Background requests that hold blocks, though a step may leave them out."""
+        return len(self.background.running)
 
     @property
     def num_unfinished(self) -> int:
@@ -185,13 +201,13 @@ class SequenceScheduler:
         if sequence.request.background:
             return self.background.explain(sequence)
         if sequence.block_table:
-            return Decision(Reason.BOARDED, request_id, f"runs since {sequence.started:.3f} s")
+            return Decision(Reason.ADMITTED, request_id, f"runs since {sequence.started:.3f} s")
         head = self.waiting_decision
         if head is None or head.request_id not in self._sequences:
-            return Decision(Reason.TOKENS, request_id, "no step was scheduled since the line moved")
+            return Decision(Reason.TOKENS, request_id, "no step was scheduled since the queue moved")
         if head.request_id == request_id:
             return head
-        return Decision(head.why, request_id, f"waits behind {head.request_id}: {head.detail}")
+        return Decision(head.reason, request_id, f"waits behind {head.request_id}: {head.detail}")
 
     # Running sequences
 
@@ -199,7 +215,7 @@ class SequenceScheduler:
         """Give tokens to all that run, most urgent first.
 
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
-        blocks run out the least urgent makes room, so the most urgent always moves and there is no livelock.
+        blocks run out the least urgent gives way, so the most urgent always moves and there is no livelock.
         """
         running, budget, limit = self.running, self.max_num_batched_tokens, self.budget
         num_tokens, block_size = step.num_tokens, self.block_size
@@ -213,9 +229,9 @@ class SequenceScheduler:
             if given > 1:
                 given = min(given, budget - (len(running) - index - 1))
                 if limit is not None:
-                    given = 1 + limit.grant(computed, given - 1, boards=False)
+                    given = 1 + limit.grant(computed, given - 1, starts=False)
             if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
-                break  # it made room for others itself, and was the last
+                break  # it gave way itself, and was the last
             num_tokens[sequence.id] = given
             budget -= given
             if (computed + given) // block_size > sequence.num_published:
@@ -230,7 +246,7 @@ class SequenceScheduler:
             victim = self._victim(step, sequence)
             if victim is None:
                 return False
-            count = len(self.running) + len(self.background.riding)
+            count = len(self.running) + len(self.background.running)
             detail = f"no free block for {sequence.id}, and this one is the least urgent of {count}"
             self._preempt(step, victim, detail)
             if victim is sequence:
@@ -241,79 +257,81 @@ class SequenceScheduler:
         return True
 
     def _victim(self, step: Step, needy: Sequence) -> Sequence | None:
-        """Return who gives up its blocks: for a background rider, a younger one that has nothing of this step yet."""
+        """Return who gives up its blocks: for a background one, a younger one that has nothing of this step yet."""
         if needy.request.background:
             return self.background.youngest(behind=needy, without=step.num_tokens)
         return self.background.youngest() or self.running[-1]
 
     def _preempt(self, step: Step, victim: Sequence, detail: str) -> None:
-        """Take back a sequence's seat and blocks for a more urgent one."""
+        """Take back a sequence's slot and blocks for a more urgent one."""
         self._put_back(victim)
         self.num_preemptions += 1
         step.decisions.append(Decision(Reason.PREEMPTED, victim.id, detail))
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Take a sequence off; it keeps its place by arrival and is computed anew when there is room."""
-        self._riders(sequence).remove(sequence)
+        """Stop a sequence; it keeps its place by arrival and is computed anew when there is capacity."""
+        self._fellows(sequence).remove(sequence)
         self._release_blocks(sequence)
         if sequence.request.background:
-            self.background.line.push(sequence)
+            self.background.waiting.push(sequence)
         elif self.policy.closes_batch:
-            insort(self.seated, sequence, key=_urgency)
+            insort(self.admitted, sequence, key=_rank)
         else:
-            self.line.push(sequence)
+            self.waiting.push(sequence)
 
     # Admission
 
     def _head(self) -> Sequence | None:
         """Return who is next to start, or None if nobody waits."""
-        return self.seated[0] if self.seated else self.line.head()
+        return self.admitted[0] if self.admitted else self.waiting.head()
 
-    def _board_waiting(self, step: Step, now: float) -> None:
+    def _admit_waiting(self, step: Step, now: float) -> None:
         """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
-        boarding = self.policy.board(self.line, len(self.running) + len(self.seated), now)
-        if self.policy.closes_batch and boarding.seats > 0:
-            while self.line and len(self.seated) < boarding.seats:
-                self.seated.append(self.line.pop())
-                self._clear_seat(step, self.seated[-1])
-        seats = 0 if self.policy.closes_batch else boarding.seats
+        admission = self.policy.admit(self.waiting, len(self.running) + len(self.admitted), now)
+        if self.policy.closes_batch and admission.slots > 0:
+            while self.waiting and len(self.admitted) < admission.slots:
+                self.admitted.append(self.waiting.pop())
+                self._free_slot(step, self.admitted[-1])
+        slots = 0 if self.policy.closes_batch else admission.slots
         budget = self.max_num_batched_tokens - step.total_tokens
         while True:
             sequence = self._head()
             if sequence is None:
                 return
-            refusal = self._refusal(step, sequence, boarding, seats, budget)
+            refusal = self._refusal(step, sequence, admission, slots, budget)
             if refusal is not None:
-                self.ask_again = boarding.ask_again
+                self.ask_again = admission.ask_again
                 self.waiting_decision = refusal
                 return
-            if self.seated:
-                self.seated.pop(0)
+            if self.admitted:
+                self.admitted.pop(0)
             else:
-                self.line.pop()
-                seats -= 1
-                self._clear_seat(step, sequence, 1)
+                self.waiting.pop()
+                slots -= 1
+                self._free_slot(step, sequence, 1)
             budget -= self._start(step, sequence, budget, now)
 
-    def _clear_seat(self, step: Step, needy: Sequence, taken: int = 0) -> None:
-        """Have background riders leave until all live sequences, and so many that are about to start, have seats."""
-        taken += len(self.running) + len(self.seated)
-        while taken + len(self.background.riding) > self.policy.seats:
+    def _free_slot(self, step: Step, needy: Sequence, taken: int = 0) -> None:
+        """Have background ones leave until all live sequences, and so many that are about to start, have slots."""
+        taken += len(self.running) + len(self.admitted)
+        while taken + len(self.background.running) > self.policy.slots:
             victim = self.background.youngest()
-            assert victim is not None, "the policy gave more seats than there are"
-            self._preempt(step, victim, f"its seat is needed for {needy.id}")
+            assert victim is not None, "the policy gave more slots than there are"
+            self._preempt(step, victim, f"its slot is needed for {needy.id}")
 
-    def _refusal(self, step: Step, sequence: Sequence, boarding: Admission, seats: int, budget: int) -> Decision | None:
-        """Say why the head of the line can't start now, or None if it can. Blocks of background riders are its own."""
+    def _refusal(
+        self, step: Step, sequence: Sequence, admission: Admission, slots: int, budget: int
+    ) -> Decision | None:
+        """Say why the head of the queue can't start now, or None if it can. Blocks of background ones are its own."""
         count = self.num_waiting
-        if not self.seated and seats < 1:
-            detail = boarding.detail if boarding.seats < 1 else "every seat was given in this step"
-            return Decision(boarding.why, sequence.id, detail, count)
+        if not self.admitted and slots < 1:
+            detail = admission.detail if admission.slots < 1 else "every slot was given in this step"
+            return Decision(admission.reason, sequence.id, detail, count)
         if budget < 1:
             detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
             return Decision(Reason.TOKENS, sequence.id, detail, count)
         hits = self.prefixes.match(sequence)
-        if self.budget is not None and self.budget.room(len(hits) * self.block_size) < 1:
+        if self.budget is not None and self.budget.capacity(len(hits) * self.block_size) < 1:
             return Decision(Reason.ITL, sequence.id, self.budget.explain(), count)
         while lack := self._lack_of_blocks(sequence, hits, len(self.running)):
             victim = self.background.youngest()
@@ -322,16 +340,16 @@ class SequenceScheduler:
             self._preempt(step, victim, f"its blocks are needed for {sequence.id}")
         return None
 
-    def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_riders: int) -> str:
+    def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_others: int) -> str:
         """Say how many blocks are missing for a sequence to start beside so many others; nothing if they are there."""
         # A hit that nobody holds lies in the free list, so it uses up a free block as well.
         free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
         needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
-        # One spare block for each rider, else the next block any of them needs would throw the newcomer off again. No
-        # rider is owed more than that: had one been given less than its known tokens, there would be none to give.
-        if needed <= free - num_riders:
+        # One spare block for each that runs, else the next block any of them needs would throw the newcomer off again.
+        # None is owed more than that: had one been given less than its known tokens, there would be none to give.
+        if needed <= free - num_others:
             return ""
-        return f"needs {needed} blocks; of {free} free, {num_riders} are kept for those running"
+        return f"needs {needed} blocks; of {free} free, {num_others} are kept for those running"
 
     def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
         """Give a sequence its first blocks and tokens; return how many tokens."""
@@ -342,7 +360,7 @@ class SequenceScheduler:
         given = min(len(sequence.token_ids) - computed, budget)
         limit = self.background.budget if sequence.request.background else self.budget
         if limit is not None:
-            given = limit.grant(computed, given, boards=True)
+            given = limit.grant(computed, given, starts=True)
         missing = self._blocks_for(computed + given) - len(hits)
         sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
         sequence.num_computed_tokens = computed
@@ -355,15 +373,15 @@ class SequenceScheduler:
                 self.prefix_queried_tokens += len(sequence.token_ids)
                 self.prefix_hit_tokens += computed
         if sequence.request.background:
-            self.background.riding.append(sequence)
+            self.background.running.append(sequence)
         else:
-            insort(self.running, sequence, key=_urgency)
+            insort(self.running, sequence, key=_rank)
         step.num_tokens[sequence.id] = given
         table = list(sequence.block_table)
         step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
-        why = Reason.RESUMED if resumed else Reason.BOARDED
+        reason = Reason.RESUMED if resumed else Reason.ADMITTED
         detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
-        step.decisions.append(Decision(why, sequence.id, detail))
+        step.decisions.append(Decision(reason, sequence.id, detail))
         self.prefixes.publish(sequence, computed + given)
         return given
 
@@ -377,8 +395,7 @@ class SequenceScheduler:
         if not urgent:
             if background.budget is not None:
                 background.budget.begin(self.running)
-            refusal = self._continue_background(step) or self._board_background(step, now)
-        background.decision = None
+            refusal = self._continue_background(step) or self._admit_background(step, now)
         if refusal is not None:
             background.decision = background.leave_out(step, *refusal)
             step.decisions.append(background.decision)
@@ -386,33 +403,33 @@ class SequenceScheduler:
     def _urgent(self, step: Step) -> str:
         """Say which live sequence waits for its first token, if one does that would not just be waiting for company."""
         if step.started:
-            return f"{step.started[0].request.id} has just boarded"
+            return f"{step.started[0].request.id} has just been admitted"
         waiting = self.waiting_decision
-        if waiting is not None and waiting.why not in (Reason.WINDOW, Reason.BATCH):
-            return f"{waiting.request_id} is {waiting.why.replace('_', ' ')}"
+        if waiting is not None and waiting.reason not in (Reason.WINDOW, Reason.BATCH):
+            return f"{waiting.request_id} is {waiting.reason.replace('_', ' ')}"
         reader = next((sequence for sequence in self.running if sequence.reads_prompt), None)
         return f"the prompt of {reader.id} is being computed" if reader is not None else ""
 
     def _continue_background(self, step: Step) -> tuple[Reason, str] | None:
-        """Give tokens to those who ride, in turn; return why some got none, or None if nobody was left out."""
+        """Give tokens to those that run, in turn; return why some got none, or None if nobody was left out."""
         background, limit = self.background, self.background.budget
         budget = self.max_num_batched_tokens - step.total_tokens
         served, refusal = [], None
         for sequence in background.in_turn():
             computed = sequence.num_computed_tokens
             if not sequence.block_table:
-                continue  # it made room for another
+                continue  # it gave way to another
             wanted = min(len(sequence.token_ids) - computed, budget)
-            given = wanted if limit is None else min(wanted, limit.room(computed))
+            given = wanted if limit is None else min(wanted, limit.capacity(computed))
             if given < 1:
                 refusal = Reason.TOKENS, self._spent(budget)
                 break
             grows = computed + given > len(sequence.block_table) * self.block_size
             if grows and not self._grow(step, sequence, given):
-                refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody rides who is less urgent"
+                refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
             if limit is not None:
-                limit.grant(computed, wanted, boards=True)
+                limit.grant(computed, wanted, starts=True)
             step.num_tokens[sequence.id] = given
             budget -= given
             served.append(sequence)
@@ -420,23 +437,23 @@ class SequenceScheduler:
         background.take_turns(served)
         return refusal
 
-    def _board_background(self, step: Step, now: float) -> tuple[Reason, str] | None:
-        """Start whoever finds a seat, tokens and blocks; return why the others don't, or None if nobody waits."""
+    def _admit_background(self, step: Step, now: float) -> tuple[Reason, str] | None:
+        """Start whoever finds a slot, tokens and blocks; return why the others don't, or None if nobody waits."""
         background, limit = self.background, self.background.budget
         budget = self.max_num_batched_tokens - step.total_tokens
-        while (sequence := background.line.head()) is not None:
-            riders = len(self.running) + len(background.riding)
-            if riders + len(self.seated) >= self.policy.seats:
-                return Reason.SEATS, f"all {self.policy.seats} seats are taken"
+        while (sequence := background.waiting.head()) is not None:
+            others = len(self.running) + len(background.running)
+            if others + len(self.admitted) >= self.policy.slots:
+                return Reason.SLOTS, f"all {self.policy.slots} slots are taken"
             hits = self.prefixes.match(sequence)
-            if budget < 1 or (limit is not None and limit.room(len(hits) * self.block_size) < 1):
+            if budget < 1 or (limit is not None and limit.capacity(len(hits) * self.block_size) < 1):
                 return Reason.TOKENS, self._spent(budget)
-            lost = next((decision for decision in step.decisions if decision.why is Reason.PREEMPTED), None)
+            lost = next((decision for decision in step.decisions if decision.reason is Reason.PREEMPTED), None)
             if lost is not None:
                 return Reason.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
-            if lack := self._lack_of_blocks(sequence, hits, riders):
+            if lack := self._lack_of_blocks(sequence, hits, others):
                 return Reason.BLOCKS, lack
-            background.line.pop()
+            background.waiting.pop()
             budget -= self._start(step, sequence, budget, now)
         return None
 
@@ -448,36 +465,20 @@ class SequenceScheduler:
 
     # Ends
 
-    def _take_tokens(self, sequence: Sequence, tokens: list[int] | None) -> Finished | None:
-        """Append what was sampled; say if that ends the sequence."""
-        if not tokens:
-            if sequence.num_computed_tokens < len(sequence.token_ids):
-                return None  # the prompt goes on in the next step
-            return Finished(sequence.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
-        request = sequence.request
-        for token in tokens:
-            sequence.token_ids.append(token)
-            made = len(sequence.token_ids) - len(request.prompt_ids)
-            if token in request.stop_ids and made >= request.params.min_tokens:
-                return Finished(sequence.id, FinishReason.STOP, token)
-            if made >= request.max_tokens:
-                return Finished(sequence.id, FinishReason.LENGTH)
-        return None
-
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is and let go of all it holds."""
         del self._sequences[sequence.id]
         if sequence.block_table:
-            self._riders(sequence).remove(sequence)
+            self._fellows(sequence).remove(sequence)
             self._release_blocks(sequence)
-        elif sequence in self.seated:
-            self.seated.remove(sequence)
+        elif sequence in self.admitted:
+            self.admitted.remove(sequence)
         else:
-            (self.background.line if sequence.request.background else self.line).remove(sequence)
+            (self.background.waiting if sequence.request.background else self.waiting).remove(sequence)
 
-    def _riders(self, sequence: Sequence) -> list[Sequence]:
+    def _fellows(self, sequence: Sequence) -> list[Sequence]:
         """The list that holds a sequence with blocks."""
-        return self.background.riding if sequence.request.background else self.running
+        return self.background.running if sequence.request.background else self.running
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)

@@ -1,29 +1,51 @@
-"""The scheduler's own record of one request."""
+"""The scheduler's own record of one request, and the hashes by which its prefixes are found."""
 
-from chairlift.core.sequences.blocks import BlockHash, block_hash, root_hash
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.order import Rank
 from chairlift.core.sequences.request import Request
+
+BlockHash = bytes
+
+
+def root_hash(salt: str) -> BlockHash:
+    """Return the parent of a sequence's first block; different salts never share a block."""
+    return blake2b(salt.encode(), digest_size=16).digest()
+
+
+def block_hash(parent: BlockHash, token_ids: Iterable[int]) -> BlockHash:
+    """Chain a full block's tokens to all that precede them, so that equal hashes mean equal prefixes.
+
+    128 bits of BLAKE2b, not Python's `hash`: a collision would show one user another user's text.
+    """
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 class Sequence:
     """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks."""
 
     __slots__ = (
+        "arrival",
         "block_table",
         "hashes",
         "id",
-        "key",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_published",
+        "rank",
         "request",
         "started",
         "token_ids",
     )
 
-    def __init__(self, request: Request, serial: int) -> None:
+    def __init__(self, request: Request, rank: Rank) -> None:
         self.request = request
         self.id = request.id
-        self.key = (request.priority, request.arrival, serial)
+        self.arrival = request.arrival
+        self.rank = rank
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -38,11 +60,6 @@ class Sequence:
         known = len(self.token_ids)
         return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-        return len(self.token_ids) - len(self.request.prompt_ids)
-
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""
         hashes = self.hashes
@@ -52,3 +69,19 @@ class Sequence:
         for start in range(len(hashes) * block_size, count * block_size, block_size):
             parent = block_hash(parent, self.token_ids[start : start + block_size])
             hashes.append(parent)
+
+    def take(self, tokens: list[int] | None) -> Finished | None:
+        """Append what was sampled; say if that ends it."""
+        if not tokens:
+            if self.num_computed_tokens < len(self.token_ids):
+                return None  # the prompt goes on in the next step
+            return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+        request = self.request
+        for token in tokens:
+            self.token_ids.append(token)
+            made = len(self.token_ids) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(self.id, FinishReason.STOP, token)
+            if made >= request.max_tokens:
+                return Finished(self.id, FinishReason.LENGTH)
+        return None

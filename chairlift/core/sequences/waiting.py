@@ -1,23 +1,31 @@
-"""The line: who waits, most urgent first."""
+"""The queue of those who wait, most urgent first."""
 
 import heapq
+from collections import deque
 from typing import Generic, Protocol, TypeVar
 
+from chairlift.core.order import Rank
 
-class Rider(Protocol):
-    """What the line needs to know of a waiting request. `key` is (priority, arrival, serial number)."""
+
+class Ranked(Protocol):
+    """What the queue needs to know of one who waits. The serial number in its `rank` is its own."""
 
     @property
-    def key(self) -> tuple[int, float, int]:
-        """Lower boards sooner."""
+    def rank(self) -> Rank:
+        """Lower is sooner."""
+        ...
+
+    @property
+    def arrival(self) -> float:
+        """When it came."""
         ...
 
 
-R = TypeVar("R", bound=Rider)
+R = TypeVar("R", bound=Ranked)
 
 
 class WaitingQueue(Generic[R]):
-    """Waiting requests by priority (lower is sooner), then arrival.
+    """Those who wait, by rank.
 
     `push`, `pop` and `remove` take O(log n) amortized, everything else O(1). A removed entry stays in the heaps as a
     tombstone until it surfaces or until tombstones outnumber the living. Ages are kept from when somebody first asks
@@ -26,48 +34,76 @@ class WaitingQueue(Generic[R]):
 
     def __init__(self) -> None:
         self._living: dict[int, R] = {}
-        self._urgency: list[tuple[int, float, int]] = []
-        self._age: list[tuple[float, int]] | None = None
+        self._ranks: list[Rank] = []
+        self._ages: list[tuple[float, int]] | None = None
         self.closed = False
 
     def __len__(self) -> int:
         return len(self._living)
 
-    def push(self, rider: R) -> None:
-        """Join the line."""
-        _, arrival, serial = rider.key
-        self._living[serial] = rider
-        heapq.heappush(self._urgency, rider.key)
-        if self._age is not None:
-            heapq.heappush(self._age, (arrival, serial))
+    def push(self, entry: R) -> None:
+        """Join the queue."""
+        rank = entry.rank
+        self._living[rank[1]] = entry
+        heapq.heappush(self._ranks, rank)
+        if self._ages is not None:
+            heapq.heappush(self._ages, (entry.arrival, rank[1]))
 
     def head(self) -> R | None:
-        """Return the most urgent request, or None."""
+        """Return the most urgent entry, or None."""
         self._bury()
-        return self._living[self._urgency[0][2]] if self._urgency else None
+        return self._living[self._ranks[0][1]] if self._ranks else None
 
     def pop(self) -> R:
-        """Take the most urgent request out of the line. Raises IndexError when nobody waits."""
+        """Take the most urgent entry out of the queue. Raises IndexError when nobody waits."""
         self._bury()
-        return self._living.pop(heapq.heappop(self._urgency)[2])
+        return self._living.pop(heapq.heappop(self._ranks)[1])
 
-    def remove(self, rider: R) -> None:
-        """Take a request out of the line, wherever it stands. Raises KeyError if it is not in it."""
-        del self._living[rider.key[2]]
-        if len(self._urgency) > 2 * len(self._living) + 16:
-            self._urgency = [r.key for r in self._living.values()]
-            heapq.heapify(self._urgency)
+    def remove(self, entry: R) -> None:
+        """Take an entry out of the queue, wherever it stands. Raises KeyError if it is not in it."""
+        del self._living[entry.rank[1]]
+        if len(self._ranks) > 2 * len(self._living) + 16:
+            self._ranks = [each.rank for each in self._living.values()]
+            heapq.heapify(self._ranks)
 
     def oldest_arrival(self) -> float | None:
-        """Return the earliest arrival time in the line, whatever its priority, or None."""
-        age = self._age
-        if age is None or len(age) > 2 * len(self._living) + 16:
-            self._age = age = [(r.key[1], r.key[2]) for r in self._living.values()]
-            heapq.heapify(age)
-        while age and age[0][1] not in self._living:
-            heapq.heappop(age)
-        return age[0][0] if age else None
+        """Return the earliest arrival time in the queue, whatever its rank, or None."""
+        ages = self._ages
+        if ages is None or len(ages) > 2 * len(self._living) + 16:
+            self._ages = ages = [(each.arrival, each.rank[1]) for each in self._living.values()]
+            heapq.heapify(ages)
+        while ages and ages[0][1] not in self._living:
+            heapq.heappop(ages)
+        return ages[0][0] if ages else None
 
     def _bury(self) -> None:
-        while self._urgency and self._urgency[0][2] not in self._living:
-            heapq.heappop(self._urgency)
+        while self._ranks and self._ranks[0][1] not in self._living:
+            heapq.heappop(self._ranks)
+
+
+class QueueLimit:
+    """A bounded queue. The time to come back follows from the rate at which requests lately ended.
+
+    `max_waiting` counts requests that have not begun to run. Times are in seconds on the caller's clock.
+    """
+
+    def __init__(self, max_waiting: int, memory: int = 64) -> None:
+        self.max_waiting = max_waiting
+        self._ends: deque[float] = deque(maxlen=memory)
+
+    def ended(self, now: float) -> None:
+        """Note that a request ended, so a slot came free."""
+        self._ends.append(now)
+
+    def retry_after(self, waiting: int, newcomers: int, now: float) -> float | None:
+        """Return None if `newcomers` may join the `waiting`, else the seconds until there should be places for them."""
+        excess = waiting + newcomers - self.max_waiting
+        if excess <= 0:
+            return None
+        return min(max(excess / self.rate(now), 1.0), 600.0)
+
+    def rate(self, now: float) -> float:
+        """Requests ended per second lately; 1 before there is anything to go by."""
+        if len(self._ends) < 2:
+            return 1.0
+        return len(self._ends) / max(now - self._ends[0], 1e-3)

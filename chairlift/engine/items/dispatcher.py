@@ -1,7 +1,8 @@
 """Between those who ask for one result each and the executors that compute batches: payloads, futures and a clock.
 
-What to run and when is `core/oneshot.py`'s to decide. It is asked once a turn of the event loop when something may have
-changed: a submit while an executor is free, the end of a call, or the moment that it named itself. Nothing polls.
+What to run and when is `core/items/scheduler.py`'s to decide. It is asked once a turn of the event loop when something
+may have changed: a submit while an executor is free, the end of a call, or the moment that it named itself. Nothing
+polls.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from chairlift.core.decision import Decision
-from chairlift.core.items.item import Batch, BatchResult, Ended, Failure, Item, Shed, ShedReason, Verdict
+from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
+from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 from chairlift.core.quantile import HighQuantile
@@ -71,9 +73,10 @@ class Ticket(asyncio.Future[Answer]):
 class _Entry:
     """What the dispatcher keeps of an item until it ends."""
 
-    __slots__ = ("on_part", "payload", "ticket")
+    __slots__ = ("item", "on_part", "payload", "ticket")
 
-    def __init__(self, payload: Any, ticket: Ticket, on_part: OnPart | None) -> None:
+    def __init__(self, item: Item, payload: Any, ticket: Ticket, on_part: OnPart | None) -> None:
+        self.item = item
         self.payload = payload
         self.ticket = ticket
         self.on_part = on_part
@@ -166,13 +169,13 @@ class Dispatcher:
             background=background,
         )
         try:
-            self.scheduler.add(item, now)
+            self.scheduler.add(item)
         except Shed as shed:
             raise QueueFull(str(shed), shed.retry_after) from None
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         ticket = Ticket(self, item.id, loop)
-        self._entries[item.id] = _Entry(payload, ticket, on_part)
+        self._entries[item.id] = _Entry(item, payload, ticket, on_part)
         # While all are busy, only a deadline before the moment that was to come next makes a difference.
         if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
@@ -185,7 +188,7 @@ class Dispatcher:
     def forget(self, item_id: str) -> None:
         """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
         if self._entries.pop(item_id, None) is not None:
-            self.scheduler.cancel(item_id)
+            self.scheduler.abort(item_id)
             self._note_idle()
 
     def instance_lost(self, number: int) -> None:
@@ -209,16 +212,16 @@ class Dispatcher:
         """Items that wait or run, and that somebody still wants."""
         return len(self._entries)
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Nobody else will come, so batches leave as they are."""
-        self.scheduler.closed = True
+        self.scheduler.close()
         if self._loop is not None:
             self._ask_soon(self._loop)
 
     async def drain(self, timeout: float) -> None:
         """Take no more items; give those that are here up to `timeout` seconds to end."""
         self._refusal = "the model is draining"
-        self.close_line()
+        self.close_queue()
         if not self._entries:
             return
         loop = asyncio.get_running_loop()
@@ -263,8 +266,8 @@ class Dispatcher:
             dropped = self.scheduler.take_dropped()
             if dropped:
                 now = self._clock()
-                for ended in dropped:
-                    self._fail(ended.item.id, self._shed_error(ended, now))
+                for end in dropped:
+                    self._fail(end.id, self._shed_error(end, now))
             self._set_timer()
         except Exception as error:
             self._recover(error)
@@ -340,32 +343,31 @@ class Dispatcher:
                 scheduler.instance_back(batch.instance)
             return
         now = self._clock()
-        ended = scheduler.update(batch, outcome, now)
+        finished = scheduler.update(batch, outcome, now)
         if self.on_batch is not None:
             self.on_batch(batch, outcome)
-        if not ended:
+        if not finished:
             return
         places = {item.id: place for place, item in enumerate(batch.items)}
         seconds, count, started = outcome.seconds, len(batch.items), batch.started
-        for each in ended:
-            item = each.item
-            if each.verdict is Verdict.DONE:
-                entry = self._entries.pop(item.id)
-                value = results[places[item.id]]
-                entry.ticket.set_result(Answer(value, started - item.arrival, seconds, count, now))
+        for end in finished:
+            if end.reason is FinishReason.DONE:
+                entry = self._entries.pop(end.id)
+                value = results[places[end.id]]
+                entry.ticket.set_result(Answer(value, started - entry.item.arrival, seconds, count, now))
             elif outcome.failure is None:
-                self._fail(item.id, results[places[item.id]])
+                self._fail(end.id, results[places[end.id]])
             elif self._raise_originals and cause is not None:
-                self._fail(item.id, cause)
+                self._fail(end.id, cause)
             else:
-                self._fail(item.id, RequestFailed(each.detail))
+                self._fail(end.id, RequestFailed(end.detail))
         self._note_idle()
 
     def _abandon(self, batch: Batch) -> None:
         """Answer those in a call that somebody cancelled, unless `close` has done so; its instance is free."""
         for item in batch.items:
             if item.id in self._entries:
-                self.scheduler.cancel(item.id)
+                self.scheduler.abort(item.id)
                 self._fail(item.id, Unavailable("the call was cancelled; send it again"))
         if self.scheduler.has(batch):
             self.scheduler.update(batch, BatchResult(seconds=0.0, failure=Failure.DIED), self._clock())
@@ -378,11 +380,11 @@ class Dispatcher:
             entry.ticket.exception()
         self._note_idle()
 
-    def _shed_error(self, ended: Ended, now: float) -> ChairliftError:
-        deadline = ended.item.deadline
-        if ended.shed is ShedReason.DEADLINE and deadline is not None and deadline <= now:
-            return DeadlineExceeded(ended.detail)
-        return QueueFull(ended.detail, max(self.scheduler.queue_seconds(), 0.001))
+    def _shed_error(self, end: Finished, now: float) -> ChairliftError:
+        deadline = self._entries[end.id].item.deadline
+        if end.shed is ShedReason.DEADLINE and deadline is not None and deadline <= now:
+            return DeadlineExceeded(end.detail)
+        return QueueFull(end.detail, max(self.scheduler.queue_seconds(), 0.001))
 
     def _note_idle(self) -> None:
         if self._idle is not None and not self._entries and not self._idle.done():
@@ -392,7 +394,8 @@ class Dispatcher:
         """Begin anew after an error of our own: everybody who is here gets it, and nobody waits for ever."""
         log.critical("the dispatcher failed; it starts anew", exc_info=error)
         self.scheduler = self._scheduler()
-        self.scheduler.closed = self._refusal is not None
+        if self._refusal is not None:
+            self.scheduler.close()
         for number in self._busy() | self._lost:
             self.scheduler.instance_lost(number)
         for item_id in list(self._entries):

@@ -13,7 +13,7 @@ _SECONDS = 0.5
 _PARAMS = SamplingParams(temperature=0, max_tokens=None)
 
 
-class _Trial(NamedTuple):
+class _Probe(NamedTuple):
     """So many sequences after so much context, a chunk of prompt for each, and then so many decodes."""
 
     width: int
@@ -23,18 +23,18 @@ class _Trial(NamedTuple):
 
 
 # Decodes of one and of many, small and large chunks, before and after a context: what tells the coefficients apart.
-_TRIALS = (
-    _Trial(1, 0, 16, 2),
-    _Trial(16, 0, 1, 2),
-    _Trial(1, 1024, 64, 2),
-    _Trial(1, 0, 192, 1),
+_PROBES = (
+    _Probe(1, 0, 16, 2),
+    _Probe(16, 0, 1, 2),
+    _Probe(1, 1024, 64, 2),
+    _Probe(1, 0, 192, 1),
 )
 # Makes the system back the KV memory that the others use, which takes longer than the step itself.
-_TOUCH = _Trial(1, 1024, 1, 0)
+_TOUCH = _Probe(1, 1024, 1, 0)
 
 
 def calibrate(
-    model: CostModel, runner: SequenceRunner, info: SequenceInfo, seats: int, max_num_batched_tokens: int
+    model: CostModel, runner: SequenceRunner, info: SequenceInfo, slots: int, max_num_batched_tokens: int
 ) -> None:
     """Time some steps of a loaded and warm runner, on blocks that nobody holds yet, for about half a second at most.
 
@@ -42,47 +42,47 @@ def calibrate(
     Where nothing fits, the cost model keeps its first guess.
     """
     spent = 0.0
-    for wanted in (_TOUCH, *_TRIALS):
-        trial = _fitted(wanted, info, seats, max_num_batched_tokens)
-        if trial is None:
+    for wanted in (_TOUCH, *_PROBES):
+        probe = _fitted(wanted, info, slots, max_num_batched_tokens)
+        if probe is None:
             continue
-        names = [f"calibration-{index}" for index in range(trial.width)]
-        for step, computed, count in _steps(trial, names, info):
+        names = [f"calibration-{index}" for index in range(probe.width)]
+        for step, computed, count in _steps(probe, names, info):
             seconds = runner.execute(step).seconds
             spent += seconds
             if wanted is not _TOUCH:
                 read, pairs = computed + count, count * computed + count * (count + 1) // 2
-                model.observe(seconds, trial.width * count, trial.width * read, trial.width * pairs)
+                model.observe(seconds, probe.width * count, probe.width * read, probe.width * pairs)
         runner.execute(Step(-1, {}, [], {}, names, []))
         if spent > _SECONDS:
             return
 
 
-def _fitted(trial: _Trial, info: SequenceInfo, seats: int, max_num_batched_tokens: int) -> _Trial | None:
-    """Cut a trial to what this model and these settings allow; None if nothing of it is left."""
-    width = min(trial.width, seats, max_num_batched_tokens, info.num_blocks)
-    chunk = min(trial.chunk, max_num_batched_tokens)
+def _fitted(probe: _Probe, info: SequenceInfo, slots: int, max_num_batched_tokens: int) -> _Probe | None:
+    """Cut a probe to what this model and these settings allow; None if nothing of it is left."""
+    width = min(probe.width, slots, max_num_batched_tokens, info.num_blocks)
+    chunk = min(probe.chunk, max_num_batched_tokens)
     longest = min(info.max_model_len, info.num_blocks // width * info.block_size)
-    context = min(trial.context, longest - chunk - trial.decodes)
-    return None if context < 0 else _Trial(width, context, chunk, trial.decodes)
+    context = min(probe.context, longest - chunk - probe.decodes)
+    return None if context < 0 else _Probe(width, context, chunk, probe.decodes)
 
 
-def _steps(trial: _Trial, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
+def _steps(probe: _Probe, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
     """Yield each step, the tokens that each sequence has computed before it, and those that it computes."""
-    computed = trial.context
-    for count in (trial.chunk, *(1 for _ in range(trial.decodes))):
+    computed = probe.context
+    for count in (probe.chunk, *(1 for _ in range(probe.decodes))):
         step = Step(-1, dict.fromkeys(names, count), [], {}, [], [])
-        if computed == trial.context:
-            step.started = _starts(trial, names, info)
+        if computed == probe.context:
+            step.started = _starts(probe, names, info)
         yield step, computed, count
         computed += count
 
 
-def _starts(trial: _Trial, names: list[str], info: SequenceInfo) -> list[Start]:
-    prompt = [0] * (trial.context + trial.chunk)
-    width = -(-(len(prompt) + trial.decodes) // info.block_size)
+def _starts(probe: _Probe, names: list[str], info: SequenceInfo) -> list[Start]:
+    prompt = [0] * (probe.context + probe.chunk)
+    width = -(-(len(prompt) + probe.decodes) // info.block_size)
     starts = []
     for index, name in enumerate(names):
-        request = Request(id=name, prompt_ids=prompt, params=_PARAMS, max_tokens=trial.decodes + 1, arrival=0.0)
-        starts.append(Start(request, prompt, trial.context, list(range(index * width, (index + 1) * width))))
+        request = Request(id=name, prompt_ids=prompt, params=_PARAMS, max_tokens=probe.decodes + 1, arrival=0.0)
+        starts.append(Start(request, prompt, probe.context, list(range(index * width, (index + 1) * width))))
     return starts

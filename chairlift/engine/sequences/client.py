@@ -12,13 +12,13 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.queue_limit import QueueLimit
 from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.sequences.messages import (
     Abort,
     Add,
-    CloseLine,
+    CloseQueue,
     EngineStats,
     Ready,
     SequencesToFront,
@@ -66,7 +66,7 @@ class Stream:
         return update
 
     def cancel(self) -> None:
-        """Give up the request; its seat and blocks are free within one step. Calling it again does nothing."""
+        """Give up the request; its slot and blocks are free within one step. Calling it again does nothing."""
         if not self._done:
             self._cancel(self)
 
@@ -104,8 +104,8 @@ class SequenceClient(Supervised):
         self.info: SequenceInfo | None = None
         self.stats = EngineStats()
         self.on_step: Callable[[EngineStats], None] | None = None
-        # By whether they are background requests, so that neither take the others' places in line.
-        self._admission = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
+        # By whether they are background requests, so that neither take the others' places in the queue.
+        self._limits = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
@@ -148,26 +148,26 @@ class SequenceClient(Supervised):
         return streams
 
     def _admit(self, background: bool, count: int) -> None:
-        """Raise QueueFull if so many more of their kind may not join the line."""
-        admission, waiting = self._admission[background], self._num_waiting[background]
-        retry_after = admission.retry_after(waiting, count, time.monotonic()) if count else None
+        """Raise QueueFull if so many more of their kind may not wait."""
+        limit, waiting = self._limits[background], self._num_waiting[background]
+        retry_after = limit.retry_after(waiting, count, time.monotonic()) if count else None
         if retry_after is not None:
             kind = "background requests" if background else "requests"
             raise QueueFull(
                 f"{waiting} {kind} wait already and {count} more would pass the limit of "
-                f"{admission.max_waiting}; come back in {retry_after:.0f} s",
+                f"{limit.max_waiting}; come back in {retry_after:.0f} s",
                 retry_after,
             )
 
-    def close_line(self) -> None:
-        """Nobody else will come, so a static batch may leave with empty seats."""
-        self._send(CloseLine())
+    def close_queue(self) -> None:
+        """Nobody else will come, so a static batch may leave with empty slots."""
+        self._send(CloseQueue())
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests; give those that are here up to `timeout` seconds to end."""
         self._worker.drain()
         if self._streams:
-            self.close_line()
+            self.close_queue()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
 
@@ -238,7 +238,7 @@ class SequenceClient(Supervised):
 
     def _forget(self, stream: Stream) -> None:
         del self._streams[stream.request.id]
-        self._admission[stream.request.background].ended(time.monotonic())
+        self._limits[stream.request.background].ended(time.monotonic())
         if not self._streams:
             self._idle.set()
 

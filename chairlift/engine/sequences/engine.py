@@ -7,6 +7,7 @@ from math import inf
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import Finished
+from chairlift.core.order import QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
@@ -57,7 +58,7 @@ class Engine:
         model = None if self.budget is None else self.budget.model
         background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
         self.scheduler = SequenceScheduler(
-            make_policy(config.strategy, config.seats, config.max_wait_ms / 1000),
+            make_policy(config.strategy, config.slots, config.max_wait_ms / 1000),
             self.pool,
             block_size=self.info.block_size,
             max_num_batched_tokens=most,
@@ -65,11 +66,12 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             budget=self.budget,
             background_budget=background,
+            order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
         if self.budget is not None:
-            calibrate(self.budget.model, runner, self.info, config.seats, most)
+            calibrate(self.budget.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served."""
@@ -81,9 +83,9 @@ class Engine:
             self.scheduler.abort(request_id)
             self._progress.pop(request_id, None)
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Nobody else will come, so closed batches need not wait to be full."""
-        self.scheduler.close_line()
+        self.scheduler.close()
 
     @property
     def ask_again(self) -> float | None:
@@ -98,7 +100,12 @@ class Engine:
     @property
     def only_background(self) -> bool:
         """Whether all that is here are background requests."""
-        return not (self.scheduler.running or self.scheduler.num_waiting)
+        return not (self.scheduler.num_running or self.scheduler.num_waiting)
+
+    @property
+    def has_background(self) -> bool:
+        """Whether background requests are here."""
+        return self.scheduler.num_background_running + self.scheduler.num_background_waiting > 0
 
     def step(self, yields: bool = False) -> StepOutput | None:
         """Run one step and return what it gave, or None if nothing can run now.
@@ -107,7 +114,7 @@ class Engine:
         """
         started = self.clock()
         step = self.scheduler.schedule(started, yields)
-        if not step.num_tokens:
+        if step is None:
             return None
         result = self._execute(step)
         finished = self.scheduler.update(step, result, self.clock())
@@ -141,7 +148,7 @@ class Engine:
         for request_id, entries in result.prompt_logprobs.items():
             if not progress[request_id].answered:
                 progress[request_id].prompt_logprobs += entries
-        ends = {end.request_id: end for end in finished}
+        ends = {end.id: end for end in finished}
         updates = []
         for request_id in step.num_tokens:
             tokens, end = result.tokens.get(request_id), ends.get(request_id)
@@ -186,11 +193,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
-        background = scheduler.background
         return EngineStats(
-            running=len(scheduler.running),
+            running=scheduler.num_running,
             waiting=scheduler.num_waiting,
-            waiting_reason=waiting.why.value if waiting else None,
+            waiting_reason=waiting.reason.value if waiting else None,
             kv_blocks_used=self.pool.num_used,
             kv_blocks_total=self.pool.num_blocks,
             prefix_queried_tokens=scheduler.prefix_queried_tokens,
@@ -198,8 +204,8 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             cost=CostStats.of(self.budget) if self.budget is not None else None,
-            background_running=len(background.riding),
-            background_waiting=len(background.line),
+            background_running=scheduler.num_background_running,
+            background_waiting=scheduler.num_background_waiting,
         )
 
 

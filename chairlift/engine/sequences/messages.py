@@ -15,7 +15,7 @@ class SequenceUpdate(msgspec.Struct, array_like=True):
 
     A request that holds its updates has two: of the first step that gave a token, and of all others, at its end.
     `detail` is the stop token's id when `finish_reason` is stop, or the error's text. `num_cached_tokens` and
-    `first_scheduled` are those of the request's first boarding.
+    `first_scheduled` are those of when the request first ran.
     """
 
     id: str
@@ -78,8 +78,8 @@ class Abort(msgspec.Struct, tag=True):
     request_ids: list[str]
 
 
-class CloseLine(msgspec.Struct, tag=True):
-    """Front to worker: nobody else will come, so a static batch may leave with empty seats."""
+class CloseQueue(msgspec.Struct, tag=True):
+    """Front to worker: nobody else will come, so a static batch may leave with empty slots."""
 
 
 class TurnGiven(msgspec.Struct, tag=True):
@@ -92,7 +92,7 @@ class TurnAsked(msgspec.Struct, tag=True):
     live: bool
 
 
-SequencesToWorker = Add | Abort | CloseLine | Shutdown | TurnGiven | TurnAsked
+SequencesToWorker = Add | Abort | CloseQueue | Shutdown | TurnGiven | TurnAsked
 
 
 class Ready(msgspec.Struct, tag=True):

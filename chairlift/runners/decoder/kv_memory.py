@@ -31,7 +31,7 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
     else:
         free = available_bytes(device)
         enough = max(_DEFAULT_GB * _GB // per_block, longest)
-        blocks = min(config.seats * longest, int(_SHARE * free / per_block), enough)
+        blocks = min(config.slots * longest, int(_SHARE * free / per_block), enough)
         limit = f"{_SHARE:.0%} of the {free / _GB:.1f} GiB of memory that are free"
     if blocks < longest:
         raise ConfigError(

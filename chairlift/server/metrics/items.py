@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from chairlift.core.items.item import Batch, BatchResult, Failure, ShedReason
+from chairlift.core.finished import ShedReason
+from chairlift.core.items.item import Batch, BatchResult, Failure
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.errors import DeadlineExceeded, QueueFull
 from chairlift.server.metrics.families import (

@@ -27,6 +27,7 @@ from chairlift.server.metrics.families import (
 WAITING_REASONS = [
     reason.value for reason in Reason if reason.value.startswith("waiting_for_") and reason is not Reason.LIVE
 ]
+FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
 
 
 class ObservedEngine(Protocol):
@@ -52,7 +53,7 @@ class SequenceMetrics:
         self.inter_token = Histogram(SHORT)
         self.end_to_end = Histogram(LONG)
         self.queue_time = Histogram(LONG)
-        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FINISH_REASONS})
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._engine = engine

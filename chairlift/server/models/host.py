@@ -41,7 +41,7 @@ class Host(Protocol):
         """How many workers have died and been replaced."""
         ...
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Say that nobody else will come, so that no batch waits to be full."""
         ...
 

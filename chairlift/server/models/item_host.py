@@ -82,9 +82,9 @@ class ItemHost:
         """Workers that died, of all instances."""
         return sum(executor.restarts for executor in self._executors)
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Let batches leave as they are."""
-        self._dispatcher.close_line()
+        self._dispatcher.close_queue()
 
     async def drain(self, timeout: float) -> None:
         """Let what waits and runs end."""
@@ -138,6 +138,9 @@ def limits_of(config: ItemConfig, info: ItemInfo | None) -> BatchLimits:
         max_waiting=config.max_waiting,
         max_queue_seconds=_seconds(config.max_queue_ms),
         target_latency=_seconds(config.target_latency_ms),
+        order=config.order,
+        order_ageing=config.order_ageing_ms / 1000,
+        priority_ageing=config.priority_ageing_ms / 1000,
         background_step=config.background_step_ms / 1000,
         default_timeout=_seconds(config.timeout_ms),
         retries=config.retries,

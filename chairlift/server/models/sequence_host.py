@@ -37,7 +37,7 @@ class SequenceHost:
         tokenizer = Tokenizer.from_folder(self._config.model)
         with contextlib.suppress(InvalidRequest):
             tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
-        version, slots = self.served.share.version, self._config.seats
+        version, slots = self.served.share.version, self._config.slots
         return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots)
 
     async def wait_ready(self) -> None:
@@ -59,9 +59,9 @@ class SequenceHost:
         """Workers that died."""
         return self._client.restarts
 
-    def close_line(self) -> None:
+    def close_queue(self) -> None:
         """Let batches leave as they are."""
-        self._client.close_line()
+        self._client.close_queue()
 
     async def drain(self, timeout: float) -> None:
         """Let what runs end."""
