@@ -162,7 +162,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 continue
             else:
                 sequence.num_computed_tokens += num_tokens
-                end = self._take_tokens(sequence, result.tokens.get(request_id))
+                end = sequence.take(result.tokens.get(request_id))
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)
@@ -466,22 +466,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         return limit.explain()
 
     # Ends
-
-    def _take_tokens(self, sequence: Sequence, tokens: list[int] | None) -> Finished | None:
-        """Append what was sampled; say if that ends the sequence."""
-        if not tokens:
-            if sequence.num_computed_tokens < len(sequence.token_ids):
-                return None  # the prompt goes on in the next step
-            return Finished(sequence.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
-        request = sequence.request
-        for token in tokens:
-            sequence.token_ids.append(token)
-            made = len(sequence.token_ids) - len(request.prompt_ids)
-            if token in request.stop_ids and made >= request.params.min_tokens:
-                return Finished(sequence.id, FinishReason.STOP, token)
-            if made >= request.max_tokens:
-                return Finished(sequence.id, FinishReason.LENGTH)
-        return None
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is and let go of all it holds."""
