@@ -8,8 +8,7 @@ from chairlift.core.cost import CostModel
 # holds more or fewer items than the first then settles both terms, for any executor between 0.1 + 10 b and 1 + 0.05 b.
 _SHAPE = (8.0, 1.0, 1.0, 1.0)
 _DOUBT = 100.0
-_RATE = 0.1
-_MOST_ERROR = 0.5
+_MOST_MARGIN = 0.5
 # Answers are promised by when 19 of 20 came. One that comes later moves that by up to a twentieth of the prediction.
 _EPSILON = 1e-3
 _PROMISE, _STEP = 0.95, 0.05
@@ -30,13 +29,11 @@ class BatchTime:
     """Seconds = a + b * computed size, fitted to the calls of one instance.
 
     `expected` is what a call takes, most likely; zero before the first one, as nothing is refused on a guess. Sizes may
-    be in any unit: they are measured in mean items of the first call. `error` is the mean deviation of late,
-    and `margin` how much later than predicted nearly all answers came, both relative to the prediction. The margin is
-    found by stochastic approximation (Robbins and Monro 1951).
+    be in any unit: they are measured in mean items of the first call. `margin` is how much later than predicted nearly
+    all answers came, relative to the prediction; it is found by stochastic approximation (Robbins and Monro 1951).
     """
 
     def __init__(self) -> None:
-        self.error = 0.0
         self.margin = 0.0
         self.expected = LinearCost(0.0, 0.0)
         self._model = CostModel(_SHAPE, _DOUBT)
@@ -59,11 +56,9 @@ class BatchTime:
             self._unit = computed / count if computed > 0 else 1.0
         else:
             predicted = self.expected.seconds(computed)
-            deviation = min(abs(seconds / predicted - 1), _MOST_ERROR) if predicted > 0 else _MOST_ERROR
-            self.error += _RATE * (deviation - self.error)
             is_late = elapsed > predicted * (1 + self.margin + _EPSILON)
             moved = self.margin + _STEP * (_PROMISE if is_late else _PROMISE - 1)
-            self.margin = min(max(moved, 0.0), _MOST_ERROR)
+            self.margin = min(max(moved, 0.0), _MOST_MARGIN)
         self._model.observe(seconds, computed / self._unit, 0)
         if self._model.num_observed:
             a, b, _, _ = self._model.coefficients
