@@ -1,9 +1,9 @@
 """Background items: work without haste, for instances that no live item wants."""
 
-from chairlift.core.items.batch_time import LinearCost
 from chairlift.core.items.bisection import Bisections
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, fill
 from chairlift.core.items.item import Item
+from chairlift.core.items.learned import LinearCost
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.waiting import WaitingItems
 

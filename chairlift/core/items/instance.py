@@ -2,10 +2,9 @@
 
 from math import inf
 
-from chairlift.core.items.batch_time import BatchTime, LinearCost
 from chairlift.core.items.bisection import Bisection
 from chairlift.core.items.item import Batch, BatchResult
-from chairlift.core.items.lead import Lead
+from chairlift.core.items.learned import BatchTime, Lead, LinearCost
 
 
 class Instance:

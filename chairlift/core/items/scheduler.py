@@ -13,15 +13,14 @@ from math import inf
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.background import BackgroundItems
-from chairlift.core.items.batch_time import LinearCost
 from chairlift.core.items.bisection import Bisection, Bisections
 from chairlift.core.items.explain import explain_background, explain_waiting
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
 from chairlift.core.items.instance import Instance, Instances
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.latency_target import LatencyTarget
+from chairlift.core.items.learned import LinearCost, MemoryLimit
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.items.memory_limit import MemoryLimit
 from chairlift.core.items.waiting import ShapeQueue, WaitingItem, WaitingItems
 from chairlift.core.scheduler import Scheduler
 

@@ -18,9 +18,9 @@ import msgspec
 from chairlift.core.decision import Decision
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
+from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.core.quantile import HighQuantile
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
