@@ -31,9 +31,9 @@ from tqdm import tqdm
 from chairlift.config.flags import add_flags
 from chairlift.config.settings import load
 from chairlift.engine.sequences.messages import EngineStats
-from chairlift.server.http.app import create_app
-from chairlift.server.http.endpoint import BACKGROUND
-from chairlift.server.metrics.histogram import LONG, Histogram
+from chairlift.server.app import create_app
+from chairlift.server.http.exchange import BACKGROUND
+from chairlift.server.metrics.families import LONG, Histogram
 from chairlift.server.models.host import host
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_host import SequenceHost

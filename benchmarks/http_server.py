@@ -24,7 +24,7 @@ def _app() -> Any:
     from server_harness import FakeClient, tokenizer
 
     from chairlift.config.server import ServerConfig
-    from chairlift.server.http.app import create_app
+    from chairlift.server.app import create_app
     from chairlift.server.models.registry import Models
     from chairlift.server.models.sequence_service import SequenceService
 

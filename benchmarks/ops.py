@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from chairlift.ops.base import AttentionBatch, HeadShape, Ops
+from chairlift.ops.base import AttentionBatch, HeadShape
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.reference import ReferenceOps
 
@@ -78,7 +79,7 @@ def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype) -> Non
             report(f"{name}, {tokens} tokens", fast, slow, size)
         gate, up = gate_up.chunk(2, dim=-1)
         plain = partial(lambda gate, up: functional.silu(gate) * up, gate, up)
-        report(f"silu_mul, {tokens} tokens", [partial(native.silu_mul, gate_up)], [plain], 1.5 * gate_up.nbytes)
+        report(f"gate, {tokens} tokens", [partial(native.gate, gate_up, "silu")], [plain], 1.5 * gate_up.nbytes)
 
 
 def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
@@ -93,6 +94,8 @@ def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
         block_tables=tables.int(),
         slot_mapping=slots.flatten(),
         positions=positions.repeat(sequences),
+        max_query_len=tokens,
+        max_context_len=context,
     )
 
 

@@ -26,7 +26,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.ops.base import Quantization
 from chairlift.ops.select import select_ops
-from chairlift.runners.decoder.config import ModelConfig, read_config
+from chairlift.runners.decoder.config import DecoderConfig, read_config
 
 ROWS = 512
 Shape = tuple[int, int]
@@ -54,7 +54,7 @@ class Machine:
         """Measure for the model in a folder."""
         return cls(read_config(Path(folder)), quantization, 1 if kv_cache_dtype == "int8" else 2)
 
-    def __init__(self, config: ModelConfig, quantization: Quantization, kv_bytes: int) -> None:
+    def __init__(self, config: DecoderConfig, quantization: Quantization, kv_bytes: int) -> None:
         self.config = config
         self.weight_bytes = 1 if quantization == "int8" else 2
         self.token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_bytes
@@ -75,7 +75,7 @@ class Machine:
         }
 
 
-def shapes(config: ModelConfig) -> tuple[list[Shape], Shape]:
+def shapes(config: DecoderConfig) -> tuple[list[Shape], Shape]:
     """The weights [out, in] of one layer, as they are fused, and of the head."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, middle = config.hidden_size, config.intermediate_size

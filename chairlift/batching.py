@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from functools import partial, update_wrapper
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -40,7 +40,7 @@ class BatchingOptions(msgspec.Struct, frozen=True):
             "size": 1.0 if self.size is None else self.size(item),
             "shape_key": (key, shape_of(item)) if self.stack else key,
             "priority": priority,
-            "timeout": None if timeout_ms is None else timeout_ms / 1000,
+            "timeout": _seconds(timeout_ms),
         }
 
 
@@ -112,7 +112,7 @@ class BatchedFunction(_Batched, Generic[T, R]):
             raise
 
     def submit(self, item: T, *, priority: int = 0, timeout_ms: float | None = None) -> "concurrent.futures.Future[R]":
-        """Queue the item and return at once. Cancelling the future takes it out of the line."""
+        """Queue the item and return at once. Cancelling the future takes it out of the queue."""
         fields = self._options.fields(item, priority, timeout_ms)
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
         home, dispatcher, _ = self._at_home()
@@ -120,11 +120,11 @@ class BatchedFunction(_Batched, Generic[T, R]):
         return future
 
     async def acall(self, item: T, *, priority: int = 0, timeout_ms: float | None = None) -> R:
-        """Await the item's result. Cancelling the awaiting task takes it out of the line."""
+        """Await the item's result. Cancelling the awaiting task takes it out of the queue."""
         return await asyncio.wrap_future(self.submit(item, priority=priority, timeout_ms=timeout_ms))
 
     def _at_home(self) -> tuple[LoopThread, Dispatcher, list[ThreadCall]]:
-        """Return the loop that keeps this function's line, and the line; after a fork both are new."""
+        """Return the dispatcher between the loop that it belongs to and its calls; after a fork all are new."""
         here, home = loop_thread(), self._home
         if home is None or home[0] is not here:
             with here.lock:
@@ -143,7 +143,7 @@ class AsyncBatchedFunction(_Batched, Generic[T, R]):
 
     def __init__(self, function: Callable[..., Any], options: BatchingOptions) -> None:
         super().__init__(function, options)
-        self._lines: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
+        self._dispatchers: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
 
     @overload
     def __get__(self, owner: None, kind: type) -> "AsyncBatchedFunction[T, R]": ...
@@ -155,24 +155,28 @@ class AsyncBatchedFunction(_Batched, Generic[T, R]):
     async def __call__(self, item: T, *, priority: int = 0, timeout_ms: float | None = None) -> R:
         """Await the item's result, or its exception; the arguments are those of `BatchedFunction.__call__`."""
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            self._lines = {loop: line for loop, line in self._lines.items() if not loop.is_closed()}
+        dispatcher = self._dispatchers.get(loop)
+        if dispatcher is None:
+            self._dispatchers = {loop: each for loop, each in self._dispatchers.items() if not loop.is_closed()}
             options = self._options
             calls = [AsyncCall(self._function, options.stack, options.call_timeout) for _ in range(options.workers)]
-            line = self._lines[loop] = Dispatcher(options.limits, calls, raise_originals=True)
-        answer = await line.submit(item, **self._options.fields(item, priority, timeout_ms))
+            dispatcher = self._dispatchers[loop] = Dispatcher(options.limits, calls, raise_originals=True)
+        answer = await dispatcher.submit(item, **self._options.fields(item, priority, timeout_ms))
         return cast("R", answer.value)
 
 
 def _submit(
-    home: LoopThread, line: Dispatcher, item: Any, fields: dict[str, Any], future: "concurrent.futures.Future[Any]"
+    home: LoopThread,
+    dispatcher: Dispatcher,
+    item: Any,
+    fields: dict[str, Any],
+    future: "concurrent.futures.Future[Any]",
 ) -> None:
-    """Queue an item, in the thread of the line's loop, for a caller that waits in another."""
+    """Queue an item, in the thread of the dispatcher's loop, for a caller that waits in another."""
     if future.cancelled():
         return
     try:
-        ticket = line.submit(item, **fields)
+        ticket = dispatcher.submit(item, **fields)
     except Exception as error:
         with suppress(concurrent.futures.InvalidStateError):
             future.set_exception(error)
@@ -242,68 +246,52 @@ class StackDecorator(Protocol):
     def __call__(self, function: Callable[[S, A], Any]) -> BatchedFunction[A, Any]: ...
 
 
+class BatchedSettings(TypedDict, total=False):
+    """What `batched` takes besides `stack`; `DEFAULTS` has what is not given."""
+
+    max_batch_size: int
+    max_wait_ms: float
+    max_batch_tokens: float | None
+    target_latency_ms: float | None
+    timeout_ms: float | None
+    call_timeout_ms: float | None
+    max_waiting: int
+    max_queue_ms: float | None
+    priority_ageing_ms: float
+    sort_window: int
+    max_passed_over: int
+    retries: int
+    bisect: bool
+    workers: int
+    size: Callable[[Any], float] | None
+    shape_key: Callable[[Any], Hashable] | None
+
+
+DEFAULTS: BatchedSettings = {
+    "max_batch_size": 32,
+    "max_wait_ms": 0.0,
+    "max_batch_tokens": None,
+    "target_latency_ms": None,
+    "timeout_ms": None,
+    "call_timeout_ms": None,
+    "max_waiting": 1024,
+    "max_queue_ms": None,
+    "priority_ageing_ms": 1000.0,
+    "sort_window": 0,
+    "max_passed_over": 16,
+    "retries": 2,
+    "bisect": True,
+    "workers": 1,
+    "size": None,
+    "shape_key": None,
+}
+
+
 @overload
-def batched(
-    *,
-    stack: Literal[False] = False,
-    max_batch_size: int = 32,
-    max_wait_ms: float = 0.0,
-    max_batch_tokens: float | None = None,
-    target_latency_ms: float | None = None,
-    timeout_ms: float | None = None,
-    call_timeout_ms: float | None = None,
-    max_waiting: int = 1024,
-    max_queue_ms: float | None = None,
-    priority_ageing_ms: float = 1000.0,
-    sort_window: int = 0,
-    max_passed_over: int = 16,
-    retries: int = 2,
-    bisect: bool = True,
-    workers: int = 1,
-    size: Callable[[Any], float] | None = None,
-    shape_key: Callable[[Any], Hashable] | None = None,
-) -> Decorator: ...
+def batched(*, stack: Literal[False] = False, **settings: Unpack[BatchedSettings]) -> Decorator: ...
 @overload
-def batched(
-    *,
-    stack: Literal[True],
-    max_batch_size: int = 32,
-    max_wait_ms: float = 0.0,
-    max_batch_tokens: float | None = None,
-    target_latency_ms: float | None = None,
-    timeout_ms: float | None = None,
-    call_timeout_ms: float | None = None,
-    max_waiting: int = 1024,
-    max_queue_ms: float | None = None,
-    priority_ageing_ms: float = 1000.0,
-    sort_window: int = 0,
-    max_passed_over: int = 16,
-    retries: int = 2,
-    bisect: bool = True,
-    workers: int = 1,
-    size: Callable[[Any], float] | None = None,
-    shape_key: Callable[[Any], Hashable] | None = None,
-) -> StackDecorator: ...
-def batched(
-    *,
-    stack: bool = False,
-    max_batch_size: int = 32,
-    max_wait_ms: float = 0.0,
-    max_batch_tokens: float | None = None,
-    target_latency_ms: float | None = None,
-    timeout_ms: float | None = None,
-    call_timeout_ms: float | None = None,
-    max_waiting: int = 1024,
-    max_queue_ms: float | None = None,
-    priority_ageing_ms: float = 1000.0,
-    sort_window: int = 0,
-    max_passed_over: int = 16,
-    retries: int = 2,
-    bisect: bool = True,
-    workers: int = 1,
-    size: Callable[[Any], float] | None = None,
-    shape_key: Callable[[Any], Hashable] | None = None,
-) -> Any:
+def batched(*, stack: Literal[True], **settings: Unpack[BatchedSettings]) -> StackDecorator: ...
+def batched(*, stack: bool = False, **settings: Unpack[BatchedSettings]) -> Any:
     """Decorate a function from a list of items to a list of their results, in order; call it with one item.
 
         @chairlift.batched(max_batch_size=32)
@@ -326,24 +314,7 @@ def batched(
 
     Raises ValueError if a setting is absurd, TypeError if the function is a generator.
     """
-    limits = BatchLimits(
-        max_batch_size=max_batch_size,
-        max_wait=max_wait_ms / 1000,
-        max_batch_tokens=max_batch_tokens,
-        max_waiting=max_waiting,
-        max_queue_seconds=None if max_queue_ms is None else max_queue_ms / 1000,
-        target_latency=None if target_latency_ms is None else target_latency_ms / 1000,
-        default_timeout=None if timeout_ms is None else timeout_ms / 1000,
-        priority_ageing=priority_ageing_ms / 1000,
-        sort_window=sort_window,
-        max_passed_over=max_passed_over,
-        retries=retries,
-        bisect=bisect,
-    )
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    call_timeout = None if call_timeout_ms is None else call_timeout_ms / 1000
-    options = BatchingOptions(limits, stack, call_timeout, workers, size, shape_key)
+    options = _options(stack, settings)
 
     def decorate(function: Callable[..., Any]) -> Any:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -353,3 +324,45 @@ def batched(
         return BatchedFunction(function, options)
 
     return decorate
+
+
+def _options(stack: bool, settings: BatchedSettings) -> BatchingOptions:
+    """Fill in the defaults, and count in seconds. Raises TypeError for a setting that there is not."""
+    if unknown := settings.keys() - DEFAULTS.keys():
+        raise TypeError(f"batched() has no setting {', '.join(sorted(unknown))}; it takes stack, {', '.join(DEFAULTS)}")
+    given: BatchedSettings = {**DEFAULTS, **settings}
+    limits = BatchLimits(
+        max_batch_size=given["max_batch_size"],
+        max_wait=given["max_wait_ms"] / 1000,
+        max_batch_tokens=given["max_batch_tokens"],
+        max_waiting=given["max_waiting"],
+        max_queue_seconds=_seconds(given["max_queue_ms"]),
+        target_latency=_seconds(given["target_latency_ms"]),
+        default_timeout=_seconds(given["timeout_ms"]),
+        priority_ageing=given["priority_ageing_ms"] / 1000,
+        sort_window=given["sort_window"],
+        max_passed_over=given["max_passed_over"],
+        retries=given["retries"],
+        bisect=given["bisect"],
+    )
+    if given["workers"] < 1:
+        raise ValueError(f"workers must be at least 1, got {given['workers']}")
+    call_timeout = _seconds(given["call_timeout_ms"])
+    return BatchingOptions(limits, stack, call_timeout, given["workers"], given["size"], given["shape_key"])
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _signature() -> inspect.Signature:
+    """What `help` and editors are to show: every setting with its default."""
+    settings = {"stack": False, **DEFAULTS}
+    types = {"stack": bool, **BatchedSettings.__annotations__}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [inspect.Parameter(name, kind, default=value, annotation=types[name]) for name, value in settings.items()]
+    )
+
+
+vars(batched)["__signature__"] = _signature()

@@ -54,6 +54,10 @@ class ConfigError(ChairliftError):
     """A setting is unknown, malformed or contradicts another; the message names it."""
 
 
+class StaleLibrary(ChairliftError):
+    """The native library was built from other sources than this code; the message says what differs, and to rebuild."""
+
+
 class DeadlineExceeded(ChairliftError):
     """The request was not, or could not have been, done by its deadline (HTTP 504)."""
 
@@ -67,4 +71,4 @@ class StoreBusy(JobError):
 
 
 class StorageFull(JobError):
-    """There is no room for a job's results. Nothing that was committed is lost, and nothing half-written stays."""
+    """There is no space for a job's results. Nothing that was committed is lost, and nothing half-written stays."""

@@ -1,7 +1,7 @@
 // Chooses the kernels that this processor can run, and exports them as plain C functions.
-#include "kernels.h"
-
 #include <cstring>
+
+#include "layout.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -45,28 +45,35 @@ const Choice *best_choice(const char *wanted) {
 
 } // namespace
 
-// Selects the kernels called `isa`, or the fastest that run here if null, and returns their name; null if there are none.
+// Selects the kernels called `isa`, or the fastest that run here if null, and returns their name; null if there are
+// none.
 EXPORT const char *chairlift_select(const char *isa) {
     const Choice *choice = best_choice(isa);
     if (choice) chosen = choice;
     return choice ? choice->name : nullptr;
 }
 
-EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim,
-                               float eps, int32_t dtype) {
-    chosen->kernels->rms_norm(x, residual, weight, out, rows, dim, eps, dtype);
+// The fields of all structures; the return value is how many.
+EXPORT int32_t chairlift_layout(const Field **fields) {
+    *fields = LAYOUT;
+    return sizeof LAYOUT / sizeof *LAYOUT;
 }
 
-EXPORT void chairlift_silu_mul(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t dtype) {
-    chosen->kernels->silu_mul(gate_up, out, rows, dim, dtype);
+EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, int32_t weight_dtype, void *out,
+                               int64_t rows, int64_t dim, float eps, int32_t dtype) {
+    chosen->kernels->rms_norm(x, residual, Norm{weight, weight_dtype}, out, rows, dim, eps, dtype);
+}
+
+EXPORT void chairlift_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation,
+                           int32_t dtype) {
+    chosen->kernels->gate(gate_up, out, rows, dim, activation, dtype);
 }
 
 EXPORT void chairlift_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
-                                     const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm,
-                                     const void *k_norm, float eps, int64_t tokens, const Heads *heads,
-                                     int32_t dtype) {
-    chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps,
-                                    tokens, *heads, dtype);
+                                     const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms *norms,
+                                     int64_t tokens, const Heads *heads, int32_t dtype) {
+    chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, *norms, tokens, *heads,
+                                    dtype);
 }
 
 EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, const void *v_cache,
@@ -76,11 +83,11 @@ EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, c
     chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, dtype);
 }
 
-// Whether the selected kernels multiply bfloat16 themselves.
-EXPORT int32_t chairlift_has_bf16_products() { return chosen->kernels->has_bf16_products; }
-
-// The instructions with which the selected kernels multiply int8 weights.
-EXPORT const char *chairlift_int8_path() { return chosen->kernels->int8_path; }
+// What the selected kernels know of a format; null if there is none of this id.
+EXPORT const FormatInfo *chairlift_format(int32_t format) {
+    const Kernels &kernels = *chosen->kernels;
+    return format >= 0 && format < kernels.num_formats ? kernels.formats + format : nullptr;
+}
 
 EXPORT void chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
     chosen->kernels->pack(weight, bias, *packed, dtype);

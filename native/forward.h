@@ -32,26 +32,27 @@ class Plans {
     }
 };
 
-// What the threads of a pass share.
-template <typename T> struct Scratch {
-    T *residual, *kept_residual, *qkv, *query, *mixed, *gated;
+// Buffers that the threads of a pass share.
+template <typename T> struct Workspace {
+    T *residual, *gathered_residual, *qkv, *query, *attention_out, *gated, *part;
     Staging<T> staging;
 
-    Scratch(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads) {
+    Workspace(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads) {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
         const int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim;
-        const int64_t middle = decoder.layers->down.ins;
-        const int64_t widest = std::max({middle, hidden_size, query_size});
-        const int64_t activations = tokens * (2 * hidden_size + qkv_size + 2 * query_size + middle);
+        const int64_t intermediate = decoder.layers->down.in_features;
+        const int64_t widest = std::max({intermediate, hidden_size, query_size});
+        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size + intermediate);
         arena.reset(sizeof(T) * activations + Staging<T>::size(tokens, widest, threads) + 16 * 64);
         residual = arena.take<T>(tokens * hidden_size);
-        kept_residual = arena.take<T>(tokens * hidden_size);
+        gathered_residual = arena.take<T>(tokens * hidden_size);
         qkv = arena.take<T>(tokens * qkv_size);
         query = arena.take<T>(tokens * query_size);
-        mixed = arena.take<T>(tokens * query_size);
-        gated = arena.take<T>(tokens * middle);
+        attention_out = arena.take<T>(tokens * query_size);
+        gated = arena.take<T>(tokens * intermediate);
+        part = arena.take<T>(tokens * hidden_size);     // what is to be normalized before it is added
         staging.take(arena, tokens, widest, threads);
     }
 };
@@ -60,50 +61,64 @@ template <typename T> struct Scratch {
 template <typename T, typename C> class Forward {
     const Decoder &decoder;
     const Pass &pass;
-    const Scratch<T> &scratch;
+    const Workspace<T> &workspace;
     const std::vector<const Plan *> &plans;  // of each layer
     Team &team;
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
-    // The normalized residual, as the weight wants it.
-    Rows normalized(const T *residual, const Tiles &tiles, const void *norm, const Weight &weight) {
-        return scratch.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
-            norm_row(residual + row * hidden_size, static_cast<const T *>(norm), space, hidden_size, decoder.eps);
-            return space;
+    // Rows of x, normalized if there is a norm, as the weight wants them.
+    Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight) {
+        return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
+            const T *from = x + row * weight.in_features;
+            if (!norm.weight) return from;
+            norm_row(from, norm, space, weight.in_features, decoder.eps);
+            return static_cast<const T *>(space);
         });
     }
 
-    // Rows that lie in memory, as the weight wants them.
-    Rows as_wanted(const T *x, const Tiles &tiles, const Weight &weight) {
-        return scratch.staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.ins; });
+    void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, EpilogueMode mode, T *out, int64_t stride) {
+        product(x, tiles, weight, Epilogue<T>{mode, out, nullptr, stride}, team);
+        team.wait();
     }
 
-    void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, Into into, T *out, int64_t stride) {
-        product(x, tiles, weight, Sink<T>{into, out, nullptr, stride}, team);
+    // Adds the product of x to the residual, normalized before if there is a norm.
+    void add(const T *x, const Tiles &tiles, const Weight &weight, const Norm &norm, T *residual) {
+        const Rows rows = prepared(x, tiles, {}, weight);
+        if (!norm.weight) return multiply(rows, tiles, weight, EpilogueMode::ADD, residual, hidden_size);
+        multiply(rows, tiles, weight, EpilogueMode::STORE, workspace.part, hidden_size);
+        const Range range = team.share(tiles.rows);
+        for (int64_t row = range.begin; row < range.end; row++) {
+            T *part = workspace.part + row * hidden_size;
+            norm_row(part, norm, part, hidden_size, decoder.eps);
+            add_row(part, residual + row * hidden_size, hidden_size);
+        }
         team.wait();
     }
 
     void embed() {
         const Range range = team.share(pass.num_tokens);
         for (int64_t t = range.begin; t < range.end; t++) {
-            T *to = scratch.residual + t * hidden_size;
+            T *to = workspace.residual + t * hidden_size;
             if (decoder.embedding)
                 std::memcpy(to, static_cast<const T *>(decoder.embedding) + pass.token_ids[t] * hidden_size,
                             sizeof(T) * hidden_size);
             else
                 unpack(decoder.head, pass.token_ids[t], to);
+            if (decoder.embedding_scale != 1.0f)
+                for (int64_t i = 0; i < hidden_size; i++) to[i] = narrow<T>(widen(to[i]) * decoder.embedding_scale);
         }
         team.wait();
     }
 
-    // Keeps the wanted rows alone: after the last layer's attention tokens no longer meet.
-    void keep_wanted() {
+    // Gathers the rows whose logits are wanted: what follows the last attention needs no other.
+    void gather_logit_rows() {
         const Range range = team.share(pass.num_logits);
         for (int64_t i = range.begin; i < range.end; i++) {
             const int64_t from = pass.logit_rows[i];
-            std::memcpy(scratch.query + i * query_size, scratch.mixed + from * query_size, sizeof(T) * query_size);
-            std::memcpy(scratch.kept_residual + i * hidden_size, scratch.residual + from * hidden_size,
+            std::memcpy(workspace.query + i * query_size, workspace.attention_out + from * query_size,
+                        sizeof(T) * query_size);
+            std::memcpy(workspace.gathered_residual + i * hidden_size, workspace.residual + from * hidden_size,
                         sizeof(T) * hidden_size);
         }
         team.wait();
@@ -114,51 +129,49 @@ template <typename T, typename C> class Forward {
         heads.window = layer.window;
         const int64_t rows = pass.num_tokens;
         const Tiles tiles(rows, team);
-        const Rows x = normalized(scratch.residual, tiles, layer.input_norm, layer.qkv);
-        multiply(x, tiles, layer.qkv, Into::ROWS, scratch.qkv, layer.qkv.outs);
-        rope_and_write(scratch.qkv, scratch.query, decoder.cos_sin, pass.positions, pass.slots,
-                       static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache),
-                       static_cast<const T *>(layer.q_norm), static_cast<const T *>(layer.k_norm), decoder.eps, rows,
-                       heads, team);
+        const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, layer.qkv);
+        multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
+        rope_and_write(workspace.qkv, workspace.query, layer.cos_sin, pass.positions, pass.slots,
+                       static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
+                       rows, heads, team);
         team.wait();
         if (&layer == decoder.layers + decoder.num_layers - 1 && !pass.num_logits) return;
-        attend(static_cast<const T *>(scratch.query), scratch.mixed, static_cast<const C *>(layer.k_cache),
+        attend(static_cast<const T *>(workspace.query), workspace.attention_out, static_cast<const C *>(layer.k_cache),
                static_cast<const C *>(layer.v_cache), pass.batch, heads, plan, team);
         team.wait();
     }
 
-    void feed_forward(const DecoderLayer &layer, const T *mixed, T *residual, int64_t rows) {
+    void feed_forward(const DecoderLayer &layer, const T *attention_out, T *residual, int64_t rows) {
         const Tiles tiles(rows, team);
-        multiply(as_wanted(mixed, tiles, layer.out), tiles, layer.out, Into::RESIDUAL, residual, hidden_size);
-        const Rows x = normalized(residual, tiles, layer.post_norm, layer.gate_up);
-        multiply(x, tiles, layer.gate_up, Into::GATED, scratch.gated, layer.down.ins);
-        multiply(as_wanted(scratch.gated, tiles, layer.down), tiles, layer.down, Into::RESIDUAL, residual, hidden_size);
+        add(attention_out, tiles, layer.out, layer.attention_post_norm, residual);
+        const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
+        multiply(x, tiles, layer.gate_up, EpilogueMode::GATE, workspace.gated, layer.down.in_features);
+        add(workspace.gated, tiles, layer.down, layer.mlp_post_norm, residual);
     }
 
   public:
-    Forward(const Decoder &decoder, const Pass &pass, const Scratch<T> &scratch, const std::vector<const Plan *> &plans,
-            Team &team)
-        : decoder(decoder), pass(pass), scratch(scratch), plans(plans), team(team) {}
+    Forward(const Decoder &decoder, const Pass &pass, const Workspace<T> &workspace,
+            const std::vector<const Plan *> &plans, Team &team)
+        : decoder(decoder), pass(pass), workspace(workspace), plans(plans), team(team) {}
 
     // Writes the normalized hidden states of the wanted rows.
     void run(T *out) {
         embed();
-        const T *mixed = scratch.mixed;
-        T *residual = scratch.residual;
+        const T *attention_out = workspace.attention_out;
+        T *residual = workspace.residual;
         int64_t rows = pass.num_tokens;
         for (int64_t index = 0; index < decoder.num_layers; index++) {
             const DecoderLayer &layer = decoder.layers[index];
             attend_layer(layer, *plans[index]);
             if (index == decoder.num_layers - 1 && pass.num_logits < rows) {
-                keep_wanted();
-                mixed = scratch.query, residual = scratch.kept_residual, rows = pass.num_logits;
+                gather_logit_rows();
+                attention_out = workspace.query, residual = workspace.gathered_residual, rows = pass.num_logits;
             }
-            if (rows) feed_forward(layer, mixed, residual, rows);
+            if (rows) feed_forward(layer, attention_out, residual, rows);
         }
         const Range range = team.share(rows);
         for (int64_t row = range.begin; row < range.end; row++)
-            norm_row(residual + row * hidden_size, static_cast<const T *>(decoder.norm), out + row * hidden_size,
-                     hidden_size, decoder.eps);
+            norm_row(residual + row * hidden_size, decoder.norm, out + row * hidden_size, hidden_size, decoder.eps);
     }
 };
 

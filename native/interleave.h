@@ -1,4 +1,4 @@
-// Rows to be multiplied, laid so that one cache line feeds a step of a whole tile.
+// Rows interleaved for products, so that one cache line feeds a step of a whole tile.
 #pragma once
 #include "simd.h"
 

@@ -25,29 +25,28 @@ template <typename F> void with_types(int32_t dtype, const Heads &heads, F f) {
         dtype == FLOAT32 ? f(single, single) : f(half, half);
 }
 
-void any_rms_norm(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim, float eps,
+void any_rms_norm(const void *x, void *residual, const Norm &norm, void *out, int64_t rows, int64_t dim, float eps,
                   int32_t dtype) {
     with_type(dtype, [&](auto *type) {
         using T = decltype(type);
-        rms_norm(T(x), T(residual), T(weight), T(out), rows, dim, eps);
+        rms_norm(T(x), T(residual), norm, T(out), rows, dim, eps);
     });
 }
 
-void any_silu_mul(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t dtype) {
+void any_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation, int32_t dtype) {
     with_type(dtype, [&](auto *type) {
         using T = decltype(type);
-        silu_mul(T(gate_up), T(out), rows, dim);
+        gate(T(gate_up), T(out), rows, dim, activation);
     });
 }
 
 void any_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
-                        const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm, const void *k_norm,
-                        float eps, int64_t tokens, const Heads &heads, int32_t dtype) {
+                        const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms &norms, int64_t tokens,
+                        const Heads &heads, int32_t dtype) {
     with_types(dtype, heads, [&](auto *type, auto *cache) {
         using T = decltype(type);
         using C = decltype(cache);
-        rope_and_write(T(qkv), T(q_out), cos_sin, positions, slots, C(k_cache), C(v_cache), T(q_norm), T(k_norm), eps,
-                       tokens, heads);
+        rope_and_write(T(qkv), T(q_out), cos_sin, positions, slots, C(k_cache), C(v_cache), norms, tokens, heads);
     });
 }
 
@@ -99,22 +98,24 @@ void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
     with_type(encoder.dtype, [&](auto *type) { encode<std::remove_pointer_t<decltype(type)>>(encoder, texts, out); });
 }
 
-#if defined(__AVX512BF16__)
-constexpr bool BF16_PRODUCTS = true;
-#else
-constexpr bool BF16_PRODUCTS = false;
-#endif
-#if defined(__AVX512VNNI__)
-constexpr const char *INT8_PATH = "avx512vnni";
-#elif defined(__AVX2__)
-constexpr const char *INT8_PATH = "avx2";
-#else
-constexpr const char *INT8_PATH = "baseline";
-#endif
+template <typename Format> constexpr FormatInfo info() {
+    return {Format::NAME, Format::BITS, Format::INPUTS, Format::SCALED, Format::COMPENSATED, MicroKernel<Format>::PATH};
+}
+
+template <typename... Each> struct FormatTable;
+template <typename... Each> struct FormatTable<FormatList<Each...>> {
+    static constexpr FormatInfo all[] = {info<Each>()...};
+    static constexpr bool in_order() {
+        int32_t place = 0;
+        return ((int32_t(Each::ID) == place++) && ...);
+    }
+    static_assert(in_order(), "formats are listed in the order of their ids");
+};
 
 } // namespace
 
 namespace ISA {
-extern const Kernels kernels = {any_rms_norm, any_silu_mul, any_rope_and_write, any_attention, any_pack,  any_linear,
-                                any_best,     any_embed,    any_decode,   any_encode,    draw,     BF16_PRODUCTS, INT8_PATH};
+extern const Kernels kernels = {any_rms_norm, any_gate,     any_rope_and_write, any_attention, any_pack, any_linear,
+                                any_best,     any_embed,    any_decode,         any_encode,    draw,
+                                FormatTable<Formats>::all,  Formats::COUNT};
 }

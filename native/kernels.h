@@ -35,35 +35,64 @@ struct Batch {
 // Outputs whose weights lie together when packed.
 constexpr int PANEL = 32;
 
-// A weight [outs, ins], packed: see gemm.h. In a gated one, the upper half of whose outputs is multiplied with the SiLU
-// of the lower half, a panel holds 16 outputs of each half.
+// How packed weights lie: see format.h.
+enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1 };
+
+// What a format is, for comparison with the table in chairlift/ops/formats.py.
+struct FormatInfo {
+    const char *name;
+    int32_t bits, inputs, scaled, compensated;
+    const char *path;   // the instructions that multiply it; null where these kernels do not
+};
+
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3 };
+
+// A weight [out_features, in_features], packed: see gemm.h. In a gated one, the upper half of whose outputs is
+// multiplied with the activation of the lower half, a panel holds 16 outputs of each half.
 struct Weight {
     const void *packed;
     const float *bias;          // [panels * PANEL], in the order of the panels, like the others; may be null
-    const float *scales;        // int8 only: what one unit of an output's weights is worth
-    const int32_t *starts;      // int8 only: where an output's sums begin, -128 times the sum of its weights
-    int64_t outs, ins;
-    int32_t int8, gated;
-    int64_t steps() const { return int8 ? (ins + 3) / 4 : (ins + 1) / 2; }
-    int64_t panels() const { return gated ? (outs / 2 + PANEL / 2 - 1) / (PANEL / 2) : (outs + PANEL - 1) / PANEL; }
+    const float *scales;        // of scaled formats, one for each output
+    const int32_t *compensation;    // of compensated ones: -128, the zero point, times the sum of the weights
+    int64_t out_features, in_features;
+    int32_t format, gated;
+    int32_t activation;         // of a decoder's gated weights
+    int64_t panels() const {
+        return gated ? (out_features / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out_features + PANEL - 1) / PANEL;
+    }
 };
 
-// One layer of a decoder. Norms are of the activations' type and null where there is none.
+// A norm's weight. What is normalized is rounded to its type before they are multiplied.
+struct Norm {
+    const void *weight;         // of the activations' type or FLOAT32; null where there is no norm
+    int32_t dtype;
+};
+
+// Norms of queries and keys: each head by itself, or `together` all of a token's, each with weights of its own.
+struct HeadNorms {
+    Norm q, k;
+    int32_t together;
+    float eps;
+};
+
+// One layer of a decoder, and its norms of what attention and the MLP are given (pre) and of what they give (post).
 struct DecoderLayer {
-    const void *input_norm, *q_norm, *k_norm, *post_norm;
+    Norm attention_pre_norm, attention_post_norm, mlp_pre_norm, mlp_post_norm;
+    HeadNorms head_norms;
     Weight qkv, out, gate_up, down;
     void *k_cache, *v_cache;
+    const float *cos_sin;
     int32_t window;
 };
 
 struct Decoder {
     const DecoderLayer *layers;
     int64_t num_layers, hidden_size;
-    const void *norm, *embedding;   // embedding null: the rows of the head
+    Norm norm;
+    const void *embedding;          // null: the rows of the head
     Weight head;
     Heads heads;                    // but for the window
-    float eps;
-    const float *cos_sin;
+    float eps, embedding_scale;
     int32_t dtype;
 };
 
@@ -78,8 +107,6 @@ struct Pass {
 struct LayerNorm {
     const float *weight, *bias;
 };
-
-enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3 };
 
 // One layer of an encoder. A gated `up` holds what is activated in its lower half.
 struct EncoderLayer {
@@ -118,15 +145,15 @@ struct Draws {
 };
 
 struct Kernels {
-    void (*rms_norm)(const void *x, void *residual, const void *weight, void *out, int64_t rows, int64_t dim, float eps,
+    void (*rms_norm)(const void *x, void *residual, const Norm &norm, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);
-    void (*silu_mul)(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t dtype);
+    void (*gate)(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation, int32_t dtype);
     void (*rope_and_write)(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
-                           const int64_t *slots, void *k_cache, void *v_cache, const void *q_norm, const void *k_norm,
-                           float eps, int64_t tokens, const Heads &heads, int32_t dtype);
+                           const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms &norms, int64_t tokens,
+                           const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
                       const Heads &heads, int32_t dtype);
-    // Fills what `packed` points to from weight [outs, ins] and bias [outs] (or null).
+    // Fills what `packed` points to from weight [out_features, in_features] and bias [out_features] (or null).
     void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
     // The sums as rows of the activations' type (for a gated weight half as many), or as floats.
     void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);
@@ -135,8 +162,8 @@ struct Kernels {
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
-    bool has_bf16_products;
-    const char *int8_path;  // the instructions that multiply int8 weights
+    const FormatInfo *formats;  // each at the place that its id says
+    int32_t num_formats;
 };
 
 namespace baseline { extern const Kernels kernels; }

@@ -66,7 +66,7 @@ inline void write_kv(const bf16 *k, const bf16 *v, bf16 *k_block, bf16 *v_block,
 
 // The highest magnitude in a row; not a number if anything in it is infinite or no number. Without their sign, numbers
 // of either type are in the order of their bits, and those that are none come last.
-inline float largest_size(const bf16 *x, int64_t count) {
+inline float max_abs(const bf16 *x, int64_t count) {
     vhalves most = {};
     int64_t i = 0;
     for (; i + 2 * LANES <= count; i += 2 * LANES) {
@@ -77,7 +77,7 @@ inline float largest_size(const bf16 *x, int64_t count) {
     }
     // As floats, since their maximum over lanes is at hand.
     const vuint pairs = (vuint)most;
-    uint32_t highest = uint32_t(largest_of(larger(to_float(vint(pairs & 0xffff)), to_float(vint(pairs >> 16)))));
+    uint32_t highest = uint32_t(reduce_max(vmax(to_float(vint(pairs & 0xffff)), to_float(vint(pairs >> 16)))));
     for (; i < count; i++) {
         const uint32_t bits = x[i].bits & 0x7fff;
         highest = bits > highest ? bits : highest;
@@ -85,7 +85,7 @@ inline float largest_size(const bf16 *x, int64_t count) {
     return highest < 0x7f80 ? widen(bf16{uint16_t(highest)}) : __builtin_nanf("");
 }
 
-inline float largest_size(const float *x, int64_t count) {
+inline float max_abs(const float *x, int64_t count) {
     uint32_t highest = 0;
     for (int64_t i = 0; i < count; i++) {
         const uint32_t bits = bit_cast<uint32_t>(x[i]) & 0x7fffffff;
@@ -97,7 +97,7 @@ inline float largest_size(const float *x, int64_t count) {
 // Rounds values to steps of a 127th of the largest, and returns the step.
 template <typename T> float quantize(const T *x, int dim, int8_t *out) {
     constexpr float magic = 12582912.0f;  // adding it rounds to an integer, which subtracting it leaves
-    const float largest = largest_size(x, dim);
+    const float largest = max_abs(x, dim);
     const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
     for (int i = 0; i < dim; i++) out[i] = int8_t((widen(x[i]) * inverse + magic) - magic);
     return largest / 127.0f;

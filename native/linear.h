@@ -4,25 +4,28 @@
 
 namespace {
 
-// Multiplies x [rows, weight.ins] into the sink that `sink_of(team)` gives.
-template <typename T, typename SinkOf> void multiply(const T *x, int64_t rows, const Weight &weight, SinkOf sink_of) {
+// Multiplies x [rows, in_features] with the weight and gives the sums to the epilogue that `epilogue_of(team)` makes.
+template <typename T, typename EpilogueOf>
+void multiply(const T *x, int64_t rows, const Weight &weight, EpilogueOf epilogue_of) {
     static thread_local Arena arena;
     const int threads = omp_get_max_threads();
-    arena.reset(Staging<T>::size(rows, weight.ins, threads));
+    arena.reset(Staging<T>::size(rows, weight.in_features, threads));
     Staging<T> staging;
-    staging.take(arena, rows, weight.ins, threads);
-    with_team(rows * weight.outs * weight.ins >= PARALLEL_PRODUCTS, [&](Team &team) {
+    staging.take(arena, rows, weight.in_features, threads);
+    with_team(rows * weight.out_features * weight.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
         const Tiles tiles(rows, team);
-        const Rows made = staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.ins; });
-        product(made, tiles, weight, sink_of(team), team);
+        const Rows made =
+            staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.in_features; });
+        product(made, tiles, weight, epilogue_of(team), team);
     });
 }
 
 template <typename T> void linear(const T *x, int64_t rows, const Weight &weight, T *out, bool floats) {
-    const Into into = floats ? Into::FLOATS : weight.gated ? Into::GATED : Into::ROWS;
-    const int64_t width = weight.gated ? weight.outs / 2 : weight.outs;
-    const Sink<T> sink{into, floats ? nullptr : out, floats ? reinterpret_cast<float *>(out) : nullptr, width};
-    multiply(x, rows, weight, [&](Team &) { return sink; });
+    using Mode = EpilogueMode;
+    const Mode mode = floats ? Mode::STORE_FLOAT32 : weight.gated ? Mode::GATE : Mode::STORE;
+    const int64_t width = weight.gated ? weight.out_features / 2 : weight.out_features;
+    const Epilogue<T> epilogue{mode, floats ? nullptr : out, floats ? reinterpret_cast<float *>(out) : nullptr, width};
+    multiply(x, rows, weight, [&](Team &) { return epilogue; });
 }
 
 // The highest sum of each row and which output's it is; no number if any of them is none.
@@ -34,7 +37,8 @@ template <typename T> void best(const T *x, int64_t rows, const Weight &weight, 
     auto *indices = arena.take<int64_t>(threads * rows);
     for (int64_t i = 0; i < threads * rows; i++) values[i] = -__builtin_inff(), indices[i] = 0;
     multiply(x, rows, weight, [&](Team &team) {
-        return Sink<T>{Into::BEST, nullptr, nullptr, 0, {values + team.thread * rows, indices + team.thread * rows}};
+        const Argmax argmax{values + team.thread * rows, indices + team.thread * rows};
+        return Epilogue<T>{EpilogueMode::ARGMAX, nullptr, nullptr, 0, argmax};
     });
     for (int64_t row = 0; row < rows; row++) {
         value[row] = -__builtin_inff(), index[row] = 0;
@@ -45,19 +49,19 @@ template <typename T> void best(const T *x, int64_t rows, const Weight &weight, 
 }
 
 template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight &head, T *out) {
-    for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.ins);
+    for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.in_features);
 }
 
 template <typename T, typename C> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
     static thread_local Arena arena;
     static thread_local Plans plans;
-    const Scratch<T> scratch(arena, decoder, pass, omp_get_max_threads());
+    const Workspace<T> workspace(arena, decoder, pass, omp_get_max_threads());
     plans.make(decoder, pass.batch);
     // Inside the team the name would stand for each thread's own.
     const std::vector<const Plan *> &of_layers = plans.of_layers;
     const Weight &gate_up = decoder.layers->gate_up;
-    with_team(pass.num_tokens * gate_up.outs * gate_up.ins >= PARALLEL_PRODUCTS, [&](Team &team) {
-        Forward<T, C>(decoder, pass, scratch, of_layers, team).run(hidden);
+    with_team(pass.num_tokens * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
+        Forward<T, C>(decoder, pass, workspace, of_layers, team).run(hidden);
     });
 }
 

@@ -1,20 +1,20 @@
 // Paged attention cut into tasks.
 //
-// The work is cut into tiles: a stretch of a sequence's tokens under the heads of one KV head, so that K and V are read
-// once for all of them. Keys are cut into splits of fixed size, each summed on its own and then folded in order. A tile
-// is one task, except where it is its sequence's only one: then each split is a task, so that few long sequences still
-// keep all threads busy. Either way the arithmetic of a row is the same, to the bit.
+// The work is cut into tiles: a run of a sequence's tokens under the query heads of one KV head, so that K and V are
+// read once for all of them. Keys are cut into KV splits of fixed size, each with a softmax state of its own, and these
+// are combined in order. A tile is one task, except where it is its sequence's only one: then each split is a task, so
+// that few long sequences still keep all threads busy. Either way the arithmetic of a row is the same, to the bit.
 #pragma once
 #include <vector>
 
-#include "tile.h"
+#include "attention_products.h"
 
 namespace {
 
 // Reading this many bytes of K and V takes one thread about as long as waking the others.
 constexpr int64_t PARALLEL_BYTES = 128 * 1024;
 
-// Where the tokens of a sequence lie among its lanes (see tile.h).
+// Where the tokens of a sequence lie among its lanes (see attention_products.h).
 struct Lanes {
     const Heads &heads;
     const int per_block = (heads.block_size + GROUP - 1) / GROUP * GROUP;
@@ -31,21 +31,21 @@ struct Tile {
     int seq, kv_head, first_head, num_heads, first_token, num_tokens;
     int first_position, first_lane, last_lane;
     int rows() const { return num_heads * num_tokens; }
-    int first_split() const { return first_lane / SPLIT; }
-    int end_split() const { return (last_lane + SPLIT - 1) / SPLIT; }
+    int first_split() const { return first_lane / KV_SPLIT; }
+    int end_split() const { return (last_lane + KV_SPLIT - 1) / KV_SPLIT; }
     int first_group(int split) const {
-        const int first = first_lane / GROUP, begin = split * SPLIT_GROUPS;
+        const int first = first_lane / GROUP, begin = split * KV_SPLIT_GROUPS;
         return first > begin ? first : begin;
     }
     int end_group(int split) const {
-        const int last = (last_lane + GROUP - 1) / GROUP, end = (split + 1) * SPLIT_GROUPS;
+        const int last = (last_lane + GROUP - 1) / GROUP, end = (split + 1) * KV_SPLIT_GROUPS;
         return last < end ? last : end;
     }
 };
 
-// A running softmax-weighted sum of V for each row.
-struct Sums {
-    float *highest, *total, *acc;
+// The online softmax of some rows: the highest score, the sum of the exponentials, and those times V.
+struct SoftmaxState {
+    float *row_max, *row_sum, *acc;
 };
 
 // What the threads share out among themselves. It depends on nothing but the batch and the heads, so that layers with
@@ -53,24 +53,24 @@ struct Sums {
 struct Plan {
     struct Task {
         int tile, split;  // split < 0: the whole tile
-        int64_t partial;  // index of the split's sums
+        int64_t partial;  // index of the split's state
     };
-    struct Divided {
+    struct SplitTile {
         int tile;
         int64_t partial;
     };
     std::vector<Tile> tiles;
     std::vector<Task> tasks;
-    std::vector<Divided> divided;
-    std::vector<Sums> partials;
+    std::vector<SplitTile> split_tiles;
+    std::vector<SoftmaxState> partials;
 
     Plan() = default;
-    // The partial sums point into this plan's own memory.
+    // The partial states point into this plan's own memory.
     Plan(const Plan &) = delete;
     Plan &operator=(const Plan &) = delete;
 
     void make(const Batch &batch, const Heads &heads) {
-        tiles.clear(), tasks.clear(), divided.clear(), partials.clear();
+        tiles.clear(), tasks.clear(), split_tiles.clear(), partials.clear();
         lanes_times_rows = 0;
         padded = padded_dim(heads);
         for (int seq = 0; seq < batch.num_seqs; seq++) add_sequence(batch, heads, seq);
@@ -95,7 +95,7 @@ struct Plan {
             tasks.push_back({index, -1, 0});
             return;
         }
-        divided.push_back({index, int64_t(partials.size())});
+        split_tiles.push_back({index, int64_t(partials.size())});
         for (int split = tile.first_split(); split < tile.end_split(); split++) {
             tasks.push_back({index, split, int64_t(partials.size())});
             partials.push_back({});
@@ -124,7 +124,7 @@ struct Plan {
         }
     }
 
-    // Gives each partial sum its memory.
+    // Gives each partial state its memory.
     void allocate() {
         size_t floats = 0;
         for (const Task &task : tasks)
@@ -134,7 +134,7 @@ struct Plan {
         for (const Task &task : tasks) {
             if (task.split < 0) continue;
             const int rows = tiles[task.tile].rows();
-            partials[task.partial] = Sums{next, next + rows, next + 2 * rows};
+            partials[task.partial] = SoftmaxState{next, next + rows, next + 2 * rows};
             next += rows * (padded + 2);
         }
     }

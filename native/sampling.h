@@ -1,6 +1,6 @@
 // Draws a token from each row of logits: temperature, min_p, top_k, top_p, then the CDF inverted in vocabulary order.
 //
-// Filters need no sorting: they are one threshold on the weights exp((logit - best) / temperature), which lie in [0, 1].
+// Filters need no sorting: they are one threshold on the weights exp((logit - best) / temperature), in [0, 1].
 // Positive floats are in the order of their bits, so a histogram over the upper bits finds the bucket of the threshold,
 // and only that bucket is sorted.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace {
 
-class Drawer {
+class Sampler {
     static constexpr int SHIFT = 19, BUCKETS = (0x3f800000 >> SHIFT) + 1;
     static constexpr int64_t CHUNK = 128;
     std::vector<float> weights, bucket;
@@ -22,7 +22,7 @@ class Drawer {
 
     static int bucket_of(float weight) { return int(bit_cast<uint32_t>(weight) >> SHIFT); }
 
-    void weigh(const float *logits, int64_t vocab, float temperature) {
+    void compute_weights(const float *logits, int64_t vocab, float temperature) {
         weights.resize(vocab);
         float best = logits[0];
 #pragma omp simd reduction(max : best)
@@ -37,52 +37,52 @@ class Drawer {
         }
     }
 
-    void fill_histogram(float cut) {
+    void fill_histogram(float threshold) {
         sums.assign(BUCKETS, 0.0);
         counts.assign(BUCKETS, 0);
         for (const float weight : weights) {
-            if (!(weight >= cut)) continue;
+            if (!(weight >= threshold)) continue;
             sums[bucket_of(weight)] += weight;
             counts[bucket_of(weight)]++;
         }
     }
 
-    // The weights of a bucket that are not below `cut`, highest first.
-    const std::vector<float> &sorted(int index, float cut) {
+    // The weights of a bucket that are not below `threshold`, highest first.
+    const std::vector<float> &sorted(int index, float threshold) {
         bucket.clear();
         for (const float weight : weights)
-            if (weight >= cut && bucket_of(weight) == index) bucket.push_back(weight);
+            if (weight >= threshold && bucket_of(weight) == index) bucket.push_back(weight);
         std::sort(bucket.begin(), bucket.end(), [](float a, float b) { return a > b; });
         return bucket;
     }
 
-    // The weight of the k-th likeliest of those not below `cut`; `cut` if there are fewer.
-    float of_rank(int64_t k, float cut) {
+    // The weight of the k-th likeliest of those not below `threshold`; `threshold` if there are fewer.
+    float kth_largest(int64_t k, float threshold) {
         for (int index = BUCKETS - 1; index >= 0; index--) {
-            if (k <= counts[index]) return sorted(index, cut)[k - 1];
+            if (k <= counts[index]) return sorted(index, threshold)[k - 1];
             k -= counts[index];
         }
-        return cut;
+        return threshold;
     }
 
-    // The weight of the last of the fewest likeliest not below `cut` that make up `share` of all those.
-    float of_share(double share, float cut) {
+    // The weight of the last of the fewest likeliest not below `threshold` that make up `share` of all those.
+    float nucleus_threshold(double share, float threshold) {
         double wanted = 0;
         for (const double sum : sums) wanted += sum;
         wanted *= share;
         for (int index = BUCKETS - 1; index >= 0; index--) {
             if (wanted <= sums[index] && counts[index]) {
-                for (const float weight : sorted(index, cut))
+                for (const float weight : sorted(index, threshold))
                     if ((wanted -= weight) <= 0) return weight;
                 return bucket.back();
             }
             wanted -= sums[index];
         }
-        return cut;
+        return threshold;
     }
 
-    // The first token at which the running sum of the weights not below `cut` exceeds `uniform` of their total.
-    int64_t invert(double uniform, float cut) {
+    // The first token at which the running sum of the weights not below `threshold` exceeds `uniform` of their total.
+    int64_t invert_cdf(double uniform, float threshold) {
         const int64_t vocab = weights.size();
         chunks.clear();
         double total = 0;
@@ -90,7 +90,7 @@ class Drawer {
             const int64_t end = first + CHUNK < vocab ? first + CHUNK : vocab;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t i = first; i < end; i++) sum += weights[i] >= cut ? double(weights[i]) : 0.0;
+            for (int64_t i = first; i < end; i++) sum += weights[i] >= threshold ? double(weights[i]) : 0.0;
             chunks.push_back(total += sum);
         }
         const double target = uniform * total;
@@ -100,7 +100,7 @@ class Drawer {
         // Rounding may leave the last chunk, or the last of a chunk, a little short of the target.
         for (chunk = chunk < int64_t(chunks.size()) ? chunk : chunk - 1; last < 0 && chunk >= 0; chunk--)
             for (int64_t i = chunk * CHUNK; i < vocab && i < (chunk + 1) * CHUNK; i++) {
-                if (!(weights[i] >= cut)) continue;
+                if (!(weights[i] >= threshold)) continue;
                 last = i;
                 if ((upto += weights[i]) > target) return i;
             }
@@ -109,27 +109,27 @@ class Drawer {
 
   public:
     int64_t draw(const float *logits, int64_t vocab, const Draws &draws, int64_t row) {
-        weigh(logits, vocab, draws.temperature[row]);
+        compute_weights(logits, vocab, draws.temperature[row]);
         // A weight of nothing is never drawn.
-        float cut = std::max(draws.min_p[row], 1e-45f);
+        float threshold = std::max(draws.min_p[row], 1e-45f);
         if (draws.top_k[row] > 0 && draws.top_k[row] < vocab) {
-            fill_histogram(cut);
-            cut = of_rank(draws.top_k[row], cut);
+            fill_histogram(threshold);
+            threshold = kth_largest(draws.top_k[row], threshold);
         }
         if (draws.top_p[row] < 1) {
-            fill_histogram(cut);
-            cut = of_share(draws.top_p[row], cut);
+            fill_histogram(threshold);
+            threshold = nucleus_threshold(draws.top_p[row], threshold);
         }
-        return invert(draws.uniform[row], cut);
+        return invert_cdf(draws.uniform[row], threshold);
     }
 };
 
 // ids [rows] drawn from logits [rows, vocab], each of which has a finite highest logit.
 void draw(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids) {
     with_team(rows > 1, [&](Team &team) {
-        static thread_local Drawer drawer;
+        static thread_local Sampler sampler;
         for (int64_t row = team.take(); row < rows; row = team.take())
-            ids[row] = drawer.draw(logits + row * vocab, vocab, draws, row);
+            ids[row] = sampler.draw(logits + row * vocab, vocab, draws, row);
     });
 }
 

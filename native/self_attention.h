@@ -1,22 +1,22 @@
 // Attention of texts over themselves, both ways, straight from the rows of one fused projection.
 //
-// A task is a stretch of one text's tokens under one head. It lays the keys it needs in groups of 16 lanes and the
-// values in pairs, as the products of tile.h read them, into memory of its thread, where they stay in the cache while
-// its rows pass by, six at a time. Groups are counted from the text's beginning and a row's sums run over them in order,
-// so what a row computes depends neither on its stretch nor on other texts.
+// A task is a query block of one text's tokens under one head. It packs the keys it needs in groups of 16 lanes and the
+// values in pairs, as the products of attention_products.h read them, into a workspace of its thread, where they stay
+// in the cache while its rows pass by, six at a time. Groups are counted from the text's beginning and a row's sums run
+// over them in order, so what a row computes depends neither on its query block nor on other texts.
 #pragma once
 #include "staging.h"
 #include "encoder_rows.h"
-#include "tile.h"
+#include "attention_products.h"
 
 namespace {
 
-// A stretch: enough rows that laying out keys and values costs little beside them.
-constexpr int STRETCH = 96;
-static_assert(STRETCH % 6 == 0 && STRETCH % 4 == 0, "rows go in the same company whatever the stretch");
+// Rows of a query block: enough that packing keys and values costs little beside them.
+constexpr int QUERY_BLOCK = 96;
+static_assert(QUERY_BLOCK % 6 == 0 && QUERY_BLOCK % 4 == 0, "rows go in the same company whatever the query_block");
 
-// Memory of one thread for texts of up to `longest` tokens.
-template <typename T> struct AttentionRoom {
+// Buffers of one thread for texts of up to `longest` tokens.
+template <typename T> struct AttentionWorkspace {
     T *keys, *values;
     float *scores;
     int64_t score_stride;
@@ -42,27 +42,27 @@ template <typename T> class SelfAttention {
 
     const Encoder &encoder;
     const EncoderLayer &layer;
-    const AttentionRoom<T> &room;
+    const AttentionWorkspace<T> &workspace;
     const int64_t hidden = encoder.hidden_size, stride = 3 * hidden;
     const int dim = int(hidden / encoder.num_heads), steps = dim / PER_WORD;
     const float scale = LOG2_E / __builtin_sqrtf(float(dim));
 
-    // The task at hand: its text's rows under its head, and the keys [begin, end) that are laid out.
+    // The task at hand: its text's rows under its head, and the keys [begin, end) that are packed.
     const T *rows = nullptr;
     int head = 0, tokens = 0, begin = 0, end = 0;
 
     const T *rotated(const T *row, int place, T *space) const {
         if (!layer.cos_sin) return row;
         const float *angles = layer.cos_sin + int64_t(place) * dim;
-        rotate_head<T>(row, angles, nullptr, 0, dim, space);
+        rotate_head(row, angles, dim, space);
         return space;
     }
 
-    void lay_keys() const {
+    void pack_keys() const {
         alignas(64) T group[GROUP][256];
         for (int first = begin; first < end; first += GROUP) {
             const int count = end - first < GROUP ? end - first : GROUP;
-            auto *to = reinterpret_cast<uint32_t *>(room.keys + (first - begin) * dim);
+            auto *to = reinterpret_cast<uint32_t *>(workspace.keys + (first - begin) * dim);
             const T *from = rows + first * stride + hidden;
             if (!layer.cos_sin && count == GROUP) {
                 interleave(reinterpret_cast<const uint32_t *>(from), stride / PER_WORD, GROUP, steps, to);
@@ -79,16 +79,16 @@ template <typename T> class SelfAttention {
         }
     }
 
-    void lay_values() const {
+    void pack_values() const {
         const T *from = rows + begin * stride + 2 * hidden;
         const int count = end - begin;
         if constexpr (PER_WORD == 1) {
-            for (int k = 0; k < count; k++) std::memcpy(room.values + k * dim, from + k * stride, sizeof(T) * dim);
+            for (int k = 0; k < count; k++) std::memcpy(workspace.values + k * dim, from + k * stride, sizeof(T) * dim);
         } else {
             const bf16 zeros[256] = {};
             for (int k = 0; k < count; k += 2) {
                 const bf16 *one = from + k * stride, *other = k + 1 < count ? one + stride : zeros;
-                auto *to = reinterpret_cast<float *>(room.values + k * dim);
+                auto *to = reinterpret_cast<float *>(workspace.values + k * dim);
                 for (int i = 0; i < dim; i += LANES) {
                     const vuint low = (vuint)load_wide(one + i) >> 16, high = (vuint)load_wide(other + i);
                     store(to + i, (vfloat)(low | high));
@@ -98,7 +98,7 @@ template <typename T> class SelfAttention {
     }
 
     // scores[r][0:G * GROUP] of R rows with G groups of keys.
-    template <int R, int G> void score(const Value *q, const T *keys, float *scores) const {
+    template <int R, int G> void qk(const Value *q, const T *keys, float *scores) const {
         constexpr int COUNT = G * VECTORS;
         vfloat sum[R][COUNT] = {};
         const auto *from = stored(keys);
@@ -111,12 +111,12 @@ template <typename T> class SelfAttention {
                 for (int r = 0; r < R; r++) sum[r][g] = multiply_add(sum[r][g], q + r * dim, step, key);
             }
         for (int r = 0; r < R; r++)
-            for (int g = 0; g < COUNT; g++) store(scores + r * room.score_stride + g * LANES, sum[r][g]);
+            for (int g = 0; g < COUNT; g++) store(scores + r * workspace.score_stride + g * LANES, sum[r][g]);
     }
 
     // out[r][first:first + C * LANES] = p[r] . V / totals[r] for R rows.
     template <int R, int C>
-    void weigh(const float *p, int64_t pairs, const T *values, const float *totals, T *out) const {
+    void pv(const float *p, int64_t pairs, const T *values, const float *totals, T *out) const {
         vfloat sum[R][C] = {};
         const auto *from = stored(values);
         const Value *weights = reinterpret_cast<const Value *>(p);
@@ -127,14 +127,15 @@ template <typename T> class SelfAttention {
                 const auto value = load(from + c * LANES);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++)
-                    sum[r][c] = multiply_add(sum[r][c], weights + r * room.score_stride * PER_FLOAT, int(pair), value);
+                    sum[r][c] =
+                        multiply_add(sum[r][c], weights + r * workspace.score_stride * PER_FLOAT, int(pair), value);
             }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) store_narrow(out + r * hidden + c * LANES, sum[r][c] * (1.0f / totals[r]));
     }
 
-    // Turns the scores of one row with keys [first, first + count) into probabilities times the sum that it returns.
-    float soften(float *scores, int place, int first, int count) const {
+    // Softmax numerators of one row's scores with keys [first, first + count), biased and masked; returns their sum.
+    float softmax(float *scores, int place, int first, int count) const {
         const int low = layer.window < 0 ? 0 : place - layer.window - first;
         const int high = layer.window < 0 || place + layer.window >= tokens ? tokens - first
                                                                            : place + layer.window + 1 - first;
@@ -147,8 +148,8 @@ template <typename T> class SelfAttention {
             for (int i = 0; i < high; i++) scores[i] += bias[i] * (LOG2_E / scale);
         }
         vfloat most = vfloat{} - 1e30f;
-        for (int i = 0; i < count; i += LANES) most = larger(load(scores + i), most);
-        const float highest = largest_of(most) * scale;
+        for (int i = 0; i < count; i += LANES) most = vmax(load(scores + i), most);
+        const float highest = reduce_max(most) * scale;
         vfloat sum = {};
         Value *p = reinterpret_cast<Value *>(scores);
         for (int i = 0; i < count; i += LANES) {
@@ -156,7 +157,7 @@ template <typename T> class SelfAttention {
             sum += e;
             store_narrow(p + i, e);
         }
-        return sum_of(sum);
+        return reduce_add(sum);
     }
 
     // R rows from the one at `place` on.
@@ -174,40 +175,42 @@ template <typename T> class SelfAttention {
             last = highest < tokens ? highest : tokens;
         }
         const int count = (last - first + GROUP - 1) / GROUP * GROUP;
-        score_all<R>(q, first, count);
+        qk_all<R>(q, first, count);
         float totals[R];
-        for (int r = 0; r < R; r++) totals[r] = soften(room.scores + r * room.score_stride, place + r, first, count);
+        for (int r = 0; r < R; r++)
+            totals[r] = softmax(workspace.scores + r * workspace.score_stride, place + r, first, count);
         const int64_t pairs = (last - first + PER_WORD - 1) / PER_WORD;
-        const T *values = room.values + (first - begin) * dim;
+        const T *values = workspace.values + (first - begin) * dim;
         constexpr int C = LANES == 16 ? 4 : LANES == 8 ? 2 : 1;
         int at = 0;
         for (; at + C * LANES <= dim; at += C * LANES)
-            weigh<R, C>(room.scores, pairs, values + at * PER_WORD, totals, out + at);
+            pv<R, C>(workspace.scores, pairs, values + at * PER_WORD, totals, out + at);
         if constexpr (C > 2)
             if (at + 2 * LANES <= dim) {
-                weigh<R, 2>(room.scores, pairs, values + at * PER_WORD, totals, out + at);
+                pv<R, 2>(workspace.scores, pairs, values + at * PER_WORD, totals, out + at);
                 at += 2 * LANES;
             }
-        if (at < dim) weigh<R, 1>(room.scores, pairs, values + at * PER_WORD, totals, out + at);
+        if (at < dim) pv<R, 1>(workspace.scores, pairs, values + at * PER_WORD, totals, out + at);
     }
 
-    template <int R> void score_all(const Value *q, int first, int count) const {
-        const T *keys = room.keys + (first - begin) * dim;
+    template <int R> void qk_all(const Value *q, int first, int count) const {
+        const T *keys = workspace.keys + (first - begin) * dim;
         int lane = 0;
         for (; lane + GROUPS_AT_ONCE * GROUP <= count; lane += GROUPS_AT_ONCE * GROUP)
-            score<R, GROUPS_AT_ONCE>(q, keys + lane * dim, room.scores + lane);
+            qk<R, GROUPS_AT_ONCE>(q, keys + lane * dim, workspace.scores + lane);
         const int left = (count - lane) / GROUP;
         if (left)
             with_constant<GROUPS_AT_ONCE>(left, [&](auto groups) {
-                score<R, groups>(q, keys + lane * dim, room.scores + lane);
+                qk<R, groups>(q, keys + lane * dim, workspace.scores + lane);
             });
     }
 
   public:
-    SelfAttention(const Encoder &encoder, const EncoderLayer &layer, const AttentionRoom<T> &room)
-        : encoder(encoder), layer(layer), room(room) {}
+    SelfAttention(const Encoder &encoder, const EncoderLayer &layer, const AttentionWorkspace<T> &workspace)
+        : encoder(encoder), layer(layer), workspace(workspace) {}
 
-    // Rows [from, to) of a text whose first row of the projection is `qkv`, under one head; `out` is the text's as well.
+    // Rows [from, to) of a text, whose first rows of the projection and of the output are `qkv` and `out`, under one
+    // head.
     void run(const T *qkv, int count, int which, int from, int to, T *out) {
         head = which, tokens = count, rows = qkv + head * dim;
         begin = 0, end = tokens;
@@ -215,8 +218,8 @@ template <typename T> class SelfAttention {
             begin = from > layer.window ? (from - layer.window) / GROUP * GROUP : 0;
             end = to + layer.window < tokens ? to + layer.window : tokens;
         }
-        lay_keys();
-        lay_values();
+        pack_keys();
+        pack_values();
         for (int place = from; place < to; place += ROWS_AT_ONCE) {
             const int left = to - place < ROWS_AT_ONCE ? to - place : ROWS_AT_ONCE;
             with_constant<ROWS_AT_ONCE>(

@@ -63,7 +63,7 @@ inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 
-inline vfloat larger(vfloat a, vfloat b) {
+inline vfloat vmax(vfloat a, vfloat b) {
 #if defined(__AVX512F__)
     // One instruction, where GCC makes two of the comparison.
     return (vfloat)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -72,7 +72,7 @@ inline vfloat larger(vfloat a, vfloat b) {
 #endif
 }
 
-inline vfloat smaller(vfloat a, vfloat b) {
+inline vfloat vmin(vfloat a, vfloat b) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
 #else
@@ -81,7 +81,7 @@ inline vfloat smaller(vfloat a, vfloat b) {
 }
 
 // Combines the lanes of v pairwise.
-template <typename Combine> inline float across(vfloat v, Combine combine) {
+template <typename Combine> inline float reduce(vfloat v, Combine combine) {
 #if defined(__AVX512F__)
     // The unmasked intrinsics, here and below, make GCC warn of what it takes for uninitialized.
     v = combine(v, (vfloat)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)v, (__m512)v, 0x4e));
@@ -97,12 +97,12 @@ template <typename Combine> inline float across(vfloat v, Combine combine) {
 #endif
 }
 struct Larger {
-    vfloat operator()(vfloat a, vfloat b) const { return larger(a, b); }
+    vfloat operator()(vfloat a, vfloat b) const { return vmax(a, b); }
     float operator()(float a, float b) const { return a > b ? a : b; }
 };
-inline float largest_of(vfloat v) { return across(v, Larger{}); }
-inline float sum_of(vfloat v) {
-    return across(v, [](auto a, auto b) { return a + b; });
+inline float reduce_max(vfloat v) { return reduce(v, Larger{}); }
+inline float reduce_add(vfloat v) {
+    return reduce(v, [](auto a, auto b) { return a + b; });
 }
 
 // Numbers in memory as floats, and back.
@@ -147,6 +147,7 @@ template <typename F> inline __attribute__((always_inline)) void by_lanes(int64_
 inline __m512 load_wide(const bf16 *from, __mmask16 lanes) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from)), 16));
 }
+inline __m512 load_wide(const float *from, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, from); }
 inline void store_narrow(bf16 *to, __mmask16 lanes, __m512 v) {
     _mm256_mask_storeu_epi16(to, lanes, (__m256i)_mm512_cvtneps_pbh(v));
 }
@@ -155,8 +156,8 @@ inline __m512 rounded(__m512 v) {
 }
 #endif
 
-// The nearest whole number, by adding and taking away a number whose last place is one; written to vectorize.
-inline float whole(float x) { return (x + 12582912.0f) - 12582912.0f; }
+// The nearest integer, by adding and subtracting a number whose last place is one; written to vectorize.
+inline float nearest_integer(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {
@@ -180,7 +181,7 @@ inline float exp_(float x) {
 // 2^x for x < 127, good to 2e-7, exactly 1 at 0 and exactly 0 from far below -126 on.
 inline vfloat exp2_(vfloat x) {
 #if defined(__AVX512F__)
-    const vfloat c = larger(x, vfloat{} - 200.0f);
+    const vfloat c = vmax(x, vfloat{} - 200.0f);
     const vfloat n = (vfloat)_mm512_maskz_roundscale_ps(0xffff, (__m512)c, _MM_FROUND_TO_NEAREST_INT);
     const vfloat r = c - n;
 #else
@@ -202,7 +203,7 @@ inline vfloat exp2_(vfloat x) {
 
 inline vfloat silu(vfloat x) {
     // Beyond this the quotient is 0 or infinite either way.
-    return x / (exp2_(smaller(x * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
+    return x / (exp2_(vmin(x * -1.44269504f, vfloat{} + 126.0f)) + 1.0f);
 }
 
 } // namespace

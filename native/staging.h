@@ -1,4 +1,4 @@
-// What is multiplied, made ready: quantized if the weight is, and interleaved.
+// Activations packed for a product: quantized if its weights are, and interleaved.
 #pragma once
 #include <cstdlib>
 #include <new>
@@ -43,16 +43,19 @@ class Arena {
     }
 };
 
-// Room for the rows of one product.
+// Buffers for the packed rows of one product.
 template <typename T> class Staging {
     char *inputs = nullptr;     // the rows as they are multiplied; a single tile once for each thread
-    float *scales = nullptr, *shifts = nullptr;
+    float *scales = nullptr, *zero_offsets = nullptr;
     T *row = nullptr;           // one for each thread
     uint32_t *words = nullptr;  // a tile for each thread, row after row
     int64_t width = 0;
 
-    // A row's elements, up to a whole number of steps of any kind.
-    static int64_t rounded(int64_t widest) { return (widest + 3) / 4 * 4; }
+    // A row's elements, up to a whole number of steps of any format.
+    static int64_t rounded(int64_t widest) {
+        constexpr int64_t MOST = Formats::MOST_INPUTS;
+        return (widest + MOST - 1) / MOST * MOST;
+    }
 
   public:
     static int64_t size(int64_t rows, int64_t widest, int64_t threads) {
@@ -60,26 +63,34 @@ template <typename T> class Staging {
         return all * (width * sizeof(T) + 2 * sizeof(float)) + threads * width * sizeof(T) * (1 + TILE_ROWS) + 5 * 64;
     }
 
-    // With `between`, rows are quantized from their lowest to their highest.
-    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads, bool between = false) {
+    // If asymmetric, rows are quantized with a zero point each.
+    void take(Arena &arena, int64_t rows, int64_t widest, int64_t threads, bool asymmetric = false) {
         const int64_t all = rows + TILE_ROWS * threads;
         width = rounded(widest);
         inputs = arena.take<char>(all * width * sizeof(T));
         scales = arena.take<float>(all);
-        shifts = between ? arena.take<float>(all) : nullptr;
+        zero_offsets = asymmetric ? arena.take<float>(all) : nullptr;
         row = arena.take<T>(threads * width);
         words = arena.take<uint32_t>(threads * width * sizeof(T) * TILE_ROWS / 4);
     }
 
-    // The tiles' rows, which `row_at(index, room for one)` points to, as the weight wants them; all of the team must call this.
-    // Every thread prepares a single tile for itself, which costs less than waiting for each other.
+    // The tiles' rows, which `row_at(index, buffer for one)` points to, as the weight wants them; all of the team must
+    // call this. Every thread prepares a single tile for itself, which costs less than waiting for each other.
     template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
+        Rows made;
+        with_format(weight, [&](auto format) { made = prepare_as(format, tiles, weight, team, row_at); });
+        return made;
+    }
+
+  private:
+    template <typename Format, typename RowAt>
+    Rows prepare_as(Format, const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
         const bool alone = tiles.count == 1;
-        const int64_t steps = weight.steps(), own = alone ? team.thread * TILE_ROWS : 0;
+        const int64_t steps = Format::steps(weight), own = alone ? team.thread * TILE_ROWS : 0;
         // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.
-        const int64_t row_bytes = width * (weight.int8 ? 1 : sizeof(T));
-        const Rows made{inputs + own * row_bytes, row_bytes, weight.int8 ? scales + own : nullptr,
-                        weight.int8 && shifts ? shifts + own : nullptr};
+        const int64_t row_bytes = 4 * (width / Format::INPUTS);
+        const Rows made{inputs + own * row_bytes, row_bytes, Format::SCALED ? scales + own : nullptr,
+                        Format::SCALED && zero_offsets ? zero_offsets + own : nullptr};
         const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
@@ -88,19 +99,21 @@ template <typename T> class Staging {
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
                 uint32_t *put = count > 1 ? tile_words + i * steps : to;
-                auto *bytes = reinterpret_cast<uint8_t *>(put);
-                if (weight.int8 && shifts)
-                    scales[own + first + i] = quantize_between(from, weight.ins, bytes, shifts[own + first + i]);
-                else if (weight.int8)
-                    scales[own + first + i] = quantize_row(from, weight.ins, bytes);
+                if constexpr (Format::SCALED)
+                    quantize_row(own + first + i, from, weight.in_features, reinterpret_cast<uint8_t *>(put));
                 else
-                    std::memcpy(put, from, sizeof(T) * weight.ins);
+                    std::memcpy(put, from, sizeof(T) * weight.in_features);
             }
             // A row on its own was put there at once.
             if (count > 1) interleave(tile_words, steps, count, steps, to);
         }
         if (!alone) team.wait();
         return made;
+    }
+
+    void quantize_row(int64_t index, const T *from, int64_t count, uint8_t *to) const {
+        scales[index] = zero_offsets ? quantize_asymmetric(from, count, to, zero_offsets[index])
+                                     : quantize_symmetric(from, count, to);
     }
 };
 

@@ -40,7 +40,7 @@ HELP = {
     "kind": "what the model is; auto is what its name and files say; encoder has a language model's folder embed",
     "max_batch_size": "items in one call (default: what the model says, or 32)",
     "max_batch_tokens": "tokens in one call",
-    "max_queue_ms": "predicted time of the work in line, beyond which a request gets 429 (default: any)",
+    "max_queue_ms": "predicted time of the work that waits, beyond which a request gets 429 (default: any)",
     "target_latency_ms": "from arrival to answer; batch size and wait then follow from measured times and arrivals",
     "timeout_ms": "the deadline of requests that bring none (default: none)",
     "call_timeout_s": "when a call counts as hung, and its process is ended",

@@ -14,7 +14,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class EncoderFamily:
     """Where one architecture keeps its tensors, how its config names things, and what it computes otherwise.
 
     Tensors of the encoder itself are under `prefix` where the folder holds a task's head as well. `qkv` is one fused
@@ -52,7 +52,7 @@ class Family:
 _BERT_HEAD = (Stage("pooler.dense", "tanh"), Stage("classifier"))
 _ROBERTA_HEAD = (Stage("classifier.dense", "tanh"), Stage("classifier.out_proj"))
 
-_BERT = Family(
+_BERT = EncoderFamily(
     prefix="bert.",
     layer="encoder.layer.{}.",
     words="embeddings.word_embeddings",
@@ -66,17 +66,19 @@ _BERT = Family(
 )
 
 
-def _roberta() -> Family:
+def _roberta() -> EncoderFamily:
     same = {name: getattr(_BERT, name) for name in ("layer", "words", "qkv", "out", "attention_norm", "up", "down")}
-    return Family(prefix="roberta.", mlp_norm=_BERT.mlp_norm, after_padding="pad_token_id", head=_ROBERTA_HEAD, **same)
+    return EncoderFamily(
+        prefix="roberta.", mlp_norm=_BERT.mlp_norm, after_padding="pad_token_id", head=_ROBERTA_HEAD, **same
+    )
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, EncoderFamily] = {
     "bert": _BERT,
     "roberta": _roberta(),
     "xlm-roberta": _roberta(),
     "camembert": _roberta(),
-    "distilbert": Family(
+    "distilbert": EncoderFamily(
         prefix="distilbert.",
         layer="transformer.layer.{}.",
         words="embeddings.word_embeddings",
@@ -96,7 +98,7 @@ FAMILIES: dict[str, Family] = {
         },
         head=(Stage("pre_classifier", "relu"), Stage("classifier")),
     ),
-    "mpnet": Family(
+    "mpnet": EncoderFamily(
         prefix="mpnet.",
         layer="encoder.layer.{}.",
         words="embeddings.word_embeddings",
@@ -111,7 +113,7 @@ FAMILIES: dict[str, Family] = {
         after_padding=1,
         head=_ROBERTA_HEAD,
     ),
-    "modernbert": Family(
+    "modernbert": EncoderFamily(
         prefix="model.",
         layer="layers.{}.",
         words="embeddings.tok_embeddings",

@@ -33,3 +33,11 @@ def positive_size(raw: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedModel(f"config.json must give {name} as a positive whole number, got {value!r}")
     return value
+
+
+def optional_object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a field that must be an object, empty if it is missing or null. Raises UnsupportedModel naming it."""
+    value = raw.get(name) or {}
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"{name} must be an object, got {value!r}")
+    return value

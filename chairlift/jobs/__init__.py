@@ -1,14 +1,13 @@
-"""Static batch jobs: each line of a file is a request to the server's own application, and has one result in the end.
+"""Batch jobs: each line of a file is a request, which a `Client` answers, and has exactly one result in the end.
 
-How the server uses it, with a job's input validated and its three paths derived from its id:
+How it is used; `client` may be the server's own application in this process:
 
     store = Store(data_dir / "jobs.sqlite")                  # blocks; one process at a time
     store.add_job(Job(id="batch_1", state="in_progress", entered={"in_progress": now}, about={...}))
     ledger = await asyncio.to_thread(Ledger, store, "batch_1", output_path, errors_path)
     open_reader = lambda: JsonLines(input_path, parse_batch_line)
-    client = AppClient(app, background=True, api_key=config.api_key)
-    options = Options(concurrency=..., wait_for_room=True, expires_at=...)
-    executor = Executor(client, ledger, open_reader, "batch_1", options)
+    options = JobOptions(concurrency=..., wait_for_space=True, expires_at=...)
+    executor = JobExecutor(client, ledger, open_reader, "batch_1", options)
     outcome = await executor.run()                           # goes on from where the store says the job is
     ledger.close()
     store.enter("batch_1", "completed", now)

@@ -15,8 +15,8 @@ import msgspec
 from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
 from chairlift.jobs.ledger import Ledger
+from chairlift.jobs.line_order import arrange
 from chairlift.jobs.lines import Line, LineError, Reader
-from chairlift.jobs.order import arrange
 from chairlift.jobs.records import LineUsage, answered, unanswered, usage_of
 from chairlift.jobs.replies import Client, Reply
 from chairlift.jobs.retry import Attempts, LineVerdict
@@ -45,7 +45,7 @@ class JobOptions(msgspec.Struct, kw_only=True):
     """How to run a job. Times in seconds; `expires_at` in Unix seconds.
 
     `concurrency` lines are under way at once. An error of the server's ends a line after `max_attempts`; more than
-    `max_failures` failed lines end the run. With `wait_for_room` a full disk is waited for, otherwise it ends the run.
+    `max_failures` failed lines end the run. With `wait_for_space` a full disk is waited for, otherwise it ends the run.
     So does `stall_seconds` without a single answer while the model is full or not ready.
     """
 
@@ -55,7 +55,7 @@ class JobOptions(msgspec.Struct, kw_only=True):
     window_bytes: int = 32 * 2**20
     max_attempts: int = 5
     max_failures: int | None = None
-    wait_for_room: bool = False
+    wait_for_space: bool = False
     expires_at: float | None = None
     stall_seconds: float | None = None
     commit_seconds: float = 1.0
@@ -96,7 +96,7 @@ class JobExecutor:
         self._queue: deque[Line] = deque()
         self._again: deque[Line] = deque()
         self._suspects: deque[Line] = deque()
-        self._trials: dict[int, Attempts] = {}
+        self._attempts: dict[int, Attempts] = {}
         self._in_flight = 0
         self._alone = False
         self._unfinished = 0
@@ -346,16 +346,16 @@ class JobExecutor:
 
     def _judge(self, line: Line, reply: Reply) -> None:
         """Deal with an answer that is an error."""
-        trials = self._trials.setdefault(line.number, Attempts())
-        verdict = trials.judge(reply.status, _worker_lost(reply), self._options.max_attempts)
+        attempts = self._attempts.setdefault(line.number, Attempts())
+        verdict = attempts.judge(reply.status, _worker_lost(reply), self._options.max_attempts)
         if verdict is LineVerdict.FAILED:
             self._fail(line, answered(self._result_id(line), line, reply))
             return
         if verdict is LineVerdict.WAIT:
             self._check_hope(reply)
         self.counts.retries += 1
-        delay = trials.delay(_retry_after(reply), random.random())
-        again = self._suspects if trials.suspect else self._again
+        delay = attempts.delay(_retry_after(reply), random.random())
+        again = self._suspects if attempts.suspect else self._again
         asyncio.get_running_loop().call_later(delay, self._send_again, again, line)
 
     def _send_again(self, queue: deque[Line], line: Line) -> None:
@@ -380,8 +380,8 @@ class JobExecutor:
             self._end(JobOutcome.TOO_MANY_FAILURES)
 
     def _finish(self, line: Line) -> None:
-        if self._trials:
-            self._trials.pop(line.number, None)
+        if self._attempts:
+            self._attempts.pop(line.number, None)
         self._unfinished -= 1
         if self._ledger.pending_bytes > self._options.commit_bytes:
             self._commit_due.set()
@@ -420,7 +420,7 @@ class JobExecutor:
             try:
                 await self._ledger.commit()
             except StorageFull as error:
-                if not self._options.wait_for_room or self._leaving.is_set():
+                if not self._options.wait_for_space or self._leaving.is_set():
                     raise
                 self.problem = str(error)
                 log.error("%s; the next try is in %g s", error, pause)

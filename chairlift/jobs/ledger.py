@@ -111,7 +111,7 @@ class Ledger:
         return pending
 
     def _check(self, writing: "asyncio.Future[None]", pending: _Pending) -> None:
-        """Keep what found no room for the next commit; after any other failure there can be none."""
+        """Keep what found no space for the next commit; after any other failure there can be none."""
         error = writing.exception()
         if not isinstance(error, StorageFull):
             self._broken = error

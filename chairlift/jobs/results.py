@@ -17,7 +17,7 @@ class ResultFile:
 
     The file is made with its first byte. `committed` is the length that counts; whatever lies beyond it when the file
     is opened was written by a process that died before it could commit, and is cut off. Raises JobError if the file is
-    shorter, or can't be opened or written; StorageFull if there is no room.
+    shorter, or can't be opened or written; StorageFull if there is no space.
     """
 
     def __init__(self, path: Path, committed: int) -> None:
@@ -95,5 +95,5 @@ def explain(error: OSError, path: Path) -> JobError:
     """The same error in words that say what to do."""
     problem = error.strerror or str(error)
     if error.errno in _FULL:
-        return StorageFull(f"there is no room for {path} ({problem}): make some, or raise the quota")
+        return StorageFull(f"there is no space for {path} ({problem}): make some, or raise the quota")
     return JobError(f"{path} can't be written: {problem}")

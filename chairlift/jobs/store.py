@@ -90,7 +90,7 @@ class Store:
 
     Any thread may call; each call is one transaction, on the disk when it returns, and blocks for as long as that
     takes. Raises JobError if another process has the store, or it can't be read or written; StorageFull if there is no
-    room, and then nothing has changed.
+    space, and then nothing has changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,5 +246,5 @@ class Store:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreBusy(f"{self.path} is in use: another process works on this job. Wait for it, or end it")
         if code == sqlite3.SQLITE_FULL:
-            return StorageFull(f"there is no room for {self.path} ({error}): make some, or raise the quota")
+            return StorageFull(f"there is no space for {self.path} ({error}): make some, or raise the quota")
         return JobError(f"{self.path} can't be used: {error}")

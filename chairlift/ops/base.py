@@ -1,19 +1,18 @@
-"""The operations a decoder is made of; `reference.py` is their meaning, the others are faster."""
+"""What the operations of a decoder take and give: weights, batches, and the shapes of heads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from chairlift.ops.encoder import EncoderForward, EncoderWeights
-
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 Quantization = Literal["none", "int8"]
 
 
@@ -54,6 +53,8 @@ class AttentionBatch:
     block_tables [S, max_blocks] int32: physical block of each logical block; entries past the context are undefined.
     slot_mapping [T] int64: physical slot (block * block_size + offset) of each token's K and V.
     positions [T] int64: position of each token in its sequence.
+    max_query_len, max_context_len: the most tokens that a sequence has in this step, and the longest context; 0 without
+    sequences. They are known without waiting for the device.
     """
 
     query_start: Tensor
@@ -61,6 +62,8 @@ class AttentionBatch:
     block_tables: Tensor
     slot_mapping: Tensor
     positions: Tensor
+    max_query_len: int
+    max_context_len: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,24 +88,37 @@ class Inputs:
 
 @dataclass(slots=True, frozen=True)
 class DecoderLayer:
-    """One layer's weights. `qkv` is one fused projection; `gate_up` is gated and gives silu(gate) * up."""
+    """One layer's weights. `qkv` is one fused projection; `gate_up` is gated.
+
+    Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
+    is added to the residual (post).
+    """
 
     heads: HeadShape
-    input_norm: Tensor
+    attention_pre_norm: Tensor | None
     qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Linear
-    post_norm: Tensor
+    attention_post_norm: Tensor | None
+    mlp_pre_norm: Tensor | None
     gate_up: Linear
     down: Linear
+    mlp_post_norm: Tensor | None
+
+    @property
+    def norms(self) -> list[Tensor]:
+        """Those that there are."""
+        pre_and_post = (self.attention_pre_norm, self.attention_post_norm, self.mlp_pre_norm, self.mlp_post_norm)
+        return [norm for norm in (*pre_and_post, self.q_norm, self.k_norm) if norm is not None]
 
 
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
     """A decoder. `embedding` [V, H] is None where the head, which is tied to it, gives its rows.
 
-    `head` is None where only hidden states are wanted; then there is an embedding.
+    `head` is None where only hidden states are wanted; then there is an embedding. Embeddings are multiplied by
+    `embedding_scale`, a number of `dtype`, as they and all hidden states are.
     """
 
     layers: Sequence[DecoderLayer]
@@ -110,6 +126,8 @@ class DecoderWeights:
     embedding: Tensor | None
     head: Head | None
     eps: float
+    embedding_scale: float
+    dtype: torch.dtype
 
 
 Forward = Callable[[Inputs], Tensor]
@@ -121,89 +139,6 @@ class Draws:
 
     temperature: NDArray[np.float32]
     min_p: NDArray[np.float32]
-    top_k: NDArray[np.int64]
+    top_k: Ints
     top_p: NDArray[np.float32]
     uniform: NDArray[np.float64]
-
-
-class Ops(Protocol):
-    """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`.
-
-    With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
-    is 8-bit numbers with a scale for each token, found from its highest magnitude.
-    """
-
-    name: str
-    quantization: Quantization
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> [T, out] for weight [out, in]; may re-lay the weight once, here."""
-        ...
-
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in], gate first."""
-        ...
-
-    def head(self, weight: Tensor) -> Head:
-        """Return the last projection of weight [V, H]."""
-        ...
-
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
-        """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing."""
-        ...
-
-    def encoder(self, weights: "EncoderWeights") -> "EncoderForward":
-        """Return an encoder's forward pass; what it needs of the weights is copied or kept."""
-        ...
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension, computed in float32."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add x into `residual` in place and return rms_norm(residual)."""
-        ...
-
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32, whose highest is finite: [R].
-
-        The logits are divided by the temperature. min_p keeps tokens with at least min_p times the best one's
-        probability; top_k the k likeliest of those; top_p the fewest likeliest of those whose probabilities,
-        renormalized, reach top_p. Ties with the last one kept are kept too, so the outcome depends neither on an order
-        of sorting nor on the other rows. What is left is drawn from by inverting its CDF, in vocabulary order.
-        """
-        ...
-
-    def allocate_kv_cache(
-        self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
-    ) -> KVCache:
-        """K and V of one layer, in this implementation's own layout.
-
-        `dtype` is that of the activations, or int8: then each token's K and V under each KV head are rounded to steps
-        of a 127th of their largest value, and the steps, its scales, are kept in float32. The other operations tell
-        from the cache which it is.
-        """
-        ...
-
-    def rope_and_write(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor,
-        batch: AttentionBatch,
-        cache: KVCache,
-        heads: HeadShape,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 1e-6,
-    ) -> Tensor:
-        """Split qkv [T, (Hq + 2 Hkv) * D]; normalize, rotate and write K and V; return q [T, Hq * D].
-
-        Each head of q and k is RMS-normalized if norms [D] are given (Qwen3), then rotated by halves (Llama) with
-        cos_sin [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; k and v go to the cache at
-        batch.slot_mapping.
-        """
-        ...
-
-    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
-        """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D]."""
-        ...

@@ -8,13 +8,12 @@ import ctypes
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
+from chairlift.ops.activation import Activation
 from chairlift.ops.base import (
     AttentionBatch,
     DecoderWeights,
@@ -27,15 +26,17 @@ from chairlift.ops.base import (
     Quantization,
 )
 from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
+from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
-from chairlift.ops.native import DTYPES, load_library, zeros
+from chairlift.ops.native import DTYPES, load_library, product_path, zeros
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceLinear
 
 MAX_HEAD_DIM = 256
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
+_NO_NORMS = native.HeadNormsStruct()
 
 
 class OneDnnLinear:
@@ -55,15 +56,15 @@ class OneDnnLinear:
 
 
 class GatedLinear:
-    """silu(lower half) * upper half of what another gives. Implements `Linear`."""
+    """Activation of the lower half * upper half of what another gives. Implements `Linear`."""
 
-    def __init__(self, gate_up: Linear, ops: "CpuOps") -> None:
-        self._gate_up, self._ops = gate_up, ops
+    def __init__(self, gate_up: Linear, ops: "CpuOps", activation: Activation) -> None:
+        self._gate_up, self._ops, self._activation = gate_up, ops, activation
         self.nbytes = gate_up.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, I]."""
-        return self._ops.silu_mul(self._gate_up(x))
+        return self._ops.gate(self._gate_up(x), self._activation)
 
 
 class CpuOps:
@@ -78,26 +79,31 @@ class CpuOps:
         library, isa = load_library()
         self.quantization = quantization
         self.name = f"native-{isa}"
-        if quantization == "int8":
-            self.name += f", int8 by {library.chairlift_int8_path().decode()}"
         self._library = library
         self._dtype = dtype
+        # None where products are left to oneDNN.
+        self._format = FORMATS.get(str(dtype).removeprefix("torch.") if quantization == "none" else quantization)
+        path = self._format and product_path(library, self._format)
+        if path is None:
+            self._format = None
+        elif quantization != "none":
+            self.name += f", {quantization} by {path}"
         self._code = DTYPES[dtype]
         self._rms_norm = library.chairlift_rms_norm
-        self._silu_mul = library.chairlift_silu_mul
+        self._gate = library.chairlift_gate
         self._rope_and_write = library.chairlift_rope_and_write
         self._attention = library.chairlift_attention
-        self._has_bf16_products = bool(library.chairlift_has_bf16_products())
-        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.Heads, int]] = {}
+        self._heads: dict[tuple[HeadShape, int, torch.dtype], tuple[native.HeadsStruct, int]] = {}
 
-    def _packs(self, weight: Tensor) -> bool:
-        """Whether the native products take this weight."""
-        if self.quantization == "int8":
-            return True
-        return self._has_bf16_products and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+    def _format_of(self, weight: Tensor) -> WeightFormat | None:
+        """The format in which the native products take this weight; None where they do not."""
+        found = self._format
+        return found if found is not None and found.takes(weight.dtype, weight.shape[1]) else None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight:
-        return PackedWeight(self._library, weight, bias, int8=self.quantization == "int8", gated=gated)
+    def _pack(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> PackedWeight | None:
+        """The weight packed for the native products; None where they do not take it."""
+        found = self._format_of(weight)
+        return None if found is None else PackedWeight(self._library, weight, bias, found, activation=activation)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
@@ -105,62 +111,61 @@ class CpuOps:
         The weight is copied: packed for our own products where the processor has them (bfloat16 on AVX-512 BF16, and
         int8), else for oneDNN.
         """
-        if self._packs(weight):
-            return self._pack(weight, bias)
+        packed = self._pack(weight, bias)
+        if packed is not None:
+            return packed
         if _can_pack(weight.dtype):
             return OneDnnLinear(weight, bias)
         return ReferenceLinear(weight, bias, "none")
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
-        if self._packs(weight):
-            return self._pack(weight, bias, gated=True)
-        return GatedLinear(self.linear(weight, bias), self)
+    def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
+        """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
+        return self._pack(weight, bias, activation) or GatedLinear(self.linear(weight, bias), self, activation)
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]. Where oneDNN would have to copy it, it is used as it is."""
-        return self._pack(weight, None) if self._packs(weight) else ReferenceLinear(weight, None, "none")
+        return self._pack(weight, None) or ReferenceLinear(weight, None, "none")
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> Forward | None:
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
-        return FusedDecoder(self._library, weights, caches, cos_sin) if can_fuse(weights) else None
+        return FusedDecoder(self._library, weights, caches, rotations) if can_fuse(weights) else None
 
     def encoder(self, weights: EncoderWeights) -> EncoderForward:
         """Return an encoder's pass: one native call where the native products take its weights."""
-        packs = all(self._packs(part.weight) for part in (weights.layers[0].up, weights.layers[0].down))
-        if packs and can_fuse_encoder(weights):
-            return FusedEncoder(self._library, weights, int8=self.quantization == "int8")
+        found = [self._format_of(part.weight) for part in (weights.layers[0].up, weights.layers[0].down)]
+        if found[0] is not None and found[1] is not None and can_fuse_encoder(weights):
+            return FusedEncoder(self._library, weights, found[0])
         return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
-        out = torch.empty_like(x)
-        dim = x.shape[-1]
-        self._rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, eps, self._code)
-        return out
+        """x [..., D] / rms(x) rounded to the weight's dtype, times weight [D]."""
+        return self._norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
-        out = torch.empty_like(x)
-        rows, dim = x.shape
-        self._rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps, self._code)
+        return self._norm(x, residual.data_ptr(), weight, eps)
+
+    def _norm(self, x: Tensor, residual: int | None, weight: Tensor, eps: float) -> Tensor:
+        out, dim = torch.empty_like(x), x.shape[-1]
+        norm = weight.data_ptr(), DTYPES[weight.dtype]
+        self._rms_norm(x.data_ptr(), residual, *norm, out.data_ptr(), x.numel() // dim, dim, eps, self._code)
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [T, 2 * I] -> silu(gate) * up [T, I]."""
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """gate_up [T, 2 * I] -> activation(gate) * up [T, I]."""
         rows, width = gate_up.shape
         out = torch.empty((rows, width // 2), dtype=self._dtype)
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, self._code)
+        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ACTIVATIONS[activation], self._code)
         return out
 
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32: [R]."""
-        ids = np.empty(len(logits), np.int64)
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
+        ids = torch.empty(len(logits), dtype=torch.int64)
         logits = logits.contiguous()
         # In the order of the structure's fields.
         fields = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, draws.uniform)
-        struct = native.Draws(*(values.ctypes.data for values in fields))
-        self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.ctypes.data)
+        struct = native.DrawsStruct(*(values.ctypes.data for values in fields))
+        self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.data_ptr())
         return ids
 
     def allocate_kv_cache(
@@ -199,6 +204,8 @@ class CpuOps:
         """Normalize (if asked), rotate, write K and V to their slots; return q [T, Hq * D]."""
         k, v = cache[:2]
         tokens = qkv.shape[0]
+        has_norms = q_norm is not None or k_norm is not None
+        norms = native.HeadNormsStruct.of(q_norm, k_norm, heads, eps) if has_norms else _NO_NORMS
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
             qkv.data_ptr(),
@@ -208,9 +215,7 @@ class CpuOps:
             batch.slot_mapping.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
-            eps,
+            ctypes.addressof(norms),
             tokens,
             self._heads_address(heads, k),
             self._code,
@@ -243,7 +248,7 @@ class CpuOps:
         found = self._heads.get(key)
         if found is None:
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
-            struct = native.Heads(*sizes, heads.scale, DTYPES[k.dtype])
+            struct = native.HeadsStruct(*sizes, heads.scale, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
 

@@ -6,50 +6,52 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import Draws
+from chairlift.ops.base import Draws, Ints
 
 # Likeliest tokens looked at before a row with top_p alone is sorted as a whole; real distributions rarely need more.
 _HEAD = 512
 _CHUNK = 128
+Floats = NDArray[np.float32]
 
 
-def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-    """Draw as `Ops.draw` says, on the device of the logits."""
-    device = logits.device
-
-    def tensor(values: NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
-    # Relative to the best: a tiny temperature would otherwise overflow.
-    logits = (logits - logits.amax(-1, keepdim=True)) / tensor(draws.temperature)[:, None]
+def draw_tokens(logits: Tensor, draws: Draws) -> Tensor:
+    """Draw as `Ops.draw` says."""
+    # Relative to the best: a tiny temperature would otherwise overflow. Without a finite best, what is no number ties.
+    logits = (logits - logits.amax(-1, keepdim=True)).nan_to_num_(0.0, 0.0, -torch.inf)
+    logits /= _tensor(draws.temperature, logits)[:, None]
     narrow = ((draws.min_p > 0) | (draws.top_k > 0) | (draws.top_p < 1)).nonzero()[0]
     if len(narrow):
-        where = tensor(narrow)
-        filters = (tensor(draws.min_p[narrow]), tensor(draws.top_k[narrow]), tensor(draws.top_p[narrow]))
-        logits[where] = apply_filters(logits[where], *filters)
-    ids: NDArray[np.int64] = draw(logits, tensor(draws.uniform)).cpu().numpy()
-    return ids
+        where = _tensor(narrow, logits)
+        logits[where] = apply_filters(logits[where], draws.min_p[narrow], draws.top_k[narrow], draws.top_p[narrow])
+    return draw(logits, _tensor(draws.uniform, logits))
 
 
-def apply_filters(logits: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def _tensor(values: NDArray[np.floating] | NDArray[np.integer], like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)
+
+
+def apply_filters(logits: Tensor, min_p: Floats, top_k: Ints, top_p: Floats) -> Tensor:
     """Return logits [R, V] float32 with -inf for all tokens that the filters drop.
 
-    min_p [R] (0 is off) keeps tokens with at least min_p times the best token's probability; top_k [R] int64 (0 is off)
+    min_p [R] (0 is off) keeps tokens with at least min_p times the best token's probability; top_k [R] (0 is off)
     keeps the k likeliest of those; top_p [R] (1 is off) keeps the fewest likeliest of those whose probabilities,
     renormalized, reach top_p. Tokens that tie with the last one kept are kept too, so the outcome depends neither on
     the order of sorting nor on the other rows.
     """
     vocab = logits.shape[1]
-    best = logits.amax(-1)
-    cut = best + min_p.log()
-    size = min(vocab, max(int(top_k.max()), _HEAD if bool((top_p < 1).any()) else 0))
+    cut = logits.amax(-1) + _tensor(min_p, logits).log()
+    nucleus = (top_p < 1).nonzero()[0]
+    # Looking whether a part of a row suffices would wait for a device, which sorts quickly.
+    sorted_part = _HEAD if logits.device.type == "cpu" else vocab
+    size = min(vocab, max(int(top_k.max()), sorted_part if len(nucleus) else 0))
     if size:
         head = logits.topk(size).values
-        kth = head.gather(1, (top_k.clamp(1, size) - 1)[:, None])[:, 0]
-        cut = torch.where((top_k > 0) & (top_k < vocab), torch.maximum(cut, kth), cut)
-    nucleus = (top_p < 1).nonzero()[:, 0]
+        k = _tensor(top_k, logits)
+        kth = head.gather(1, (k.clamp(1, size) - 1)[:, None])[:, 0]
+        cut = torch.where((k > 0) & (k < vocab), torch.maximum(cut, kth), cut)
     if len(nucleus):
-        cut[nucleus] = _top_p_cut(logits[nucleus], head[nucleus], cut[nucleus], top_p[nucleus])
+        where = _tensor(nucleus, logits)
+        cut[where] = _top_p_cut(logits[where], head[where], cut[where], _tensor(top_p[nucleus], logits))
     return logits.masked_fill(logits < cut[:, None], -torch.inf)
 
 
@@ -64,8 +66,10 @@ def _top_p_cut(logits: Tensor, head: Tensor, cut: Tensor, top_p: Tensor) -> Tens
     # A token stays while those before it have not reached top_p; so the likeliest always stays.
     stays = (upto - head_weights < wanted) & (head >= cut[:, None])
     found = torch.where(stays, head, torch.inf).amin(-1)
+    if head.shape[1] == logits.shape[1]:
+        return found
     short = ((upto[:, -1:] < wanted)[:, 0] & stays[:, -1]).nonzero()[:, 0]
-    if len(short) and head.shape[1] < logits.shape[1]:
+    if len(short):
         whole = logits[short].sort(dim=-1, descending=True).values
         found[short] = _top_p_cut(logits[short], whole, cut[short], top_p[short])
     return found

@@ -7,26 +7,14 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import Linear
+from chairlift.ops.activation import Activation, activate
+from chairlift.ops.base import Int32s, Linear
 from chairlift.ops.rotation import rotate
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 # What is wanted of each text: all tokens' hidden states, their mean, or the first or last token's.
 Output = Literal["tokens", "mean", "first", "last"]
-Ints = NDArray[np.int32]
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,9 +99,9 @@ class EncoderWeights:
 class Texts:
     """S texts, their T tokens end to end: `token_ids` [T], `type_ids` [T] or None (all 0), `starts` [S + 1]."""
 
-    token_ids: Ints
-    type_ids: Ints | None
-    starts: Ints
+    token_ids: Int32s
+    type_ids: Int32s | None
+    starts: Int32s
 
 
 class EncoderForward(Protocol):
@@ -223,15 +211,7 @@ def text_means(hidden: Tensor, starts: Tensor) -> Tensor:
     return hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden) / lengths.unsqueeze(1)
 
 
-def activate(x: Tensor, activation: str) -> Tensor:
-    """Apply an activation by its name: one of `Activation`, or "tanh"."""
-    if activation == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
-    return plain[activation](x)
-
-
-def _groups(weights: EncoderWeights, starts: Ints, device: torch.device) -> list[_Group]:
+def _groups(weights: EncoderWeights, starts: Int32s, device: torch.device) -> list[_Group]:
     windows = {layer.window for layer in weights.layers}
     lengths = np.diff(starts)
     found = []

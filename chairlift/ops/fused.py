@@ -11,11 +11,7 @@ from chairlift.ops.base import DecoderWeights, Inputs, KVCache, Linear
 from chairlift.ops.packed import PackedWeight
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _struct(linear: Linear) -> native.Weight:
+def _struct(linear: Linear) -> native.WeightStruct:
     assert isinstance(linear, PackedWeight)
     return linear.struct
 
@@ -30,35 +26,37 @@ class FusedDecoder:
     """What `DecoderWeights` describe, over caches of the native layout. Callable: see `Forward`."""
 
     def __init__(
-        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor
+        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
-        self._held = weights, caches, cos_sin
-        layers = (native.DecoderLayer * len(caches))()
-        for struct, layer, (k, v, *_) in zip(layers, weights.layers, caches, strict=True):
-            struct.input_norm, struct.post_norm = _address(layer.input_norm), _address(layer.post_norm)
-            struct.q_norm, struct.k_norm = _address(layer.q_norm), _address(layer.k_norm)
+        self._held = weights, caches, rotations
+        layers = (native.DecoderLayerStruct * len(caches))()
+        for struct, layer, (k, v, *_), cos_sin in zip(layers, weights.layers, caches, rotations, strict=True):
+            for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm"):
+                setattr(struct, name, native.NormStruct.of(getattr(layer, name)))
+            struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, weights.eps)
             struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
             struct.gate_up, struct.down = _struct(layer.gate_up), _struct(layer.down)
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
+            struct.cos_sin = cos_sin.data_ptr()
             struct.window = layer.heads.window or 0
         heads, k = weights.layers[0].heads, caches[0][0]
         assert isinstance(weights.head, PackedWeight | None)
-        self._hidden_size, self._dtype = weights.norm.shape[0], weights.norm.dtype
+        self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
         self._layers = layers
-        self._decoder = native.Decoder(
+        self._decoder = native.DecoderStruct(
             layers,
             len(layers),
             self._hidden_size,
-            weights.norm.data_ptr(),
-            _address(weights.embedding),
+            native.NormStruct.of(weights.norm),
+            None if weights.embedding is None else weights.embedding.data_ptr(),
             # Without a head its structure is all zeros, and nobody looks at it.
-            native.Weight() if weights.head is None else weights.head.struct,
-            native.Heads(
+            native.WeightStruct() if weights.head is None else weights.head.struct,
+            native.HeadsStruct(
                 heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale, native.DTYPES[k.dtype]
             ),
             weights.eps,
-            cos_sin.data_ptr(),
+            weights.embedding_scale,
             native.DTYPES[self._dtype],
         )
         self._decode = library.chairlift_decode
@@ -67,14 +65,14 @@ class FusedDecoder:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
         batch, rows = inputs.attention, inputs.logit_rows
         hidden = torch.empty((rows.shape[0], self._hidden_size), dtype=self._dtype)
-        step = native.Pass(
+        step = native.PassStruct(
             inputs.token_ids.data_ptr(),
             batch.positions.data_ptr(),
             batch.slot_mapping.data_ptr(),
             rows.data_ptr(),
             inputs.token_ids.shape[0],
             rows.shape[0],
-            native.Batch(
+            native.BatchStruct(
                 batch.query_start.data_ptr(),
                 batch.context_len.data_ptr(),
                 batch.block_tables.data_ptr(),

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from chairlift.ops import native
+from chairlift.ops.activation import Activation
 from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Output, Projection, Texts
+from chairlift.ops.formats import WeightFormat
 from chairlift.ops.packed import PackedWeight
 
-_ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 _OUTPUTS = {"tokens": 0, "mean": 1, "first": 2, "last": 3}
 # Rows are walked in whole vectors, the widest being of 16 numbers.
 _LANES = 16
@@ -26,21 +27,22 @@ def can_fuse_encoder(weights: EncoderWeights) -> bool:
 class FusedEncoder:
     """`EncoderForward` over weights packed for the native products.
 
-    With int8, rows are rounded from their lowest to their highest number, nearer to float32 than the plain operations.
+    Rows that are rounded to bytes are so from their lowest to their highest number, nearer to float32 than the plain
+    operations.
     """
 
-    def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, *, int8: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, weight_format: WeightFormat) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held: list[object] = [weights.words, weights.positions, weights.types]
-        self._library, self._int8 = library, int8
+        self._library, self._format = library, weight_format
         self.nbytes = sum(
             table.nbytes for table in (weights.words, weights.positions, weights.types) if table is not None
         )
-        layers = (native.EncoderLayer * len(weights.layers))()
+        layers = (native.EncoderLayerStruct * len(weights.layers))()
         for struct, layer in zip(layers, weights.layers, strict=True):
-            self._fill(struct, layer, weights.gated)
+            self._fill(struct, layer, weights.activation if weights.gated else None)
         self._hidden_size, self._most_tokens = weights.hidden_size, weights.most_tokens
-        self._encoder = native.Encoder(
+        self._encoder = native.EncoderStruct(
             layers,
             len(layers),
             weights.hidden_size,
@@ -53,7 +55,7 @@ class FusedEncoder:
             self._floats(weights.bias),
             0 if weights.bias is None else (weights.bias.shape[1] + 1) // 2,
             weights.num_heads,
-            _ACTIVATIONS[weights.activation],
+            native.ACTIVATIONS[weights.activation],
             weights.pre_norm,
             native.DTYPES[weights.words.dtype],
             weights.eps,
@@ -61,24 +63,24 @@ class FusedEncoder:
         self._layers = layers
         self._encode = library.chairlift_encode
 
-    def _fill(self, struct: native.EncoderLayer, layer: EncoderLayer, gated: bool) -> None:
+    def _fill(self, struct: native.EncoderLayerStruct, layer: EncoderLayer, gate: Activation | None) -> None:
         struct.attention_norm, struct.mlp_norm = self._norm(layer.attention_norm), self._norm(layer.mlp_norm)
         struct.qkv, struct.out = self._pack(layer.qkv), self._pack(layer.out)
-        struct.up, struct.down = self._pack(layer.up, gated), self._pack(layer.down)
+        struct.up, struct.down = self._pack(layer.up, gate), self._pack(layer.down)
         struct.cos_sin = self._floats(layer.cos_sin)
         struct.window = -1 if layer.window is None else layer.window
 
-    def _pack(self, projection: Projection, gated: bool = False) -> native.Weight:
-        packed = PackedWeight(self._library, projection.weight, projection.bias, int8=self._int8, gated=gated)
+    def _pack(self, projection: Projection, gate: Activation | None = None) -> native.WeightStruct:
+        packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, activation=gate)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct
 
-    def _norm(self, norm: Norm | None) -> native.LayerNorm:
+    def _norm(self, norm: Norm | None) -> native.LayerNormStruct:
         return (
-            native.LayerNorm(None, None)
+            native.LayerNormStruct(None, None)
             if norm is None
-            else native.LayerNorm(*map(self._floats, (norm.weight, norm.bias)))
+            else native.LayerNormStruct(*map(self._floats, (norm.weight, norm.bias)))
         )
 
     def _floats(self, tensor: Tensor | None) -> int | None:
@@ -93,7 +95,7 @@ class FusedEncoder:
         starts = texts.starts
         rows = len(texts.token_ids) if output == "tokens" else len(starts) - 1
         out = torch.empty((rows, self._hidden_size))
-        struct = native.Texts(
+        struct = native.TextsStruct(
             texts.token_ids.ctypes.data,
             None if texts.type_ids is None else texts.type_ids.ctypes.data,
             starts.ctypes.data,

@@ -5,20 +5,38 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, StaleLibrary
+from chairlift.ops.activation import Activation
+from chairlift.ops.base import HeadShape
+from chairlift.ops.formats import FORMATS, WeightFormat
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+ACTIVATIONS: dict[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
+_REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_ext --inplace)"
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class Heads(ctypes.Structure):
+class FieldStruct(ctypes.Structure):
+    """One field of a structure as the library has it; without a name, the structure as a whole."""
+
+    _fields_ = [
+        ("structure", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("offset", INT64),
+        ("size", INT64),
+        ("alignment", INT64),
+    ]
+
+
+class HeadsStruct(ctypes.Structure):
     """Attention heads of one layer."""
 
     _fields_ = [
@@ -32,51 +50,90 @@ class Heads(ctypes.Structure):
     ]
 
 
-class Weight(ctypes.Structure):
+class FormatInfoStruct(ctypes.Structure):
+    """What the kernels know of a format; `path` is null where they do not multiply it."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        *[(name, INT32) for name in ("bits", "inputs", "scaled", "compensated")],
+        ("path", ctypes.c_char_p),
+    ]
+
+
+class WeightStruct(ctypes.Structure):
     """A packed weight."""
 
     _fields_ = [
         ("packed", POINTER),
         ("bias", POINTER),
         ("scales", POINTER),
-        ("starts", POINTER),
-        ("outs", INT64),
-        ("ins", INT64),
-        ("int8", INT32),
+        ("compensation", POINTER),
+        ("out_features", INT64),
+        ("in_features", INT64),
+        ("format", INT32),
         ("gated", INT32),
+        ("activation", INT32),
     ]
 
 
-class DecoderLayer(ctypes.Structure):
+class NormStruct(ctypes.Structure):
+    """A norm's weight."""
+
+    _fields_ = [("weight", POINTER), ("dtype", INT32)]
+
+    @classmethod
+    def of(cls, weight: Tensor | None) -> "NormStruct":
+        """Point to a weight, which the caller keeps, or to none."""
+        return cls() if weight is None else cls(weight.data_ptr(), DTYPES[weight.dtype])
+
+
+class HeadNormsStruct(ctypes.Structure):
+    """Norms of queries and keys."""
+
+    _fields_ = [("q", NormStruct), ("k", NormStruct), ("together", INT32), ("eps", FLOAT)]
+
+    @classmethod
+    def of(cls, q_norm: Tensor | None, k_norm: Tensor | None, heads: HeadShape, eps: float) -> "HeadNormsStruct":
+        """Describe what `Ops.rope_and_write` takes."""
+        sizes = {norm.shape[0] for norm in (q_norm, k_norm) if norm is not None}
+        return cls(NormStruct.of(q_norm), NormStruct.of(k_norm), sizes != {heads.head_dim}, eps)
+
+
+class DecoderLayerStruct(ctypes.Structure):
     """One layer's norms, weights and cache."""
 
     _fields_ = [
-        *[(name, POINTER) for name in ("input_norm", "q_norm", "k_norm", "post_norm")],
-        *[(name, Weight) for name in ("qkv", "out", "gate_up", "down")],
+        *[
+            (name, NormStruct)
+            for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm")
+        ],
+        ("head_norms", HeadNormsStruct),
+        *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("k_cache", POINTER),
         ("v_cache", POINTER),
+        ("cos_sin", POINTER),
         ("window", INT32),
     ]
 
 
-class Decoder(ctypes.Structure):
+class DecoderStruct(ctypes.Structure):
     """A whole decoder."""
 
     _fields_ = [
-        ("layers", ctypes.POINTER(DecoderLayer)),
+        ("layers", ctypes.POINTER(DecoderLayerStruct)),
         ("num_layers", INT64),
         ("hidden_size", INT64),
-        ("norm", POINTER),
+        ("norm", NormStruct),
         ("embedding", POINTER),
-        ("head", Weight),
-        ("heads", Heads),
+        ("head", WeightStruct),
+        ("heads", HeadsStruct),
         ("eps", FLOAT),
-        ("cos_sin", POINTER),
+        ("embedding_scale", FLOAT),
         ("dtype", INT32),
     ]
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """Where the sequences of a step lie."""
 
     _fields_ = [
@@ -86,44 +143,44 @@ class Batch(ctypes.Structure):
     ]
 
 
-class Pass(ctypes.Structure):
+class PassStruct(ctypes.Structure):
     """The tokens of a step."""
 
     _fields_ = [
         *[(name, POINTER) for name in ("token_ids", "positions", "slots", "logit_rows")],
         ("num_tokens", INT64),
         ("num_logits", INT64),
-        ("batch", Batch),
+        ("batch", BatchStruct),
     ]
 
 
-class LayerNorm(ctypes.Structure):
+class LayerNormStruct(ctypes.Structure):
     """Weight and bias of a layer norm."""
 
     _fields_ = [("weight", POINTER), ("bias", POINTER)]
 
 
-class EncoderLayer(ctypes.Structure):
+class EncoderLayerStruct(ctypes.Structure):
     """One layer's norms and weights."""
 
     _fields_ = [
-        *[(name, LayerNorm) for name in ("attention_norm", "mlp_norm")],
-        *[(name, Weight) for name in ("qkv", "out", "up", "down")],
+        *[(name, LayerNormStruct) for name in ("attention_norm", "mlp_norm")],
+        *[(name, WeightStruct) for name in ("qkv", "out", "up", "down")],
         ("cos_sin", POINTER),
         ("window", INT32),
     ]
 
 
-class Encoder(ctypes.Structure):
+class EncoderStruct(ctypes.Structure):
     """A whole encoder."""
 
     _fields_ = [
-        ("layers", ctypes.POINTER(EncoderLayer)),
+        ("layers", ctypes.POINTER(EncoderLayerStruct)),
         ("num_layers", INT64),
         ("hidden_size", INT64),
         *[(name, POINTER) for name in ("words", "positions", "types")],
         ("first_position", INT64),
-        *[(name, LayerNorm) for name in ("embedding_norm", "final_norm")],
+        *[(name, LayerNormStruct) for name in ("embedding_norm", "final_norm")],
         ("bias", POINTER),
         ("bias_span", INT64),
         *[(name, INT32) for name in ("num_heads", "activation", "pre_norm", "dtype")],
@@ -131,22 +188,40 @@ class Encoder(ctypes.Structure):
     ]
 
 
-class Texts(ctypes.Structure):
+class TextsStruct(ctypes.Structure):
     """The texts of a batch, and what is wanted of them."""
 
     _fields_ = [*[(name, POINTER) for name in ("token_ids", "type_ids", "starts")], ("count", INT64), ("output", INT32)]
 
 
-class Draws(ctypes.Structure):
+class DrawsStruct(ctypes.Structure):
     """How tokens are to be drawn."""
 
     _fields_ = [(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")]
 
 
+# All that both sides read and write.
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    HeadsStruct,
+    BatchStruct,
+    FormatInfoStruct,
+    WeightStruct,
+    NormStruct,
+    HeadNormsStruct,
+    DecoderLayerStruct,
+    DecoderStruct,
+    PassStruct,
+    LayerNormStruct,
+    EncoderLayerStruct,
+    EncoderStruct,
+    TextsStruct,
+    DrawsStruct,
+)
+
 _SIGNATURES = {
-    "chairlift_rms_norm": [*[POINTER] * 4, INT64, INT64, FLOAT, INT32],
-    "chairlift_silu_mul": [POINTER, POINTER, INT64, INT64, INT32],
-    "chairlift_rope_and_write": [*[POINTER] * 9, FLOAT, INT64, POINTER, INT32],
+    "chairlift_rms_norm": [*[POINTER] * 3, INT32, POINTER, INT64, INT64, FLOAT, INT32],
+    "chairlift_gate": [POINTER, POINTER, INT64, INT64, INT32, INT32],
+    "chairlift_rope_and_write": [*[POINTER] * 8, INT64, POINTER, INT32],
     "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, INT32],
     "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
     "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],
@@ -162,21 +237,86 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     """Load the kernels; return them and the name of the instruction set that they will use.
 
     CHAIRLIFT_ISA (avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there is no
-    library and ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor.
+    library, ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor, and
+    StaleLibrary if the library was built from other sources than this code.
     """
     library = ctypes.CDLL(str(path))
+    try:
+        _declare(library)
+    except AttributeError as error:
+        raise StaleLibrary(f"{path} was built from other sources: {error}; {_REBUILD}") from error
+    check_layout(library, STRUCTURES)
+    wanted = os.environ.get("CHAIRLIFT_ISA")
+    isa = library.chairlift_select(wanted.encode() if wanted else None)
+    if isa is None:
+        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
+    check_formats(library)
+    return library, isa.decode()
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say what the functions take and return. Raises AttributeError if the library lacks one."""
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None
     library.chairlift_select.argtypes = [ctypes.c_char_p]
     library.chairlift_select.restype = ctypes.c_char_p
-    library.chairlift_int8_path.restype = ctypes.c_char_p
-    wanted = os.environ.get("CHAIRLIFT_ISA")
-    isa = library.chairlift_select(wanted.encode() if wanted else None)
-    if isa is None:
-        raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
-    return library, isa.decode()
+    library.chairlift_format.argtypes = [INT32]
+    library.chairlift_format.restype = ctypes.POINTER(FormatInfoStruct)
+    library.chairlift_layout.argtypes = [ctypes.POINTER(ctypes.POINTER(FieldStruct))]
+
+
+def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structure]]) -> None:
+    """Raise StaleLibrary unless these have the sizes, and fields at the offsets, that the library was built with."""
+    fields = ctypes.POINTER(FieldStruct)()
+    count = library.chairlift_layout(ctypes.byref(fields))
+    sizes: dict[str, int] = {}
+    built: dict[str, dict[str, tuple[int, int]]] = {}
+    for field in fields[:count]:
+        structure = field.structure.decode()
+        if field.name is None:
+            sizes[structure], built[structure] = field.size, {}
+        else:
+            built[structure][field.name.decode()] = field.offset, field.size
+    for mirror in structures:
+        name = mirror.__name__.removesuffix("Struct")
+        expected = {field: _place(mirror, field) for field, *_ in mirror._fields_}
+        for field in expected | built.get(name, {}):
+            found = built.get(name, {}).get(field)
+            if found != expected.get(field):
+                raise StaleLibrary(f"structure {name}: {field} {_differs(expected.get(field), found)}; {_REBUILD}")
+        if sizes[name] != ctypes.sizeof(mirror):
+            raise StaleLibrary(f"structure {name}: {sizes[name]} bytes, not {ctypes.sizeof(mirror)}; {_REBUILD}")
+
+
+def _place(mirror: type[ctypes.Structure], field: str) -> tuple[int, int]:
+    descriptor = getattr(mirror, field)
+    return descriptor.offset, descriptor.size
+
+
+def _differs(expected: tuple[int, int] | None, found: tuple[int, int] | None) -> str:
+    if found is None:
+        return "is missing from the native library"
+    if expected is None:
+        return "is in the native library alone"
+    return f"is {found[1]} bytes at offset {found[0]} in the native library, not {expected[1]} at {expected[0]}"
+
+
+def check_formats(library: ctypes.CDLL) -> None:
+    """Raise StaleLibrary unless the library has the weight formats of the table, each as it is there."""
+    for each in FORMATS.values():
+        found = library.chairlift_format(each.id)
+        info = found.contents if found else FormatInfoStruct()
+        has = (info.name, info.bits, info.inputs, bool(info.scaled), bool(info.compensated))
+        if has != (each.name.encode(), each.bits, each.inputs, each.scaled, each.compensated):
+            raise StaleLibrary(f"weight format {each.name} is another one in the native library; {_REBUILD}")
+
+
+def product_path(library: ctypes.CDLL, weight_format: WeightFormat) -> str | None:
+    """Name the instructions that the selected kernels multiply a format with; None where they leave it to others."""
+    path: bytes | None = library.chairlift_format(weight_format.id).contents.path
+    return None if path is None else path.decode()
 
 
 def zeros(size: int, dtype: torch.dtype) -> Tensor:

@@ -5,42 +5,49 @@ import ctypes
 import torch
 from torch import Tensor
 
-from chairlift.ops.native import DTYPES, Weight, zeros
-
-# Outputs whose weights lie together.
-_PANEL = 32
+from chairlift.ops.activation import Activation
+from chairlift.ops.formats import PANEL, WeightFormat
+from chairlift.ops.native import ACTIVATIONS, DTYPES, WeightStruct, zeros
 
 
 class PackedWeight:
-    """A weight [out, in], as it is (bfloat16) or as whole numbers of 8 bits with a scale for each output.
+    """A weight [out, in] in one of `FORMATS`.
 
-    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight silu(lower half) * upper half, [T, width].
-    With int8 each row of x is quantized to 8 bits by its own highest magnitude. Implements `Linear` and `Head`.
+    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight, one with an activation, that of the lower
+    half * the upper half, [T, width]. Where the format wants bytes, each row of x is quantized by its own highest
+    magnitude. Implements `Linear` and `Head`.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, int8: bool, gated: bool = False
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_format: WeightFormat,
+        *,
+        activation: Activation | None = None,
     ) -> None:
         """Copy the weight; x is to have the same dtype."""
+        gated = activation is not None
         self.dtype = weight.dtype
-        outs, ins = weight.shape
-        self.width = outs // 2 if gated else outs
-        per_step = 4 if int8 else 2
-        panels = -(-self.width // (_PANEL // 2)) if gated else -(-outs // _PANEL)
-        self._packed = zeros(panels * _PANEL * -(-ins // per_step) * per_step, torch.int8 if int8 else torch.bfloat16)
-        self._bias = None if bias is None else torch.zeros(panels * _PANEL)
-        self._scales = torch.zeros(panels * _PANEL if int8 else 0)
-        self._starts = torch.zeros(panels * _PANEL if int8 else 0, dtype=torch.int32)
-        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._starts.nbytes
-        self.struct = Weight(
+        out_features, in_features = weight.shape
+        self.width = out_features // 2 if gated else out_features
+        panels = -(-self.width // (PANEL // 2)) if gated else -(-out_features // PANEL)
+        self._packed = zeros(weight_format.packed_bytes(panels, in_features), torch.int8)
+        self._bias = None if bias is None else torch.zeros(panels * PANEL)
+        self._scales = torch.zeros(panels * PANEL if weight_format.scaled else 0)
+        self._compensation = torch.zeros(panels * PANEL if weight_format.compensated else 0, dtype=torch.int32)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes + self._compensation.nbytes
+        self.struct = WeightStruct(
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._scales.data_ptr(),
-            self._starts.data_ptr(),
-            outs,
-            ins,
-            int8,
+            self._compensation.data_ptr(),
+            out_features,
+            in_features,
+            weight_format.id,
             gated,
+            0 if activation is None else ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self.struct)
         self._code = DTYPES[weight.dtype]
@@ -73,6 +80,6 @@ class PackedWeight:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T] int64."""
-        out = torch.empty((ids.shape[0], self.struct.ins), dtype=self.dtype)
+        out = torch.empty((ids.shape[0], self.struct.in_features), dtype=self.dtype)
         self._embed(ids.data_ptr(), ids.shape[0], self._address, out.data_ptr(), self._code)
         return out

@@ -5,12 +5,11 @@ CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and round
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.drawing import draw_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
@@ -20,31 +19,31 @@ from chairlift.ops.rotation import rotate
 class ReferenceLinear:
     """A weight as it is given, or rounded to int8 as `Ops` says; implements `Linear` and `Head`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization, gated: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, quantization: Quantization, activation: Activation | None = None
+    ) -> None:
+        """With an activation the weight is gated."""
         self.weight = weight
         self.scales: Tensor | None = None
         if quantization == "int8":
             self.weight, self.scales = quantize(weight)
         self.bias = bias
-        self.gated = gated
+        self.activation = activation
         self.dtype = weight.dtype
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], of a gated weight [T, out / 2]."""
         out = self.sums(x).to(self.dtype)
-        if not self.gated:
-            return out
-        gate, up = out.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return out if self.activation is None else gate(out, self.activation)
 
     def sums(self, x: Tensor) -> Tensor:
         """Return x * weight^T + bias, in float32 if quantized."""
         if self.scales is None:
             return F.linear(x, self.weight, self.bias)
-        rounded, units = quantize(x)
+        rounded, scales = quantize(x)
         # Sums of products of 8-bit numbers are exact in float64.
-        sums = F.linear(rounded.double(), self.weight.double()) * units.double() * self.scales.double().T
+        sums = F.linear(rounded.double(), self.weight.double()) * scales.double() * self.scales.double().T
         return (sums if self.bias is None else sums + self.bias).float()
 
     logits = sums
@@ -61,8 +60,14 @@ class ReferenceLinear:
         return rows if self.scales is None else (rows.float() * self.scales[ids]).to(self.dtype)
 
 
+def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """gate_up [T, 2 * I] -> activation(gate) * up [T, I]."""
+    lower, upper = gate_up.chunk(2, dim=-1)
+    return activate(lower, activation) * upper
+
+
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows x [N, D] to int8 by each one's highest magnitude; return them and what one unit is worth, [N, 1]."""
+    """Round rows x [N, D] to int8 by each one's highest magnitude; return them and the scales, [N, 1]."""
     highest = x.float().abs().amax(-1, keepdim=True)
     inverse = torch.where(highest > 0, 127 / highest, 0.0)
     return (x.float() * inverse).round().to(torch.int8), highest / 127
@@ -82,15 +87,15 @@ class ReferenceOps:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out]."""
         return ReferenceLinear(weight, bias, self.quantization)
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return x [T, in] -> silu(gate) * up [T, I] for weight [2 * I, in]."""
-        return ReferenceLinear(weight, bias, self.quantization, gated=True)
+    def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
+        """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
+        return ReferenceLinear(weight, bias, self.quantization, activation)
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]."""
         return ReferenceLinear(weight, None, self.quantization)
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], cos_sin: Tensor) -> None:
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> None:
         """There is nothing faster than one operation after the other."""
 
     def encoder(self, weights: EncoderWeights) -> PlainEncoder:
@@ -98,18 +103,18 @@ class ReferenceOps:
         return PlainEncoder(weights, self.linear)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., D] / rms(x) rounded to x's dtype, times weight [D]."""
+        """x [..., D] / rms(x) rounded to the weight's dtype, times weight [D]."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        return (weight * wide.to(weight.dtype)).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
-    def draw(self, logits: Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Draw a token id for each row of logits [R, V] float32: [R]."""
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
         return draw_tokens(logits, draws)
 
     def allocate_kv_cache(
@@ -137,9 +142,9 @@ class ReferenceOps:
         dim, num_q, num_kv = heads.head_dim, heads.num_heads, heads.num_kv_heads
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, dim), [num_q, num_kv, num_kv], dim=1)
         if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps)
+            q = self._norm_heads(q, q_norm, eps)
         if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps)
+            k = self._norm_heads(k, k_norm, eps)
         cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
         written = [rotate(k, cos, sin), v]
         if cache[0].dtype == torch.int8:
@@ -149,9 +154,17 @@ class ReferenceOps:
             pages.flatten(0, 1)[batch.slot_mapping] = new
         return rotate(q, cos, sin).reshape(qkv.shape[0], -1)
 
+    def _norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalize heads x [T, N, D], each by itself or, for weight [N * D], together."""
+        together = x.flatten(1) if weight.shape[0] > x.shape[2] else x
+        return self.rms_norm(together, weight, eps).view(x.shape)
+
     def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
+        if batch.max_query_len == 1 and q.device.type != "cpu":
+            return decode_attention(q, cache, batch, heads)
         out = torch.empty_like(q)
+        # Elsewhere than on the CPU this waits for the device.
         starts = batch.query_start.tolist()
         for index, context in enumerate(batch.context_len.tolist()):
             first, last = starts[index], starts[index + 1]
@@ -167,6 +180,30 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.float().abs().amax(-1)
     inverse = torch.where(largest > 0, 127 / largest, 0.0)
     return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
+
+
+def decode_attention(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    """`Ops.attention` where each sequence has one token, q [S, Hq * D]: all at once, without waiting for the device.
+
+    Sequences are filled up to the longest context, which on the CPU costs more than one after the other.
+    """
+    count, context = len(q), batch.max_context_len
+    used = -(-context // cache[0].shape[1])
+    positions = torch.arange(context, device=q.device)
+    seen = positions < batch.context_len.unsqueeze(1)
+    if heads.window is not None:
+        seen &= positions >= batch.context_len.unsqueeze(1) - heads.window
+    # Entries past a sequence's own blocks are undefined, and its last block may hold anything behind its last token.
+    mine = torch.arange(used, device=q.device) * cache[0].shape[1] < batch.context_len.unsqueeze(1)
+    blocks = batch.block_tables[:, :used].long().where(mine, 0)
+    k, v, *scales = (pages[blocks].flatten(1, 2)[:, :context].float() for pages in cache)
+    if scales:
+        k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
+    grouped = q.float().view(count, heads.num_kv_heads, -1, heads.head_dim)
+    scores = torch.einsum("shgd,skhd->shgk", grouped, k) * heads.scale
+    weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+    v = v.masked_fill(~seen[:, :, None, None], 0)
+    return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
 
 
 def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:

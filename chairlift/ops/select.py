@@ -6,9 +6,11 @@ from functools import cache
 import torch
 
 from chairlift.errors import ConfigError
-from chairlift.ops.base import Ops, Quantization
+from chairlift.ops.base import Quantization
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
-from chairlift.ops.native import load_library
+from chairlift.ops.formats import FORMATS
+from chairlift.ops.native import load_library, product_path
 from chairlift.ops.reference import ReferenceOps
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ def select_ops(
 def has_bf16_products() -> bool:
     """Whether the native operations multiply bfloat16 on this processor, so that it is the fastest type here."""
     try:
-        return bool(load_library()[0].chairlift_has_bf16_products())
+        return product_path(load_library()[0], FORMATS["bfloat16"]) is not None
     except (OSError, ConfigError):
         return False
 

@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_concurrency(config: RunConfig, settings: Settings) -> None:
-    """Refuse more lines at once than fit into the line of a model."""
+    """Refuse more lines at once than a model's queue takes."""
     for served in settings.models:
         model = served.config
         most = settings.server.max_waiting if isinstance(model, SequenceConfig) else model.max_waiting
@@ -150,7 +150,7 @@ class _Run:
         return self._status()
 
     def _prepare(self) -> "tuple[Models, ASGIApp]":
-        from chairlift.server.http.app import create_app
+        from chairlift.server.app import create_app
         from chairlift.server.models.registry import Models
 
         models = Models([self._loader.prepare(each) for each in self._hosts])
@@ -193,7 +193,7 @@ class _Run:
             on_answer=_noting(steps) if steps is not None else lambda line, usage: None,
         )
         resumed = f", going on after {before.done:,} lines" if before.done else ""
-        print(f"{self._config.input}: {plan.why}{resumed}", flush=True)
+        print(f"{self._config.input}: {plan.reason}{resumed}", flush=True)
         started = time.monotonic()
         display = Display(before)
         showing = asyncio.create_task(self._show(display, executor))
@@ -238,7 +238,7 @@ class _Run:
             plans.append(plan_for(each.served, info, self._server.max_waiting))
         plan = max(plans, key=lambda plan: plan.concurrency)
         if (order := self._config.order) is not None and order != plan.order:
-            plan = plan._replace(order=order, why=f"{plan.why.partition(';')[0]}; order: {order}, as asked for")
+            plan = plan._replace(order=order, reason=f"{plan.reason.partition(';')[0]}; order: {order}, as asked for")
         return plan if self._config.concurrency is None else plan._replace(concurrency=self._config.concurrency)
 
     def _options(self, plan: Plan) -> JobOptions:
@@ -343,7 +343,7 @@ def _strategy(plan: Plan, static: StaticSteps | None, models: "Models") -> str:
     """The strategy in a few words, with what another would have cost where that is known."""
     from chairlift.server.models.sequence_service import SequenceService
 
-    name = plan.why.partition(":")[0].partition(";")[0].partition(",")[0]
+    name = plan.reason.partition(":")[0].partition(";")[0].partition(",")[0]
     (model, *_) = models.all()
     if static is None or not isinstance(model, SequenceService) or static.steps <= model.client.stats.steps:
         return name

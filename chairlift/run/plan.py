@@ -23,7 +23,7 @@ class Plan(NamedTuple):
 
     concurrency: int
     order: Order
-    why: str
+    reason: str
 
 
 def for_throughput(settings: Settings) -> Settings:
@@ -45,45 +45,45 @@ def plan_for(served: ServedModel, info: ItemInfo | None, max_waiting: int) -> Pl
     if isinstance(config, SequenceConfig):
         return _for_language_model(config, max_waiting)
     assert info is not None
-    return _for_one_shot(config, info)
+    return _for_items(config, info)
 
 
 def _for_language_model(config: SequenceConfig, max_waiting: int) -> Plan:
-    seats = config.slots
+    slots = config.slots
     order: Order = "prefix" if config.enable_prefix_caching else "file"
-    why = f"{config.strategy}, {seats} seats"
+    reason = f"{config.strategy}, {slots} slots"
     if config.strategy == "continuous":
-        why += ": a seat is taken again at the step after its sequence ended, whatever the others do"
+        reason += ": a slot is taken again at the step after its sequence ended, whatever the others do"
     elif config.strategy != "none":
-        why += ", as asked for: a batch computes until its longest sequence ends, so continuous would be faster"
+        reason += ", as asked for: a batch computes until its longest sequence ends, so continuous would be faster"
     else:
-        why = "none, as asked for: one sequence at a time, so continuous would be faster"
+        reason = "none, as asked for: one sequence at a time, so continuous would be faster"
     if order == "prefix":
-        why += "; lines that begin alike go together, for the prefix cache"
-    return Plan(min(2 * seats, max_waiting), order, why)
+        reason += "; lines that begin alike go together, for the prefix cache"
+    return Plan(min(2 * slots, max_waiting), order, reason)
 
 
-def _for_one_shot(config: ItemConfig, info: ItemInfo) -> Plan:
+def _for_items(config: ItemConfig, info: ItemInfo) -> Plan:
     size = config.max_batch_size or info.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     concurrency = min(_BATCHES * size * config.instances, config.max_waiting)
-    why = f"batches of {size}"
+    reason = f"batches of {size}"
     if config.kind == "encoder":
-        return Plan(concurrency, "file", f"{why} texts without padding, so in the order of the file")
-    return Plan(concurrency, "length", f"{why}, longest lines first in each window, so that what pads pads little")
+        return Plan(concurrency, "file", f"{reason} texts without padding, so in the order of the file")
+    return Plan(concurrency, "length", f"{reason}, longest lines first in each window, so that what pads pads little")
 
 
 class StaticSteps:
     """How many steps static batches would take for what has been generated, in O(1) memory."""
 
-    def __init__(self, seats: int) -> None:
-        self._seats = seats
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._in_batch = self._longest = self._full = 0
 
     def note(self, tokens: int) -> None:
         """A sequence ended after so many tokens. It shares a batch with those that end next to it."""
         self._longest = max(self._longest, tokens)
         self._in_batch += 1
-        if self._in_batch == self._seats:
+        if self._in_batch == self._slots:
             self._full += self._longest
             self._in_batch = self._longest = 0
 

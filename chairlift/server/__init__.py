@@ -1,1 +1,4 @@
-"""The HTTP front: OpenAI routes, health, metrics. It never imports torch; the model lives in a worker process."""
+"""The server: its routes (`routes.py`) and what answers them, the models behind them, files and batches, and metrics.
+
+`front.py` is its process, which never imports torch: models live in worker processes.
+"""

@@ -100,8 +100,8 @@ class _Front:
 
     def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
         """The HTTP server, and the gRPC server for as long as that runs."""
+        from chairlift.server.app import create_app
         from chairlift.server.batches.service import Batches
-        from chairlift.server.http.app import create_app
         from chairlift.server.http.protocol import make_server
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
@@ -151,9 +151,9 @@ class _Front:
 
     async def _leave(self, name: str) -> None:
         print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
-        # Still listening, so that probes see the change and newcomers get a clear 503.
+        # Still listening, so that probes see the change and new requests get a clear 503.
         if self._batches is not None:
-            # First, so that seats are free for live requests to end; the next server does what was under way anew.
+            # First, so that slots are free for live requests to end; the next server does what was under way anew.
             await self._batches.leave()
         await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
         await self._stop()

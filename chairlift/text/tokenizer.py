@@ -14,7 +14,7 @@ import tokenizers
 
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat_template import ChatTemplate
-from chairlift.text.vocabulary import Vocabulary
+from chairlift.text.detokenize import Vocabulary
 
 
 class Tokenizer:

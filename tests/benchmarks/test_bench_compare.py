@@ -116,6 +116,7 @@ def test_missing_marks_are_told(tmp_path: Path) -> None:
         comparison.replace_between(tmp_path / "x.md", "compare", "text")
 
 
+@pytest.mark.processes
 def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = [
         fake("Chairlift", BF16, PRINTS, 30),
@@ -142,6 +143,7 @@ def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert comparison.ratios(comparison.by_precision(saved)[BF16]) == pytest.approx({"single": 1.2})
 
 
+@pytest.mark.processes
 def test_a_program_that_ends_early_is_a_failure() -> None:
     lines, error = compare.run(fake("vLLM", BF16, "print('{}')"), ["single", "uniform"], 1, 30)
     assert (lines, error) == ([], "printed 0 of 2 results")
@@ -174,6 +176,7 @@ def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found[3].server
 
 
+@pytest.mark.processes
 def test_a_server_is_awaited_and_ended() -> None:
     port = free_port()
     with running([sys.executable, "-c", SERVES, str(port)], port, "/", {}) as seconds:
@@ -186,6 +189,7 @@ def test_a_server_is_awaited_and_ended() -> None:
         pass
 
 
+@pytest.mark.processes
 def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
     docs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +219,7 @@ def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
     assert "old" in text.partition("<!-- compare-serving:begin -->")[0]
 
 
+@pytest.mark.processes
 def test_own_program_prints_a_line_for_each_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     from chairlift.demo import demo_path
 

@@ -218,20 +218,10 @@ def test_requests_are_the_same_for_every_server_but_not_at_another_rate() -> Non
     assert fast[0].offset == pytest.approx(slow[0].offset / 4)
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    it = Server()
-    try:
-        it.wait_ready()
-        yield it
-    finally:
-        it.close()
-
-
-def run(monkeypatch: pytest.MonkeyPatch, demo: Server, *arguments: str) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, demo_server: Server, *arguments: str) -> None:
     command = [
         "serving.py",
-        demo.url,
+        demo_server.url,
         "--model",
         "demo",
         "--vocab",
@@ -247,9 +237,9 @@ def run(monkeypatch: pytest.MonkeyPatch, demo: Server, *arguments: str) -> None:
 
 
 def test_rates_against_the_demo_server(
-    demo: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, demo, "--rates", "5", "10")
+    run(monkeypatch, demo_server, "--rates", "5", "10")
     lines = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in lines[:2]]
     for row, rate in zip(rows, (5.0, 10.0), strict=True):
@@ -260,19 +250,19 @@ def test_rates_against_the_demo_server(
 
 
 def test_search_and_streams_against_the_demo_server(
-    demo: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, demo, "--find", "--rates", "1", "--slo-ttft-ms", "0")
+    run(monkeypatch, demo_server, "--find", "--rates", "1", "--slo-ttft-ms", "0")
     assert "no rate held" in capsys.readouterr().out
-    run(monkeypatch, demo, "--concurrency", "64")
+    run(monkeypatch, demo_server, "--concurrency", "64")
     row = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (row["requests"], row["tokens"], row["failed"]) == (64, 64 * 64, 0)
 
 
-def test_a_shared_prefix_is_computed_once(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_prefix_is_computed_once(demo_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefix, "REQUESTS", 4)
     monkeypatch.setattr(shared_prefix, "PREFIX", 128)
-    alone, shared = shared_prefix.measure(Target.of(demo.url, "demo"), 300, 0, 1)
+    alone, shared = shared_prefix.measure(Target.of(demo_server.url, "demo"), 300, 0, 1)
     assert (alone["computed"], alone["cached"]) == (4 * 160, 0)
     assert (shared["computed"], shared["cached"]) == (4 * 32, 4 * 128)
     assert "prefill work: 80.0% less" in shared_prefix.report([alone, shared])

@@ -1,4 +1,4 @@
-"""Settings of one-shot models: what kind a model is, and what is refused by name."""
+"""Settings of models that answer in one call: what kind a model is, and what is refused by name."""
 
 from typing import Any
 

@@ -18,6 +18,7 @@ from support.sequences_world import STRATEGIES, Setup, World, make_request
 
 from chairlift.core.sequences.request import Step
 
+ROOT = Path(__file__).parents[2]
 NUM_SHRINKABLE = 150
 CALLS_PER_HISTORY = 16
 
@@ -127,14 +128,14 @@ def test_random_histories(capsys: Any) -> None:
         assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
 
 
+@pytest.mark.processes
 def test_one_long_history_repeats_itself() -> None:
     world = run_history(random.Random(7), histories.LONG)
     assert replay(world) == world.answers
-    tests = Path(__file__).parents[1]
     for hash_seed in ("1", "2"):
         run = subprocess.run(
             [sys.executable, histories.__file__],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{tests.parent}:{tests}"},
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
             capture_output=True,
             text=True,
             check=True,

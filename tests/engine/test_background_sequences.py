@@ -18,7 +18,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import TurnOver, TurnWanted
-from chairlift.engine.sequences.turn import Turn
+from chairlift.engine.sequences.worker import Turn
 from chairlift.errors import QueueFull
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -289,6 +289,7 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.processes
 def test_neither_takes_the_others_places_in_the_queue() -> None:
     def request(name: str, background: bool) -> Request:
         return Request(

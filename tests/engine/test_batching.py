@@ -4,8 +4,10 @@ import asyncio
 import concurrent.futures
 import copy
 import gc
+import inspect
 import os
 import pickle
+import pydoc
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 import chairlift
+from chairlift import batching
 from chairlift.errors import DeadlineExceeded, RequestFailed
 
 
@@ -343,10 +346,12 @@ assert double(2) == 4
 """
 
 
+@pytest.mark.processes
 def test_a_program_with_batchers_ends_and_never_loads_torch() -> None:
     assert run_python(PROGRAM + "assert 'torch' not in sys.modules; print('done')") == "done"
 
 
+@pytest.mark.processes
 def test_a_program_ends_though_a_call_still_runs() -> None:
     hanging = (
         "\nhang = chairlift.batched()(lambda items: time.sleep(1000)); hang.submit(1); time.sleep(0.1); print('done')"
@@ -355,6 +360,7 @@ def test_a_program_ends_though_a_call_still_runs() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.processes
 def test_it_works_in_a_process_that_was_forked() -> None:
     forking = """
 child = os.fork()
@@ -397,14 +403,23 @@ async def main() -> None:
     reveal_type(Model().score("a"))
     reveal_type(vectors("a"))
     lengths(1)
+    chairlift.batched(max_batch=8)
+    chairlift.batched(max_wait_ms="long")
+
+@chairlift.batched(stack=True, retries=0)
+def stacked(images: np.ndarray) -> np.ndarray:
+    return images
+
+reveal_type(stacked(np.zeros(3)))
 """
 
 
+@pytest.mark.processes
 def test_checkers_know_the_types(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)],
+        [sys.executable, "-m", "mypy", "--strict", str(snippet)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -412,7 +427,25 @@ def test_checkers_know_the_types(tmp_path: Path) -> None:
     )
     revealed = [line.split("Revealed type is ")[1] for line in run.stdout.splitlines() if "Revealed" in line]
     names = [each.strip('"').removeprefix("builtins.") for each in revealed]
-    assert names == ["int", "int", "int", "int", "float", "Any"], run.stdout
+    assert names == ["int", "int", "int", "int", "float", "Any", "Any"], run.stdout
     errors = [line for line in run.stdout.splitlines() if "error:" in line]
-    assert len(errors) == 1, run.stdout
+    assert len(errors) == 3, run.stdout
     assert 'incompatible type "int"; expected "str"' in errors[0]
+    assert 'did you mean "max_batch_size"?' in errors[1]
+    assert "No overload variant" in errors[2]
+
+
+def test_help_shows_every_setting_with_its_default() -> None:
+    shown = inspect.signature(chairlift.batched).parameters
+    assert shown.keys() == {"stack", *batching.BatchedSettings.__annotations__}
+    assert str(shown["max_batch_size"]) == "max_batch_size: int = 32"
+    assert str(shown["timeout_ms"]) == "timeout_ms: float | None = None"
+    assert "priority_ageing_ms: float = 1000.0" in pydoc.render_doc(chairlift.batched, renderer=pydoc.plaintext)
+
+
+def test_settings_that_there_are_not_are_refused_by_name() -> None:
+    given: Any = {"max_batch": 8}
+    with pytest.raises(TypeError, match=r"no setting max_batch; it takes stack, max_batch_size, "):
+        chairlift.batched(**given)
+    with pytest.raises(TypeError, match="positional"):
+        chairlift.batched(double)  # type: ignore[call-overload]

@@ -27,6 +27,7 @@ from chairlift.runners.make_runner import make_runner
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
 from thread_executor import ThreadExecutor
 
+pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 
@@ -281,8 +282,8 @@ def test_onnx_models_get_tensors(tmp_path: Path) -> None:
 
 FRONT = """
 import asyncio, sys
-from chairlift.engine.executor import ProcessExecutor
-from chairlift.oneshot_config import ItemConfig
+from chairlift.config.items import ItemConfig
+from chairlift.engine.items.process_executor import ProcessExecutor
 async def main():
     executor = ProcessExecutor(ItemConfig(model=sys.argv[1]))
     await executor.start()

@@ -19,6 +19,7 @@ from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.errors import ChairliftError, RequestFailed
 
+pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
 
 

@@ -5,8 +5,9 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
+import pytest
 from support.model_factory import model_folder
 
 from chairlift.config.sequences import SequenceConfig
@@ -15,6 +16,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.machine import Machine
 from chairlift.engine.sequences.client import SequenceClient
 
+pytestmark = pytest.mark.processes
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
 SERIAL = itertools.count()
 
@@ -54,42 +56,83 @@ class Meter(Machine):
             self.turns.append(self.shares.holder)
 
 
-def with_two_models(test: Callable[[SequenceClient, SequenceClient, Meter], Awaitable[None]]) -> None:
-    async def go() -> None:
-        machine = Meter()
-        models = client(machine), client(machine, 3)
-        for model in models:
-            await model.start()
-        try:
-            for model in models:
+Test = Callable[[SequenceClient, SequenceClient, Meter], Awaitable[None]]
+
+
+class TwoModels:
+    """Two models on a machine, and the event loop that they belong to; tests run in it one after the other."""
+
+    def __init__(self) -> None:
+        self.machine = Meter()
+        self.models = client(self.machine), client(self.machine, 3)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> "TwoModels":
+        async def start() -> None:
+            for model in self.models:
+                await model.start()
+            for model in self.models:
                 await model.wait_ready()
-            await test(*models, machine)
-        finally:
-            for model in models:
+
+        try:
+            self._runner.run(asyncio.wait_for(start(), 60))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        async def stop() -> None:
+            for model in self.models:
                 await model.stop()
 
-    asyncio.run(asyncio.wait_for(go(), 60))
+        self._runner.run(stop())
+        self._runner.close()
+
+    def run(self, test: Test) -> None:
+        """Run a test, which finds and leaves the machine idle."""
+
+        async def go() -> None:
+            self.machine.turns.clear()
+            await test(*self.models, self.machine)
+            await idle(self.machine)
+
+        self._runner.run(asyncio.wait_for(go(), 60))
 
 
-def test_two_models_serve_in_turn_and_nothing_is_lost():
+async def idle(machine: Meter) -> None:
+    """An idle worker keeps no turn: the last to work gives it back as soon as it sees that there is nothing left."""
+    while machine.shares.holder is not None or machine.shares.contended:
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def two_models() -> Iterator[TwoModels]:
+    with TwoModels() as models:
+        yield models
+
+
+def test_two_models_serve_in_turn_and_nothing_is_lost(two_models: TwoModels) -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         counts = await asyncio.gather(*(generate(model, 50) for model in [a, b] * 20))
         assert counts == [50] * 40
         assert len(set(machine.turns)) == 2
-        await idle(machine)
 
-    with_two_models(go)
+    two_models.run(go)
 
 
-def test_alone_a_model_keeps_the_turn_until_its_work_is_done():
+def test_alone_a_model_keeps_the_turn_until_its_work_is_done(two_models: TwoModels) -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         assert await generate(a, 300) == 300
         assert len(machine.turns) == 1
 
-    with_two_models(go)
+    two_models.run(go)
 
 
-def test_a_killed_worker_gives_its_turn_back():
+def test_a_killed_worker_gives_its_turn_back() -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         (doomed,) = a.submit(request(390))
         await anext(doomed)
@@ -98,21 +141,21 @@ def test_a_killed_worker_gives_its_turn_back():
         await a.wait_ready()
         assert await generate(a) == 100
 
-    with_two_models(go)
+    with TwoModels() as models:
+        models.run(go)
 
 
-def test_a_cancelled_request_leaves_no_turn_behind():
+def test_a_cancelled_request_leaves_no_turn_behind(two_models: TwoModels) -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         for _ in range(20):
             (stream,) = a.submit(request())
             stream.cancel()
             assert await generate(b, 5) == 5
-        await idle(machine)
 
-    with_two_models(go)
+    two_models.run(go)
 
 
-def test_a_models_background_work_takes_no_turn_from_anothers_live_work():
+def test_a_models_background_work_takes_no_turn_from_anothers_live_work(two_models: TwoModels) -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         (job,) = a.submit(request(390, background=True))
         await anext(job)
@@ -125,12 +168,5 @@ def test_a_models_background_work_takes_no_turn_from_anothers_live_work():
         turns = "".join("j" if turn == name else "l" for turn in machine.turns[begun:])
         assert "jl" not in turns.lstrip("j"), "the job had a turn"
         assert 1 + sum([len(update.token_ids) async for update in job]) == 390
-        await idle(machine)
 
-    with_two_models(go)
-
-
-async def idle(machine: Meter) -> None:
-    """An idle worker keeps no turn: the last to work gives it back as soon as it sees that there is nothing left."""
-    while machine.shares.holder is not None or machine.shares.contended:
-        await asyncio.sleep(0.01)
+    two_models.run(go)

@@ -317,14 +317,14 @@ def test_a_server_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_doubling(flow.input, 3000)
     disk = Disk(monkeypatch, 20_001)
 
-    async def make_room(flow: Flow) -> None:
+    async def make_space(flow: Flow) -> None:
         assert flow.executor is not None
         while flow.executor.problem is None:
             await asyncio.sleep(0.01)
         assert "out.jsonl" in flow.executor.problem
         disk.room = 10**9
 
-    assert flow.run(make_room, commit_bytes=5000, wait_for_room=True) is JobOutcome.COMPLETED
+    assert flow.run(make_space, commit_bytes=5000, wait_for_space=True) is JobOutcome.COMPLETED
     assert disk.refused
     check_doubled(flow.output, 3000)
 
@@ -341,7 +341,7 @@ def test_a_server_that_leaves_waits_for_no_room(tmp_path: Path, monkeypatch: pyt
         flow.executor.stop()
 
     with pytest.raises(StorageFull):
-        flow.run(leave, commit_bytes=5000, wait_for_room=True)
+        flow.run(leave, commit_bytes=5000, wait_for_space=True)
     disk.room = 10**9
     flow.app = doubling(tmp_path).app
     assert flow.run() is JobOutcome.COMPLETED

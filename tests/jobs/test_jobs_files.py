@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
-from chairlift.jobs.order import arrange
+from chairlift.jobs.line_order import arrange
 from chairlift.jobs.progress import Progress
 from chairlift.jobs.results import ResultFile
 from chairlift.jobs.store import Checkpoint, Counts, Job, Store, StoredFile
@@ -177,7 +177,7 @@ def test_a_store_without_room_stays_as_it_was(tmp_path: Path) -> None:
     store.commit("j", Checkpoint(output_bytes=1))
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StorageFull, match=r"no room for .*state"):
+    with pytest.raises(StorageFull, match=r"no space for .*state"):
         store.commit("j", Checkpoint(progress=bytes(10_000), output_bytes=2))
     assert store.checkpoint("j").output_bytes == 1
     store._db.execute("PRAGMA max_page_count = 1000")

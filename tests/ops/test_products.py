@@ -12,8 +12,11 @@ import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 from torch import Tensor
 
+from chairlift.ops.activation import Activation
 from chairlift.ops.base import Quantization
 from chairlift.ops.cpu import CpuOps
+from chairlift.ops.formats import FORMATS
+from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceOps, quantize
 
@@ -44,7 +47,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32"])
 def kind(request: pytest.FixtureRequest, isa: str) -> Kind:
-    if request.param[1] == "none" and not CpuOps(torch.bfloat16)._has_bf16_products:
+    if request.param[1] == "none" and product_path(load_library()[0], FORMATS["bfloat16"]) is None:
         pytest.skip(f"{isa} leaves bfloat16 products to oneDNN")
     return request.param
 
@@ -139,6 +142,15 @@ def test_gated_linear_is_that_of_the_reference(kind: Kind, shape: tuple[int, int
         assert_near(packed(x), wanted, most, kind[0])
         reference = ReferenceOps(kind[1]).gated_linear(weight, offset)(x).float()
         assert (packed(x) - reference).float().square().mean() < 1e-3 * reference.square().mean()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_gated_linears_have_other_activations(kind: Kind, activation: Activation) -> None:
+    dtype, quantization = kind
+    weight, x = random(2 * 50, 130, dtype=dtype) / 8, random(33, 130, dtype=dtype, seed=1)
+    found = CpuOps(dtype, quantization).gated_linear(weight, None, activation)(x)
+    wanted = ReferenceOps(quantization).gated_linear(weight, None, activation)(x)
+    assert (found - wanted).float().square().mean() < 1e-4 * wanted.float().square().mean()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

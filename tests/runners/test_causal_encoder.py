@@ -78,7 +78,9 @@ def test_pooled_vectors_are_those_of_transformers(variant: str, pooling: str, op
     assert cosine(rounded, wanted).min() < 1 - 1e-8
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_sharded", "llama_tied", "qwen2_window", "qwen3_window"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "llama_sharded", "llama_tied", "qwen2_window", "qwen3_window", "gemma3", "olmo2"]
+)
 def test_a_language_models_folder_embeds_by_its_last_token(variant: str) -> None:
     """Names begin with `model.` there, and the head stays in the file."""
     model = reference_model(variant).model

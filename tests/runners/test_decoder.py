@@ -1,37 +1,15 @@
 """Logits and greedy tokens of the decoder against transformers, however the work is cut into steps."""
 
 import functools
-from typing import Any
 
 import pytest
 import torch
-from support.decoder_harness import Harness, make_request, make_runner
+from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
 from support.model_factory import VARIANTS, model_folder, reference_model
 
-from chairlift.core.sequences.request import Step
-from chairlift.errors import ConfigError
-from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
-LENGTHS = (1, 2, 15, 16, 17, 100, 300)
 NUM_OUTPUT = 64
-
-
-def _native_missing() -> bool:
-    try:
-        select_ops("native", torch.device("cpu"), torch.float32, 64)
-    except ConfigError:
-        return True
-    return False
-
-
-OPS = ["reference", pytest.param("native", marks=pytest.mark.skipif(_native_missing(), reason="no native kernels"))]
-
-
-@functools.cache
-def prompts() -> dict[str, list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return {str(n): torch.randint(0, 320, (n,), generator=generator).tolist() for n in LENGTHS}
 
 
 @functools.cache
@@ -54,29 +32,6 @@ def runner_of(variant: str, ops: str, dtype: str = "float32") -> DecoderRunner:
     return make_runner(model_folder(variant, dtype), ops=ops)
 
 
-def requests(prefix: str = "") -> list[Any]:
-    return [make_request(prefix + name, prompt) for name, prompt in prompts().items()]
-
-
-@torch.inference_mode()
-def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
-    """Logits after every token of each sequence, computed in one pass."""
-    harness = Harness(runner)
-    for index, tokens in enumerate(sequences):
-        harness.add(make_request(f"logits{index}", tokens))
-    started, counts = [], {}
-    for id, request in harness.requests.items():
-        blocks = [harness.free.pop() for _ in range(-(-len(request.prompt_ids) // harness.block_size))]
-        started.append(harness.start(id, blocks))
-        counts[id] = len(request.prompt_ids)
-    runner._update(Step(0, counts, started, {}, [], []))
-    prepared = runner.batch.prepare(Step(0, counts, [], {}, [], []))
-    rows = torch.arange(sum(counts.values())).numpy()
-    hidden = runner.model.forward(prepared.inputs(rows, runner.model.device))
-    runner._update(Step(1, {}, [], {}, list(counts), []))
-    return list(runner.model.logits(hidden).split(list(counts.values())))
-
-
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers(variant: str, ops: str) -> None:
@@ -97,7 +52,7 @@ def test_greedy_tokens_equal_transformers(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen2_window", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
 def test_one_by_one(variant: str, ops: str) -> None:
     harness = Harness(runner_of(variant, ops))
     for request in requests():
@@ -105,7 +60,7 @@ def test_one_by_one(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2", "qwen3_window", "gemma3", "olmo2"])
 def test_prefix_hits(variant: str, ops: str) -> None:
     """A request that shares computed blocks, and one that shares blocks computed in the very same step."""
     harness = Harness(runner_of(variant, ops))
@@ -133,7 +88,7 @@ def test_prefix_hits(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "gemma3", "olmo2"])
 def test_preemption_by_recompute(variant: str, ops: str) -> None:
     """Two sequences are dropped amid decoding and amid their prompt, and start again with all of their tokens."""
     harness = Harness(runner_of(variant, ops))
@@ -150,7 +105,7 @@ def test_preemption_by_recompute(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
 def test_bfloat16(variant: str, ops: str) -> None:
     runner = runner_of(variant, ops, "bfloat16")
     assert runner.info.dtype == "bfloat16"
@@ -164,13 +119,23 @@ def test_bfloat16(variant: str, ops: str) -> None:
     assert torch.cat(distances).max() < 1e-3
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("ops", OPS)
+def test_scaled_embeddings_are_rounded_as_transformers_does_it(ops: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(320)
+    theirs = AutoModelForCausalLM.from_pretrained(model_folder("gemma3", "bfloat16"), dtype=torch.bfloat16)
+    assert torch.equal(runner_of("gemma3", ops, "bfloat16").model._embed(ids), theirs.model.embed_tokens(ids))
+
+
 @functools.cache
 def rounding_runner(variant: str, ops: str) -> DecoderRunner:
     return make_runner(model_folder(variant), ops=ops, kv_cache_dtype="int8")
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
 def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
     found = all_logits(rounding_runner(variant, ops), list(prompts().values()))
     for logits, prompt in zip(found, prompts().values(), strict=True):
@@ -181,7 +146,7 @@ def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "gemma3", "olmo2"])
 def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
     harness = Harness(rounding_runner(variant, ops))
     alone = {request.id: harness.generate([request], NUM_OUTPUT)[request.id] for request in requests()}

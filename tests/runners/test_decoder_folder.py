@@ -30,8 +30,8 @@ def test_old_and_new_forms_mean_the_same() -> None:
     assert config(rope_theta=7.0, rope_scaling=old) == config(
         rope_parameters={"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}
     )
-    assert config(rope_theta=7.0, rope_scaling=None).rope.theta == 7.0
-    assert config().rope.theta == 10000.0
+    assert config(rope_theta=7.0, rope_scaling=None).ropes[0].theta == 7.0
+    assert config().ropes[0].theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,65 @@ def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None)
 
     # transformers fills in the dictionary that it is given.
     fields = {"rope_theta": 3000.0, "rope_scaling": scaling and dict(scaling)}
-    table = config(**fields).rope.table(16, 512)
+    table = config(**fields).ropes[0].table(16, 512)
     rotary = LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict(TINY | {"model_type": "llama"} | fields))
     cos, sin = rotary(torch.zeros(1), torch.arange(512)[None])
     assert torch.equal(table[:, :8], cos[0, :, :8])
     assert torch.equal(table[:, 8:], sin[0, :, :8])
+
+
+# Gemma 3 as folders of its first months have it, and as those of today do.
+OLD_GEMMA = {
+    "num_hidden_layers": 6,
+    "sliding_window": 9,
+    "sliding_window_pattern": 3,
+    "rope_theta": 5e5,
+    "rope_local_base_freq": 200.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+NEW_GEMMA = {
+    "num_hidden_layers": 6,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    },
+}
+
+
+@pytest.mark.parametrize("fields", [OLD_GEMMA, NEW_GEMMA, {"num_hidden_layers": 6}], ids=["old", "new", "defaults"])
+def test_each_kind_of_layer_has_the_rotation_of_transformers(fields: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    ours = config("gemma3_text", **fields)
+    # transformers fills in the dictionaries that it is given.
+    theirs = transformers.Gemma3TextConfig.from_dict(TINY | json.loads(json.dumps(fields)))
+    rotary = Gemma3RotaryEmbedding(theirs)
+    for kind, rope, window in zip(theirs.layer_types, ours.ropes, ours.windows, strict=True):
+        assert window == (theirs.sliding_window if kind == "sliding_attention" else None)
+        cos, sin = rotary(torch.zeros(1), torch.arange(512)[None], kind)
+        table = rope.table(256, 512)
+        assert torch.equal(table[:, :128], cos[0, :, :128])
+        assert torch.equal(table[:, 128:], sin[0, :, :128])
+
+
+def test_old_and_new_forms_of_layers_unlike_each_other_mean_the_same() -> None:
+    assert config("gemma3_text", **OLD_GEMMA) == config("gemma3_text", **NEW_GEMMA)
+    # Both kinds of layers share what is equal, so that there is one table of it.
+    assert len(set(config("gemma3_text", **NEW_GEMMA).ropes)) == 2
+    window = {"use_sliding_window": True, "max_window_layers": 1}
+    assert len(set(config("qwen2", **window).ropes)) == 1
+
+
+def test_what_a_family_means_by_leaving_a_field_out() -> None:
+    gemma, olmo = config("gemma3_text"), config("olmo2")
+    assert (gemma.tied, gemma.activation, gemma.rms_norm_eps) == (True, "gelu_tanh", 1e-6)
+    assert (gemma.attention_scale, gemma.embedding_scale, gemma.windows) == (1 / 16, 8.0, (4096, 4096))
+    assert (olmo.tied, olmo.activation, olmo.rms_norm_eps) == (False, "silu", 1e-5)
+    assert (olmo.attention_scale, olmo.embedding_scale, olmo.windows) == (0.25, 1.0, (None, None))
+    assert config("gemma3_text", hidden_activation="gelu", hidden_act="silu").activation == "gelu"
 
 
 def test_windows() -> None:
@@ -69,7 +123,7 @@ def test_windows() -> None:
 
 
 def test_defaults_of_head_dim() -> None:
-    assert [config(name).head_dim for name in FAMILIES] == [16, 16, 16, 128]
+    assert [config(name).head_dim for name in FAMILIES] == [16, 16, 16, 128, 256, 16]
     assert config(num_key_value_heads=None).num_kv_heads == 4
 
 
@@ -78,7 +132,18 @@ def test_defaults_of_head_dim() -> None:
     [
         ({"model_type": "gpt_neox"}, ["gpt_neox", "llama", "mistral", "qwen2", "qwen3"]),
         ({"model_type": None}, ["None", "llama"]),
-        ({"hidden_act": "gelu"}, ["gelu", "silu"]),
+        ({"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),
+        ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu", "silu"]),
+        ({"model_type": "gemma3_text", "hidden_activation": "sigmoid"}, ["hidden_activation", "sigmoid"]),
+        ({"query_pre_attn_scalar": 16}, ["query_pre_attn_scalar"]),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": 0}, ["query_pre_attn_scalar"]),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        ({"model_type": "gemma3_text", "sliding_window": None}, ["sliding_window"]),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, ["sliding_window_pattern"]),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}}, ["rope_type", "full_"]),
+        ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": 2}}, ["sliding_attention", "object"]),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_scaling": "linear"}, ["rope_scaling"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),

@@ -21,8 +21,10 @@ from chairlift.runners.decoder.model import Decoder
 
 BLOCK = 16
 LENGTHS = (90, 1, 33, 250)
-# Biases, unlike layers, norms of heads, a tied embedding, an own head; each of them over several layers.
+# Biases, unlike layers, norms of heads, of all heads together and of what a part of a layer gives, a tied embedding, an
+# own head; each of them over several layers.
 VARIANTS = ["llama", "llama_biases", "llama_tied", "qwen2_window", "qwen3_window", "mistral_window"]
+VARIANTS += ["llama_gelu", "gemma3", "gemma3_head", "olmo2", "olmo2_biases"]
 # (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5
 # to 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
 KINDS: list[tuple[str, dict[str, str], float]] = [
@@ -71,6 +73,8 @@ def make_inputs(parts: list[tuple[int, int]], wanted: list[int] | None) -> Input
         block_tables=tables[running].contiguous(),
         slot_mapping=torch.cat(slots),
         positions=torch.cat(positions),
+        max_query_len=max(parts[i][1] - parts[i][0] for i in running),
+        max_context_len=max(parts[i][1] for i in running),
     )
     ids = torch.cat([tokens[index][slice(*part)] for index, part in enumerate(parts)])
     rows = torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.int64)
@@ -122,7 +126,7 @@ def test_a_fused_pass_is_that_of_its_operations(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_window", "gemma3", "olmo2"])
 def test_a_fused_pass_on_every_instruction_set(variant: str, isa: str) -> None:
     with kernels_of(isa):
         model = make_model(model_folder(variant), "float32", quantization="int8", kv_cache_dtype="int8")
@@ -152,6 +156,8 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
         block_tables=torch.tensor([[5, 6, 7], [5, 6, 8]], dtype=torch.int32),
         slot_mapping=torch.cat((torch.arange(80, 128), torch.arange(128, 144))),
         positions=torch.cat((ids, ids[32:])),
+        max_query_len=48,
+        max_context_len=48,
     )
     later = AttentionBatch(
         query_start=torch.tensor([0, 16], dtype=torch.int32),
@@ -159,6 +165,8 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
         block_tables=torch.tensor([[5, 6, 2]], dtype=torch.int32),
         slot_mapping=torch.arange(32, 48),
         positions=ids[32:],
+        max_query_len=16,
+        max_context_len=48,
     )
     with torch.inference_mode():
         both = model.forward(Inputs(torch.cat((ids, ids[32:])), shared, torch.arange(64)))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_harness import Harness, make_request, make_runner
+from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
 from support.model_factory import model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
-from test_decoder import OPS, all_logits, prompts, requests
 
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.demo import demo_path
@@ -19,7 +18,7 @@ from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
 COUNT = 32
-VARIANTS = ["llama", "llama_biases", "llama_tied", "mistral_window", "qwen2_window", "qwen3_window"]
+VARIANTS = ["llama", "llama_biases", "llama_tied", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"]
 # Random weights have no outliers, but hardly any redundancy either: trained models come out nearer.
 NEAR = 0.99
 

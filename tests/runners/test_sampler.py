@@ -6,16 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
-from chairlift.ops.base import Draws, Ops
+from chairlift.ops import drawing as torch_drawing
+from chairlift.ops.base import Draws, Ints
+from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
 from chairlift.ops.reference import ReferenceOps
-from chairlift.runners.decoder.random import request_seed, uniform
-from chairlift.runners.decoder.sampler import Sampled, Sampler
+from chairlift.runners.decoder.runner import pack, split, to_host
+from chairlift.runners.decoder.sampler import Sampled, Sampler, request_seed, uniform
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -64,7 +67,13 @@ def sample(
         request = make_request(f"r{row}", params[row], prompts[row], stop_ids)
         sampler.add(row, request, prompts[row] + outputs[row])
     lengths = np.array([len(prompts[row]) + len(outputs[row]) for row in range(count)])
-    return sampler.sample(logits, np.arange(count), lengths)
+    return take(sampler, logits, np.arange(count), lengths)
+
+
+def take(sampler: Sampler, logits: torch.Tensor, rows: Ints, lengths: Ints) -> Sampled:
+    """Sample and bring the results over."""
+    choice = sampler.sample(logits, rows, lengths)
+    return sampler.finish(choice, rows, iter(to_host(choice.tensors)))
 
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 20_000) -> np.ndarray[Any, Any]:
@@ -73,7 +82,7 @@ def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 20_00
     sampler.add(0, make_request("x", params, [1]), [1])
     rows, found = np.zeros(1000, np.int64), np.zeros(logits.shape[0])
     for start in range(0, draws, 1000):
-        sampled = sampler.sample(logits.expand(1000, -1), rows, np.arange(start, start + 1000))
+        sampled = take(sampler, logits.expand(1000, -1), rows, np.arange(start, start + 1000))
         found += np.bincount(sampled.token_ids, minlength=logits.shape[0])
     return found
 
@@ -138,9 +147,9 @@ def test_filters_keep_what_the_oracle_keeps(fields: dict[str, Any], vocab: int, 
     scaled = logits / params.temperature
     kept = apply_filters(
         scaled,
-        torch.full((6,), params.min_p),
-        torch.full((6,), min(params.top_k, vocab)),
-        torch.full((6,), params.top_p),
+        np.full(6, params.min_p, np.float32),
+        np.full(6, min(params.top_k, vocab)),
+        np.full(6, params.top_p, np.float32),
     )
     for row in range(6):
         wanted = filtered_oracle(logits[row], params)
@@ -262,7 +271,7 @@ def test_penalty_counts_grow_with_the_output_as_if_built_anew() -> None:
     tokens = [3, 4]
     for length in range(2, 302):
         anew = sample(logits[1:2], [params], [[3, 4]], [tokens[2:]]).token_ids[0]
-        got = sampler.sample(logits, np.arange(3), np.full(3, length)).token_ids
+        got = take(sampler, logits, np.arange(3), np.full(3, length)).token_ids
         assert got.tolist() == [int(logits[0].argmax()), anew, int(logits[2].argmax())]
         tokens.append(int(got[1]))
     assert len(set(tokens)) > 100
@@ -333,6 +342,69 @@ def test_a_seat_forgets_its_last_request() -> None:
     sampler.add(0, make_request("a", heavy, [1], (2,)), [1])
     sampler.remove(0)
     sampler.add(0, make_request("b", SamplingParams(temperature=0), [1], (2,)), [1])
-    sampled = sampler.sample(logits, np.zeros(1, np.int64), np.ones(1, np.int64))
+    sampled = take(sampler, logits, np.zeros(1, np.int64), np.ones(1, np.int64))
     assert sampled.token_ids.tolist() == [int(logits.argmax())]
     assert not sampled.logprobs
+
+
+class NeverWaits(TorchDispatchMode):
+    """Refuses what has to see numbers to go on: a device would be waited for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_waited_for_until_results_are_brought_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on any device but the CPU.
+    monkeypatch.setattr(torch_drawing, "_HEAD", VOCAB)
+    params = [SamplingParams(**fields, logprobs=2) for fields in FILTERS]
+    params += [
+        SamplingParams(temperature=0),
+        SamplingParams(logit_bias={3: 1.0}),
+        SamplingParams(presence_penalty=1.0, min_tokens=3),
+    ]
+    logits = random_logits(len(params))
+    logits[4] = torch.nan
+    sampler = Sampler(len(params), VOCAB, 0, CPU, drawing[0])
+    for row, each in enumerate(params):
+        sampler.add(row, make_request(str(row), each, [1, 2], (9,)), [1, 2])
+    with NeverWaits():
+        choice = sampler.sample(logits, np.arange(len(params)), np.full(len(params), 2))
+    sampled = sampler.finish(choice, np.arange(len(params)), iter(to_host(choice.tensors)))
+    assert list(sampled.errors) == [4]
+    assert list(sampled.logprobs) == [row for row in range(len(FILTERS)) if row != 4]
+
+
+def test_tokens_are_drawn_for_any_logits() -> None:
+    """Rows without a finite best give some token of the vocabulary, and change no other row."""
+    logits = random_logits(6, 301)
+    count = len(logits)
+    fields = {"temperature": np.full(count, 0.7, np.float32), "uniform": np.full(count, 0.999)}
+    for min_p, top_k, top_p in ((0.0, 0, 1.0), (0.1, 5, 0.5), (0.0, 0, 0.3)):
+        filters = {"min_p": np.full(count, min_p, np.float32), "top_p": np.full(count, top_p, np.float32)}
+        draws = Draws(**fields, **filters, top_k=np.full(count, top_k))
+        clean = drawing[0].draw(logits, draws)
+        assert (clean.dtype, clean.shape) == (torch.int64, (count,))
+        broken = logits.clone()
+        broken[0], broken[1, 7], broken[2], broken[3, 9] = torch.nan, torch.nan, -torch.inf, torch.inf
+        found = drawing[0].draw(broken, draws)
+        assert torch.equal(found[4:], clean[4:])
+        assert ((found >= 0) & (found < 301)).all()
+
+
+def test_results_of_any_kind_come_over_in_one_piece() -> None:
+    tensors = [
+        torch.arange(3),
+        torch.randn(5, 3).T,
+        torch.empty(0, 4),
+        torch.randn(1, dtype=torch.float64),
+        torch.arange(7, dtype=torch.int32),
+        torch.arange(6).view(2, 3),
+    ]
+    packed = pack(tensors)
+    assert (packed.dtype, packed.dim()) == (torch.uint8, 1)
+    for one, other, direct in zip(tensors, split(packed.numpy(), tensors), to_host(tensors), strict=True):
+        assert torch.equal(one, torch.from_numpy(other.copy()))
+        assert other.dtype == direct.dtype
+        assert np.shares_memory(direct, one.numpy()) or not one.numel()

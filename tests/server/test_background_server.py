@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.items_harness import Line, classifier, counter, embedder, function, listening, reranker
+from support.items_harness import LocalDispatcher, classifier, counter, embedder, function, listening, reranker
 from support.server_harness import Answer, Front
 
 from chairlift.config.server import ServerConfig
@@ -17,8 +17,8 @@ from chairlift.engine.items.call import CallResult
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import QueueFull
-from chairlift.server.http.app import create_app
-from chairlift.server.http.endpoint import BACKGROUND
+from chairlift.server.app import create_app
+from chairlift.server.http.exchange import BACKGROUND, Terms
 from chairlift.server.models.registry import Models, ModelService
 
 
@@ -61,7 +61,7 @@ def test_a_decoders_routes(path: str, body: dict[str, Any]) -> None:
     asyncio.run(go())
 
 
-def one_shot(name: str) -> tuple[ModelService, Line]:
+def item_service(name: str) -> tuple[ModelService, LocalDispatcher]:
     factories = [embedder, reranker, classifier, function, counter]
     return next(make for make in factories if make.__name__ == name)()
 
@@ -77,39 +77,39 @@ def one_shot(name: str) -> tuple[ModelService, Line]:
         ("counter", "/v1/models/counter:predict", {"instances": [2]}),
     ],
 )
-def test_routes_of_one_shot_models(model: str, path: str, body: dict[str, Any]) -> None:
+def test_routes_of_models_that_answer_in_one_call(model: str, path: str, body: dict[str, Any]) -> None:
     async def go() -> None:
-        service, line = one_shot(model)
+        service, dispatcher = item_service(model)
         app = create_app(Models([service]), ServerConfig())
         for each, expected in ((app, False), (marked(app), True)):
             answer = await post(each, path, body)
             assert answer.status_code == 200, answer.text
-            assert line.submitted[-1]["background"] is expected
+            assert dispatcher.submitted[-1]["background"] is expected
 
     asyncio.run(go())
 
 
 def test_open_inference_protocol_and_streamed_parts() -> None:
     async def go() -> None:
-        service, line = function()
+        service, dispatcher = function()
         app = create_app(Models([service]), ServerConfig())
         document = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["2"]}
         answer = await post(marked(app), "/v2/models/function/infer", {"inputs": [document]})
         assert answer.status_code == 200, answer.text
-        assert line.submitted[-1]["background"] is True
-        service, line = counter()
+        assert dispatcher.submitted[-1]["background"] is True
+        service, dispatcher = counter()
         app = create_app(Models([service]), ServerConfig())
         path = "/v1/models/counter:predict"
         answer = await post(marked(app), path, {"instances": [2]}, {"accept": "application/x-ndjson"})
         assert answer.status_code == 200
-        assert line.submitted[-1]["background"] is True
+        assert dispatcher.submitted[-1]["background"] is True
 
     asyncio.run(go())
 
 
 def test_no_client_can_ask_for_it() -> None:
     front = decoder()
-    service, line = function()
+    service, dispatcher = function()
     headers = {BACKGROUND: "true", "X-Background": "true", "X-Chairlift-Background": "1", "Chairlift.Background": "1"}
     with listening(front.service, service) as server, httpx.Client(base_url=server.url, headers=headers) as client:
         answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, "model": "tiny"})
@@ -119,7 +119,7 @@ def test_no_client_can_ask_for_it() -> None:
         answer = client.post("/v1/completions", json={"prompt": "hello", "model": "tiny", "background": True})
         assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert [request.background for request in front.client.requests] == [False]
-    assert line.submitted[-1]["background"] is False
+    assert dispatcher.submitted[-1]["background"] is False
 
 
 def lines_of(text: str, name: str) -> dict[str, float]:
@@ -183,12 +183,12 @@ def test_a_line_takes_live_items_first_and_counts_apart() -> None:
 
 def test_the_default_deadline_is_for_live_requests() -> None:
     async def go() -> None:
-        service, line = function()
-        line.configure(BatchLimits(default_timeout=0.02))
-        line.held = True
-        waiting = asyncio.create_task(service.infer([1], background=True))
+        service, dispatcher = function()
+        dispatcher.configure(BatchLimits(default_timeout=0.02))
+        dispatcher.held = True
+        waiting = asyncio.create_task(service.infer([1], Terms(background=True)))
         await asyncio.sleep(0.06)
-        line.held = False
+        dispatcher.held = False
         (answer,) = await waiting
         assert answer.value == 2
 

@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 from support.batch_harness import FUNCTION, Client, check_doubled, doubling, files_in, jsonl, line
-from support.items_harness import Line, Listening, embedder, function, listening, reranker
+from support.items_harness import Listening, LocalDispatcher, embedder, function, listening, reranker
 
 from chairlift.errors import StorageFull, StoreBusy
 from chairlift.jobs.store import Store
-from chairlift.server.batches import batch_run as batch_run
-from chairlift.server.batches import file_routes as file_routes
+from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
 
 
 class Api(Client):
-    """A server and its client; `line` is that of the function, which can be held."""
+    """A server and its client; `dispatcher` is that of the function, which can be held."""
 
-    def __init__(self, server: Listening, functions: Line, key: str | None = None) -> None:
+    def __init__(self, server: Listening, functions: LocalDispatcher, key: str | None = None) -> None:
         super().__init__(server.url, key)
-        self.line = functions
+        self.dispatcher = functions
         self.folder = Path(server.config.data_dir)
 
 
@@ -82,7 +81,7 @@ def test_a_batch_of_a_function(api: Api) -> None:
     assert times == sorted(times)
     assert batch["expires_at"] == batch["created_at"] + 86400
     check_doubled(api.content(batch["output_file_id"]), range(300))
-    assert [each["background"] for each in api.line.submitted] == [True] * 300
+    assert [each["background"] for each in api.dispatcher.submitted] == [True] * 300
     output = api.http.get(f"/files/{batch['output_file_id']}").json()
     assert (output["purpose"], output["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
     assert api.metric("batches", state="completed") == 1
@@ -175,7 +174,7 @@ def test_validation(what: str, api: Api) -> None:
     assert [(each["code"], each["line"]) for each in found] == expected
     for each in found:
         assert each["line"] is None or str(each["line"]) in each["message"]
-    assert not api.line.submitted
+    assert not api.dispatcher.submitted
 
 
 def test_duplicates_name_both_lines(api: Api) -> None:
@@ -339,7 +338,7 @@ def test_pages_of_batches(api: Api) -> None:
 
 
 def test_cancel(api: Api) -> None:
-    api.line.held = True
+    api.dispatcher.held = True
     batch = api.begin(doubling(500))
     api.wait(batch["id"], lambda b: b["status"] == "in_progress")
     needed = api.http.delete(f"/files/{batch['input_file_id']}")
@@ -356,7 +355,7 @@ def test_cancel(api: Api) -> None:
     assert len(failed) == 500
     assert {(each["response"], each["error"]["code"]) for each in failed.values()} == {(None, "batch_cancelled")}
     assert api.http.post(f"/batches/{batch['id']}/cancel").json() == over
-    api.line.held = False
+    api.dispatcher.held = False
     done = api.run(doubling(1))
     late = api.http.post(f"/batches/{done['id']}/cancel")
     assert (late.status_code, error(late)["code"]) == (409, "batch_not_cancellable")
@@ -378,7 +377,7 @@ def test_what_is_done_before_a_cancel_is_kept(api: Api) -> None:
 
 
 def test_a_batch_that_expires(api: Api) -> None:
-    api.line.held = True
+    api.dispatcher.held = True
     batch = api.run(doubling(40), window="1s")
     assert batch["status"] == "expired"
     assert batch["expired_at"] >= batch["expires_at"] == batch["created_at"] + 1
@@ -396,12 +395,12 @@ def test_batches_wait_for_their_turn(start: Callable[..., Api]) -> None:
     assert refused.headers["Retry-After"]
     for batch in (first, second, third):
         api.wait(batch["id"], lambda b: b["status"] == "in_progress")
-    assert len(api.line.submitted) <= 20
+    assert len(api.dispatcher.submitted) <= 20
     api.http.post(f"/batches/{second['id']}/cancel")
     assert api.wait(second["id"])["status"] == "cancelled"
     fourth = api.begin(doubling(1), window="1s")
     assert api.wait(fourth["id"])["status"] == "expired"
-    api.line.held = False
+    api.dispatcher.held = False
     for batch in (first, third):
         assert api.wait(batch["id"])["status"] == "completed"
 
@@ -415,7 +414,7 @@ def test_an_input_may_serve_twice(api: Api) -> None:
 
 def test_files_expire(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_routes, "SHORTEST_LIFE_S", 1)
-    api.line.held = True
+    api.dispatcher.held = True
     life = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
     plain = api.upload(b"x", **life).json()
     assert plain["expires_at"] == plain["created_at"] + 1
@@ -423,7 +422,7 @@ def test_files_expire(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = api.create(needed["id"], output_expires_after={"anchor": "created_at", "seconds": 1}).json()
     _gone(api, plain["id"])
     assert api.http.get(f"/files/{needed['id']}").status_code == 200
-    api.line.held = False
+    api.dispatcher.held = False
     over = api.wait(batch["id"])
     assert over["status"] == "completed"
     _gone(api, needed["id"])
@@ -451,7 +450,7 @@ def test_a_server_that_leaves_and_the_next(start: Callable[..., Api]) -> None:
     api = start()
     plain = api.begin(doubling(5000))
     api.wait(plain["id"], lambda b: b["request_counts"]["completed"] > 100)
-    api.line.held = True
+    api.dispatcher.held = True
     cancelled = api.begin(doubling(50))
     api.wait(cancelled["id"], lambda b: b["status"] == "in_progress")
     done = api.run([line("bad", {})])
@@ -517,7 +516,7 @@ class FullDisk:
         self.results, self.uploads = results, uploads
         self._pwrite, self._write = os.pwrite, os.write
         monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self.pwrite)
-        monkeypatch.setattr("chairlift.server.batches.batch_routes.upload.os.write", self.write)
+        monkeypatch.setattr("chairlift.server.batches.upload.os.write", self.write)
 
     def pwrite(self, fd: int, raw: Any, offset: int) -> int:
         return self._pwrite(fd, raw[: _fits(self.results, offset)], offset)
@@ -534,7 +533,7 @@ def _fits(room: int, offset: int) -> int:
     return room - offset
 
 
-def test_results_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch, results=100_000)
     batch = api.begin(doubling(3000))
     deadline = time.monotonic() + 30
@@ -561,7 +560,7 @@ def test_a_server_without_room_leaves(start: Callable[..., Api], monkeypatch: py
     check_doubled(api.content(api.wait(batch["id"])["output_file_id"]), range(3000))
 
 
-def test_states_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "_FIRST_PAUSE_S", 0.01)
     change, refused = Store.change_job, []
 
@@ -569,7 +568,7 @@ def test_states_wait_for_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
         # Every second change: each is refused once.
         if len(refused) % 2 == 0:
             refused.append(True)
-            raise StorageFull("there is no room")
+            raise StorageFull("there is no space")
         refused.append(False)
         return change(self, *arguments)
 
@@ -604,7 +603,7 @@ def test_a_new_batch_without_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _no_room(self: Store, record: Any) -> None:
-    raise StorageFull("there is no room")
+    raise StorageFull("there is no space")
 
 
 # Settings

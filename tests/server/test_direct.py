@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.items_harness import Line, Listening, adder, counter, function, listening
+from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening
 
 from chairlift.errors import QueueFull, RequestFailed
-from chairlift.server.http.direct import MAX_BYTES
+from chairlift.server.direct import MAX_BYTES
 from chairlift.server.models.item_service import ItemService
 
-Model = tuple[ItemService, Line]
+Model = tuple[ItemService, LocalDispatcher]
 
 
 @pytest.fixture
@@ -89,14 +89,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_one_piece_or_two_the_answer_is_the_same(case: str, model: Model) -> None:
-    service, line = model
-    double = line.compute
+    service, dispatcher = model
+    double = dispatcher.compute
 
     def compute(payloads: list[Any]) -> list[Any]:
         odd = {"bad": RequestFailed("broke"), "odd": object(), "full": QueueFull("no room", 3)}
         return [odd[each] if each in ("bad", "odd", "full") else double([each])[0] for each in payloads]
 
-    line.compute = compute
+    dispatcher.compute = compute
     with listening(service, adder()[0], counter()[0], max_body_bytes=200_000) as server:
         request = head_and_body(*CASES[case])
         whole, apart = ask(server, b"".join(request)), ask(server, *request)
@@ -138,25 +138,25 @@ def test_a_connection_is_kept_or_closed_as_asked(server: Listening) -> None:
 
 
 def test_who_hangs_up_is_forgotten(server: Listening, model: Model) -> None:
-    service, line = model
-    line.held = True
+    service, dispatcher = model
+    dispatcher.held = True
     with connect(server) as client:
         client.sendall(b"".join(head_and_body(b'{"instances": [1, 2, 3]}', headers=JSON)))
-        until(lambda: line.waiting == 3)
-    until(lambda: line.waiting == 0)
+        until(lambda: dispatcher.waiting == 3)
+    until(lambda: dispatcher.waiting == 0)
     assert service.metrics._finished["abort"] == 1
-    line.held = False
+    dispatcher.held = False
     assert ask(server, b"".join(head_and_body(b'{"instances": [4]}', headers=JSON)))[2] == b'{"predictions":[8]}'
 
 
 def test_at_the_deadline_nobody_waits_any_longer(server: Listening, model: Model) -> None:
-    line = model[1]
-    line.held = True
+    dispatcher = model[1]
+    dispatcher.held = True
     headers = JSON + "X-Request-Timeout-Ms: 50\r\n"
     status, _, body = ask(server, b"".join(head_and_body(b'{"instances": [1]}', headers=headers)))
     assert (status, "deadline passed" in json.loads(body)["error"]) == (504, True)
-    until(lambda: line.waiting == 0)
-    line.held = False
+    until(lambda: dispatcher.waiting == 0)
+    dispatcher.held = False
 
 
 def test_the_key_is_asked_for(model: Model) -> None:
@@ -168,14 +168,14 @@ def test_the_key_is_asked_for(model: Model) -> None:
 
 
 def test_what_is_under_way_is_answered_before_the_server_leaves(server: Listening, model: Model) -> None:
-    line = model[1]
-    line.held = True
+    dispatcher = model[1]
+    dispatcher.held = True
     with connect(server) as client, client.makefile("rb") as stream:
         client.sendall(b"".join(head_and_body(b'{"instances": [1]}', headers=JSON)))
-        until(lambda: line.waiting == 1)
+        until(lambda: dispatcher.waiting == 1)
         server.server.should_exit = True
         time.sleep(0.3)
-        line.held = False
+        dispatcher.held = False
         status, headers, _ = answer(stream)
         assert (status, headers["connection"]) == (200, "close")
         assert stream.read() == b""

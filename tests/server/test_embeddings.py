@@ -14,8 +14,8 @@ import pytest
 from support.items_harness import (
     DIMENSIONS,
     MAX_TOKENS,
-    Line,
     Listening,
+    LocalDispatcher,
     adder,
     embedder,
     embedding,
@@ -31,8 +31,8 @@ from chairlift.server.models.registry import Models
 class Case:
     """A running server with one embedder, and something else that is none."""
 
-    def __init__(self, server: Listening, line: Line) -> None:
-        self.server, self.line = server, line
+    def __init__(self, server: Listening, dispatcher: LocalDispatcher) -> None:
+        self.server, self.dispatcher = server, dispatcher
         self.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         self.http = httpx.Client(base_url=server.url)
 
@@ -43,9 +43,9 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
-    service, line = embedder()
+    service, dispatcher = embedder()
     with listening(service, adder()[0]) as server:
-        it = Case(server, line)
+        it = Case(server, dispatcher)
         yield it
         it.http.close()
         it.openai.close()
@@ -85,11 +85,11 @@ def test_token_ids(case: Case) -> None:
 
 
 def test_2048_inputs_share_batches(case: Case) -> None:
-    case.line.batches.clear()
+    case.dispatcher.batches.clear()
     made = case.openai.embeddings.create(model="embedder", input=["hello world"] * 2047 + ["fox"])
     assert len(made.data) == 2048
     np.testing.assert_allclose(made.data[2047].embedding, expected("fox"), rtol=1e-6)
-    assert case.line.batches == [32] * 64
+    assert case.dispatcher.batches == [32] * 64
     assert case.post(input=["a"] * 2049).json()["error"]["code"] == "too_many_inputs"
 
 
@@ -167,10 +167,10 @@ def test_a_model_must_be_named_where_several_would_do() -> None:
 
 
 def test_deadline_and_priority_go_along_and_times_come_back(case: Case) -> None:
-    case.line.submitted.clear()
+    case.dispatcher.submitted.clear()
     answer = case.post(headers={"X-Request-Timeout-Ms": "1500", "X-Request-Priority": "3"})
     case.post(priority=-2)
-    first, second = case.line.submitted
+    first, second = case.dispatcher.submitted
     assert (first["timeout"], first["priority"], first["size"]) == (1.5, 3, len(ids_of("hello world")))
     assert (second["timeout"], second["priority"]) == (None, -2)
     assert 0 <= float(answer.headers["x-queue-time-ms"]) < 10_000
@@ -197,12 +197,12 @@ def test_deadline_and_priority_go_along_and_times_come_back(case: Case) -> None:
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_failures_have_their_codes(error: Exception, status: int, at_once: bool) -> None:
-    service, line = embedder()
+    service, dispatcher = embedder()
     with listening(service) as server:
         if at_once:
-            line.refusal = error
+            dispatcher.refusal = error
         else:
-            line.compute = lambda payloads: [error for _ in payloads]
+            dispatcher.compute = lambda payloads: [error for _ in payloads]
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", "fox"]})
         assert (answer.status_code, answer.json()["error"]["message"]) == (status, str(error))
         assert ("retry-after" in answer.headers) == (status in (429, 503))
@@ -231,8 +231,8 @@ def test_loading_is_503_and_readiness_needs_all() -> None:
 
 
 def test_requests_beyond_the_queue_are_refused_as_such() -> None:
-    service, line = embedder()
-    line.limits = msgspec.structs.replace(line.limits, max_waiting=3)
+    service, dispatcher = embedder()
+    dispatcher.limits = msgspec.structs.replace(dispatcher.limits, max_waiting=3)
     with listening(service) as server:
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a"] * 4})
         assert answer.status_code == 400
@@ -240,15 +240,15 @@ def test_requests_beyond_the_queue_are_refused_as_such() -> None:
 
 
 def test_hanging_up_takes_all_inputs_out_of_the_line() -> None:
-    service, line = embedder()
-    line.held = True
+    service, dispatcher = embedder()
+    dispatcher.held = True
     with listening(service) as server, httpx.Client() as client:
         with pytest.raises(httpx.ReadTimeout):
             client.post(f"{server.url}/v1/embeddings", json={"input": ["a", "fox"]}, timeout=0.3)
         client.close()
-        while line.waiting:
+        while dispatcher.waiting:
             pass
-        assert len(line.submitted) == 2
+        assert len(dispatcher.submitted) == 2
         assert 'chairlift_requests_finished_total{model="embedder",reason="abort"} 1.0' in metrics(server)
 
 

@@ -1,4 +1,4 @@
-"""/metrics of one-shot models: what really went through a dispatcher."""
+"""/metrics of models that answer in one call: what really went through a dispatcher."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +12,9 @@ from support.server_harness import Front
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
-from chairlift.server.metrics.exposition import Exposition
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.status import Exposition
 
 
 def seen(text: str) -> dict[tuple[str, ...], float]:
@@ -50,14 +50,14 @@ def test_requests_items_and_batches() -> None:
 
 
 def test_a_poison_item_is_found_and_counted() -> None:
-    service, line = function()
+    service, dispatcher = function()
 
     def compute(payloads: list[Any]) -> list[Any]:
         if "poison" in payloads:
             raise RuntimeError("boom")
         return payloads
 
-    line.compute = compute
+    dispatcher.compute = compute
     with listening(service) as server:
         url = f"{server.url}/v1/models/function:predict"
         answer = httpx.post(url, json={"instances": [*range(7), "poison"]})
@@ -69,34 +69,34 @@ def test_a_poison_item_is_found_and_counted() -> None:
 
 
 def test_what_comes_too_late_is_counted_and_504() -> None:
-    service, line = function()
-    line.held = True
+    service, dispatcher = function()
+    dispatcher.held = True
     with listening(service) as server:
         path, body = f"{server.url}/v1/models/function:predict", {"instances": [1]}
         for _ in range(2):  # one that runs, one that waits behind it
             answer = httpx.post(path, json=body, headers={"X-Request-Timeout-Ms": "100"})
             assert (answer.status_code, "deadline" in answer.json()["error"]) == (504, True)
-        line.held = False
+        dispatcher.held = False
         numbers = scrape(server.url)
     assert numbers["requests_finished_total", "late"] == 2
     assert numbers["items_answered_total",] == 0
 
 
 def test_shedding_is_counted_by_reason() -> None:
-    service, line = embedder(max_waiting=2)
-    line.held = True
+    service, dispatcher = embedder(max_waiting=2)
+    dispatcher.held = True
     with listening(service) as server, ThreadPoolExecutor() as pool:
         url = f"{server.url}/embed"
         running = pool.submit(httpx.post, url, json={"inputs": "fox"})
-        while not line.scheduler.num_running:
+        while not dispatcher.scheduler.num_running:
             pass
         waiting = pool.submit(httpx.post, url, json={"inputs": ["fox", "fox"]})
-        while line.scheduler.num_waiting < 2:
+        while dispatcher.scheduler.num_waiting < 2:
             pass
         refused = httpx.post(url, json={"inputs": "fox"})
         assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
         assert refused.headers["retry-after"] == "1"
-        line.held = False
+        dispatcher.held = False
         assert (running.result().status_code, waiting.result().status_code) == (200, 200)
         numbers = scrape(server.url)
     assert numbers["items_shed_total", "queue_full"] == 1
@@ -123,7 +123,7 @@ def numbers_of(service: ItemService) -> dict[tuple[str, ...], float]:
     return seen(generate_latest(Exposition(Models([service]), tuple).registry).decode())
 
 
-def test_language_and_one_shot_models_share_a_page() -> None:
+def test_both_kinds_of_models_share_a_page() -> None:
     from prometheus_client.exposition import generate_latest
 
     async def make() -> Front:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.items_harness import Line, Listening, adder, counter, embedder, embedding, ids_of, listening
-from test_oip_http import A, Shelf, check, tensors
+from support.items_harness import Listening, LocalDispatcher, adder, counter, embedder, embedding, ids_of, listening
+from support.oip_tensors import A, Shelf, check, tensors
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull, RequestFailed, Unavailable
@@ -22,8 +22,8 @@ utils = pytest.importorskip("tritonclient.utils")
 
 
 class Case:
-    def __init__(self, server: Listening, line: Line) -> None:
-        self.server, self.line = server, line
+    def __init__(self, server: Listening, dispatcher: LocalDispatcher) -> None:
+        self.server, self.dispatcher = server, dispatcher
         self.triton = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
         self.channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
@@ -35,9 +35,9 @@ class Case:
 
 @pytest.fixture
 def case() -> Iterator[Case]:
-    service, line = adder()
+    service, dispatcher = adder()
     with listening(registry=Models([service, embedder()[0], counter()[0]], Shelf()), grpc=True) as server:
-        it = Case(server, line)
+        it = Case(server, dispatcher)
         yield it
         it.close()
 
@@ -73,7 +73,7 @@ def test_terms_reach_the_line(case: Case) -> None:
     case.triton.infer("adder", tensors(triton_grpc, True), priority=3, timeout=2_500_000)
     case.triton.infer("adder", tensors(triton_grpc, True), client_timeout=5)
     case.stub.ModelInfer(request(), metadata=(("x-request-timeout-ms", "100"), ("x-request-priority", "7")))
-    first, _, second, _, third, _ = case.line.submitted
+    first, _, second, _, third, _ = case.dispatcher.submitted
     assert (first["priority"], first["timeout"]) == (2, 2.5)
     assert 0 < second["timeout"] < 6
     assert (third["priority"], third["timeout"]) == (7, 0.1)
@@ -124,7 +124,7 @@ def test_repository(case: Case) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_failures_have_their_codes(case: Case, error: Exception, code: str) -> None:
-    case.line.refusal = error
+    case.dispatcher.refusal = error
     with pytest.raises(grpc.RpcError) as caught:
         case.stub.ModelInfer(request())
     assert caught.value.code().name == code
@@ -160,13 +160,13 @@ def test_bad_requests_are_refused_by_name(case: Case, more: Any, code: str, word
 
 
 def test_cancelling_takes_items_out_of_the_line(case: Case) -> None:
-    case.line.held = True
+    case.dispatcher.held = True
     with pytest.raises(grpc.RpcError) as caught:
         case.stub.ModelInfer(request(), timeout=0.3)
     assert caught.value.code().name == "DEADLINE_EXCEEDED"
-    while case.line.waiting:
+    while case.dispatcher.waiting:
         pass
-    assert len(case.line.submitted) == 2
+    assert len(case.dispatcher.submitted) == 2
 
 
 def test_streams_of_requests_and_of_parts(case: Case) -> None:
@@ -194,7 +194,7 @@ def test_streams_of_requests_and_of_parts(case: Case) -> None:
 
 def test_the_key_is_asked_for() -> None:
     with listening(adder()[0], grpc=True, api_key="secret") as server:
-        case = Case(server, Line(lambda payloads: payloads))
+        case = Case(server, LocalDispatcher(lambda payloads: payloads))
         assert case.triton.is_server_live()
         with pytest.raises(utils.InferenceServerException, match="UNAUTHENTICATED"):
             case.triton.get_model_metadata("adder")
@@ -209,7 +209,7 @@ def test_the_key_is_asked_for() -> None:
 
 def test_large_requests_are_refused() -> None:
     with listening(adder()[0], grpc=True, max_body_bytes=1000) as server:
-        case = Case(server, Line(lambda payloads: payloads))
+        case = Case(server, LocalDispatcher(lambda payloads: payloads))
         with pytest.raises(grpc.RpcError) as caught:
             case.stub.ModelInfer(request(id="x" * 2000))
         assert caught.value.code().name == "RESOURCE_EXHAUSTED"

@@ -7,7 +7,6 @@ import httpx
 import numpy as np
 import pytest
 from support.items_harness import (
-    Line,
     Listening,
     adder,
     classifier,
@@ -20,32 +19,11 @@ from support.items_harness import (
     relevance,
     reranker,
 )
+from support.oip_tensors import WORDS, Shelf, check, tensors
 from support.server_harness import Front
 
 from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
-from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models, ModelService
-
-
-class Shelf:
-    """A loader with one model on its shelf."""
-
-    def __init__(self) -> None:
-        self.unloaded: list[str] = []
-
-    def available(self) -> list[str]:
-        return ["adder", "spare"]
-
-    async def load(self, name: str) -> list[ItemService]:
-        return [adder(name)[0]]
-
-    async def unload(self, model: ModelService) -> None:
-        self.unloaded.append(model.name)
-
-
-@pytest.fixture(scope="module")
-def line() -> Line:
-    return adder()[1]
+from chairlift.server.models.registry import Models
 
 
 @pytest.fixture(scope="module")
@@ -64,31 +42,6 @@ def client_of(server: Listening) -> Iterator[Any]:
     client = http.InferenceServerClient(server.url.removeprefix("http://"))
     yield client
     client.close()
-
-
-A = np.arange(6, dtype=np.float32).reshape(2, 3)
-B = np.full((2, 3), 10, dtype=np.float32)
-WORDS = np.array([b"fox", "naïve".encode()], dtype=np.object_)
-
-
-def tensors(module: Any, binary: bool, words: Any = WORDS) -> list[Any]:
-    made = []
-    for name, array, datatype in (("a", A, "FP32"), ("b", B, "FP32"), ("word", words, "BYTES")):
-        tensor = module.InferInput(name, array.shape, datatype)
-        tensor.set_data_from_numpy(array, **({} if module.__name__.endswith("grpc") else {"binary_data": binary}))
-        made.append(tensor)
-    return made
-
-
-def check(result: Any) -> None:
-    np.testing.assert_array_equal(result.as_numpy("sum"), A + B)
-    np.testing.assert_array_equal(result.as_numpy("mean"), (A + B).mean(axis=1))
-    assert result.as_numpy("sum").dtype == np.float32
-    assert result.as_numpy("mean").dtype == np.float64
-    assert [bytes(each) if isinstance(each, bytes) else each.encode() for each in result.as_numpy("loud")] == [
-        b"FOX",
-        "naïve".encode().upper(),
-    ]
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -112,13 +65,13 @@ def test_one_value_an_item_may_have_two_dimensions(triton: Any) -> None:
 
 def test_items_are_batched_one_by_one_and_bound_to_terms() -> None:
     http = pytest.importorskip("tritonclient.http")
-    service, line = adder()
+    service, dispatcher = adder()
     with listening(service) as server:
         for triton in client_of(server):
             triton.infer("adder", tensors(http, True), priority=3, timeout=2_500_000)
             triton.infer("adder", tensors(http, True), priority=1, headers={"X-Request-Timeout-Ms": "100"})
-        first, _, third, _ = line.submitted
-        assert line.batches == [2, 2]
+        first, _, third, _ = dispatcher.submitted
+        assert dispatcher.batches == [2, 2]
         assert (first["priority"], first["timeout"]) == (2, 2.5)
         assert (third["priority"], third["timeout"]) == (0, 0.1)
         assert first["payload"]["a"].shape == (3,)
@@ -356,8 +309,8 @@ def test_binary_data_must_add_up(server: Listening) -> None:
 )
 @pytest.mark.parametrize("path", ["/v2/models/function/infer", "/v1/models/function:predict"])
 def test_failures_have_their_codes(error: Exception, status: int, path: str) -> None:
-    service, line = function()
-    line.refusal = error
+    service, dispatcher = function()
+    dispatcher.refusal = error
     tensor = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ["1"]}
     body = {"instances": [1]} if path.endswith("predict") else {"inputs": [tensor]}
     with listening(service) as server:
@@ -371,20 +324,20 @@ def test_failures_have_their_codes(error: Exception, status: int, path: str) -> 
 
 
 def test_outputs_that_do_not_match_are_the_models_fault(server: Listening) -> None:
-    service, line = adder()
+    service, dispatcher = adder()
     bad = changed(0) | {
         "inputs": [each | {"shape": [2, *each["shape"][1:]], "data": each["data"] * 2} for each in BODY["inputs"]]
     }
     with listening(service) as it:
-        line.compute = lambda payloads: [
+        dispatcher.compute = lambda payloads: [
             {"sum": np.zeros(i + 1), "mean": 1.0, "loud": b""} for i in range(len(payloads))
         ]
         answer = httpx.post(f"{it.url}/v2/models/adder/infer", json=bad)
         assert (answer.status_code, "can't be one tensor" in answer.text) == (500, True)
-        line.compute = lambda payloads: [{"sum": np.zeros(2)} for _ in payloads]
+        dispatcher.compute = lambda payloads: [{"sum": np.zeros(2)} for _ in payloads]
         answer = httpx.post(f"{it.url}/v2/models/adder/infer", json=bad)
         assert (answer.status_code, "no output 'mean'" in answer.text) == (500, True)
-        line.compute = lambda payloads: [{"sum": np.zeros(2), "mean": 0.0, "loud": b"\xff"} for _ in payloads]
+        dispatcher.compute = lambda payloads: [{"sum": np.zeros(2), "mean": 0.0, "loud": b"\xff"} for _ in payloads]
         assert "binary data" in httpx.post(f"{it.url}/v2/models/adder/infer", json=bad).json()["error"]
 
 

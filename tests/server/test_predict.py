@@ -60,8 +60,8 @@ def test_predict_refuses_by_name(server: Listening, model: str, instances: Any, 
 
 
 def test_results_that_are_no_json_are_the_models_fault() -> None:
-    service, line = function()
-    line.compute = lambda payloads: [object() for _ in payloads]
+    service, dispatcher = function()
+    dispatcher.compute = lambda payloads: [object() for _ in payloads]
     with listening(service) as server:
         answer = predict(server, "function", [1])
         assert (answer.status_code, "JSON" in answer.json()["error"]) == (500, True)
@@ -86,18 +86,18 @@ def test_a_streaming_model_sends_parts_as_lines_or_events() -> None:
 
 
 def test_a_stream_that_fails_says_so() -> None:
-    service, line = counter()
+    service, dispatcher = counter()
     headers = {"Accept": "application/x-ndjson"}
     with listening(service) as server:
         url = f"{server.url}/v1/models/counter:predict"
-        line.compute = lambda payloads: [[{"count": 1}, RequestFailed("boom")] for _ in payloads]
+        dispatcher.compute = lambda payloads: [[{"count": 1}, RequestFailed("boom")] for _ in payloads]
         answer = httpx.post(url, json={"instances": [1]}, headers=headers)
         assert answer.text.splitlines() == ['{"instance":0,"part":{"count":1}}', '{"error":"boom"}']
-        line.compute = lambda payloads: [QueueFull("full", 2) for _ in payloads]
+        dispatcher.compute = lambda payloads: [QueueFull("full", 2) for _ in payloads]
         answer = httpx.post(url, json={"instances": [1]}, headers=headers)
         assert (answer.status_code, answer.json(), answer.headers["retry-after"]) == (429, {"error": "full"}, "2")
-        line.held = True
+        dispatcher.held = True
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, json={"instances": [1]}, headers=headers, timeout=0.3)
-        while line.waiting:
+        while dispatcher.waiting:
             pass

@@ -162,8 +162,8 @@ def test_tei_embed_options(server: Listening) -> None:
 
 
 def test_tei_normalizes_unless_told_not_to() -> None:
-    service, line = embedder(normalized=False)
-    line.compute = lambda payloads: [np.full(DIMENSIONS, 2, np.float32) for _ in payloads]
+    service, dispatcher = embedder(normalized=False)
+    dispatcher.compute = lambda payloads: [np.full(DIMENSIONS, 2, np.float32) for _ in payloads]
     with listening(service) as server:
         assert np.linalg.norm(post(server, "/embed", inputs="a").json()) == pytest.approx(1)
         assert post(server, "/embed", inputs="a", normalize=False).json() == [[2.0] * DIMENSIONS]
@@ -233,8 +233,8 @@ def test_tei_errors(server: Listening, path: str, body: Any, status: int, kind: 
     ids=lambda value: type(value).__name__,
 )
 def test_tei_failures(error: Exception, status: int, kind: str) -> None:
-    service, line = embedder()
-    line.refusal = error
+    service, dispatcher = embedder()
+    dispatcher.refusal = error
     with listening(service) as server:
         answer = post(server, "/embed", inputs="a")
         assert (answer.status_code, answer.json()) == (status, {"error": str(error), "error_type": kind})

@@ -12,8 +12,8 @@ from chairlift.server.http import protocol
 
 
 async def _hello(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "protocol.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "protocol.response.body", "body": b"hi"})
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from support.server_harness import Front
 
 from chairlift.core.cost import Coefficients
 from chairlift.engine.sequences.messages import CostStats, EngineStats
-from chairlift.server.metrics.histogram import Histogram
+from chairlift.server.metrics.families import Histogram, histograms
 
 
 def scrape(front: Front) -> dict[tuple[str, ...], float]:
@@ -106,5 +106,6 @@ def test_histogram_bounds_are_inclusive() -> None:
     histogram = Histogram((1, 2))
     for value in (0.5, 1, 1.5, 2, 3):
         histogram.observe(value)
-    samples = {s.labels.get("le", s.name): s.value for s in histogram.family("x", "x", "m").samples}
+    (family,) = histograms("m", [("x", "x", histogram)])
+    samples = {s.labels.get("le", s.name): s.value for s in family.samples}
     assert samples == {"1.0": 2, "2.0": 4, "+Inf": 5, "chairlift_x_count": 5, "chairlift_x_sum": 8}

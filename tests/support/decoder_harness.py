@@ -1,16 +1,21 @@
 """Drives DecoderRunner.execute with hand-built steps: the smallest scheduler that can make every situation."""
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, Start, Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.errors import ConfigError
+from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
+LENGTHS = (1, 2, 15, 16, 17, 100, 300)
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
 
 
@@ -129,3 +134,44 @@ class Harness:
         for id in ids:
             self.release(id)
         return {id: self.outputs.pop(id) for id in ids}
+
+
+def _native_missing() -> bool:
+    try:
+        select_ops("native", torch.device("cpu"), torch.float32, 64)
+    except ConfigError:
+        return True
+    return False
+
+
+# For tests that are to hold whatever computes.
+OPS = ["reference", pytest.param("native", marks=pytest.mark.skipif(_native_missing(), reason="no native kernels"))]
+
+
+@functools.cache
+def prompts() -> dict[str, list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return {str(n): torch.randint(0, 320, (n,), generator=generator).tolist() for n in LENGTHS}
+
+
+def requests(prefix: str = "") -> list[Any]:
+    return [make_request(prefix + name, prompt) for name, prompt in prompts().items()]
+
+
+@torch.inference_mode()
+def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """Logits after every token of each sequence, computed in one pass."""
+    harness = Harness(runner)
+    for index, tokens in enumerate(sequences):
+        harness.add(make_request(f"logits{index}", tokens))
+    started, counts = [], {}
+    for id, request in harness.requests.items():
+        blocks = [harness.free.pop() for _ in range(-(-len(request.prompt_ids) // harness.block_size))]
+        started.append(harness.start(id, blocks))
+        counts[id] = len(request.prompt_ids)
+    runner._update(Step(0, counts, started, {}, [], []))
+    prepared = runner.batch.prepare(Step(0, counts, [], {}, [], []))
+    rows = torch.arange(sum(counts.values())).numpy()
+    hidden = runner.model.forward(prepared.inputs(rows, runner.model.device))
+    runner._update(Step(1, {}, [], {}, list(counts), []))
+    return list(runner.model.logits(hidden).split(list(counts.values())))

@@ -6,22 +6,20 @@ import functools
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from support.text_tokenizers import build
 from tokenizers import processors
 
-from chairlift.config.items import ItemConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallResult, OnParts
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
-from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
+from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
-from chairlift.server.http.app import create_app
 from chairlift.server.http.protocol import make_server
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService
@@ -35,15 +33,15 @@ Compute = Callable[[list[Any]], list[Any]]
 class Computing:
     """An executor that computes in this very process, at once or when it is let go."""
 
-    def __init__(self, line: "Line") -> None:
-        self._line = line
+    def __init__(self, dispatcher: "LocalDispatcher") -> None:
+        self._dispatcher = dispatcher
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
-        line = self._line
-        while line.held:
+        dispatcher = self._dispatcher
+        while dispatcher.held:
             await asyncio.sleep(0.001)
-        line.batches.append(len(payloads))
-        results = line.compute(list(payloads))
+        dispatcher.batches.append(len(payloads))
+        results = dispatcher.compute(list(payloads))
         for index, value in enumerate(results):
             while on_parts is not None and isinstance(value, list) and value:
                 part = value.pop(0)
@@ -55,7 +53,7 @@ class Computing:
         return CallResult(results, 0.002)
 
 
-class Line(Dispatcher):
+class LocalDispatcher(Dispatcher):
     """A real dispatcher with a fake executor; it notes what came, and refuses as it is told."""
 
     def __init__(self, compute: Compute, **limits: Any) -> None:
@@ -106,7 +104,7 @@ def embedding(token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]
     return vector / np.linalg.norm(vector)
 
 
-def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, Line]:
+def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, LocalDispatcher]:
     info = ItemInfo(
         task="embed",
         device="cpu",
@@ -118,9 +116,9 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, Line]:
         vocab_size=120,
     )
     limits = {"max_waiting": more.pop("max_waiting")} if "max_waiting" in more else {}
-    line = Line(lambda payloads: [embedding(each.token_ids) for each in payloads], **limits)
+    dispatcher = LocalDispatcher(lambda payloads: [embedding(each.token_ids) for each in payloads], **limits)
     prompts = {"query": "hello "}
-    return ItemService(name, line, info=info, encoder=encoder(), prompts=prompts, **more), line
+    return ItemService(name, dispatcher, info=info, encoder=encoder(), prompts=prompts, **more), dispatcher
 
 
 def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -132,13 +130,13 @@ def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.array([len(parts[0] & parts[1]) - 1], dtype=np.float32)
 
 
-def reranker(name: str = "reranker") -> tuple[ItemService, Line]:
+def reranker(name: str = "reranker") -> tuple[ItemService, LocalDispatcher]:
     info = ItemInfo(task="rerank", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=("relevant",))
-    line = Line(lambda payloads: [relevance(each) for each in payloads])
-    return ItemService(name, line, info=info, encoder=encoder()), line
+    dispatcher = LocalDispatcher(lambda payloads: [relevance(each) for each in payloads])
+    return ItemService(name, dispatcher, info=info, encoder=encoder()), dispatcher
 
 
-def classifier(name: str = "classifier") -> tuple[ItemService, Line]:
+def classifier(name: str = "classifier") -> tuple[ItemService, LocalDispatcher]:
     labels = ("short", "long", "pair")
     info = ItemInfo(task="classify", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=labels)
 
@@ -146,11 +144,11 @@ def classifier(name: str = "classifier") -> tuple[ItemService, Line]:
         number = len(each.token_ids)
         return np.array([6 - number, number - 6, 9 if each.type_ids else -9], dtype=np.float32)
 
-    line = Line(lambda payloads: [classify(each) for each in payloads])
-    return ItemService(name, line, info=info, encoder=encoder()), line
+    dispatcher = LocalDispatcher(lambda payloads: [classify(each) for each in payloads])
+    return ItemService(name, dispatcher, info=info, encoder=encoder()), dispatcher
 
 
-def adder(name: str = "adder") -> tuple[ItemService, Line]:
+def adder(name: str = "adder") -> tuple[ItemService, LocalDispatcher]:
     """Two tensors and a text in; their sum, its mean and the text in capitals out."""
     info = ItemInfo(
         task="tensors",
@@ -165,47 +163,28 @@ def adder(name: str = "adder") -> tuple[ItemService, Line]:
         total = item["a"] + item["b"]
         return {"sum": total, "mean": total.mean(), "loud": item["word"].item().upper()}
 
-    line = Line(lambda payloads: [add(each) for each in payloads])
-    return ItemService(name, line, info=info), line
+    dispatcher = LocalDispatcher(lambda payloads: [add(each) for each in payloads])
+    return ItemService(name, dispatcher, info=info), dispatcher
 
 
-def function(name: str = "function") -> tuple[ItemService, Line]:
+def function(name: str = "function") -> tuple[ItemService, LocalDispatcher]:
     """A Python function of any JSON: doubles numbers, and fails as it is told."""
     info = ItemInfo(task="python", device="cpu", dtype="")
 
     def double(item: Any) -> Any:
         return {"twice": np.float32(item["x"]) * 2, "list": np.arange(2)} if isinstance(item, dict) else item * 2
 
-    line = Line(lambda payloads: [double(each) for each in payloads])
-    return ItemService(name, line, info=info), line
+    dispatcher = LocalDispatcher(lambda payloads: [double(each) for each in payloads])
+    return ItemService(name, dispatcher, info=info), dispatcher
 
 
-def counter(name: str = "counter") -> tuple[ItemService, Line]:
+def counter(name: str = "counter") -> tuple[ItemService, LocalDispatcher]:
     """A Python function that streams: counts up to a number."""
     info = ItemInfo(task="python", device="cpu", dtype="", streams=True)
-    line = Line(lambda payloads: [[{"count": i, "text": "a\u2028b"} for i in range(each)] for each in payloads])
-    return ItemService(name, line, info=info), line
-
-
-def in_worker(name: str, config: ItemConfig, encoder: TextEncoder | None = None) -> ItemService:
-    """A service in front of a real worker process, which starts with the server."""
-    return ItemService(name, Dispatcher(BatchLimits(), [ProcessExecutor(config)]), encoder=encoder)
-
-
-@contextlib.asynccontextmanager
-async def _worker_of(service: ItemService) -> AsyncIterator[None]:
-    (executor,) = service.dispatcher.executors
-    if not isinstance(executor, ProcessExecutor):
-        yield
-        return
-    await executor.start()
-    try:
-        service.info = await executor.wait_ready()
-        service.state = "ready"
-        yield
-    finally:
-        await service.dispatcher.close()
-        await executor.stop()
+    dispatcher = LocalDispatcher(
+        lambda payloads: [[{"count": i, "text": "a\u2028b"} for i in range(each)] for each in payloads]
+    )
+    return ItemService(name, dispatcher, info=info), dispatcher
 
 
 class Listening:
@@ -225,13 +204,6 @@ class Listening:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for service in self.models.all():
-                if isinstance(service, ItemService):
-                    await stack.enter_async_context(_worker_of(service))
-            await self._listen()
-
-    async def _listen(self) -> None:
         grpc = None
         if self._with_grpc:
             from chairlift.server.oip.grpc_server import make_grpc_server

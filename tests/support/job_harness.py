@@ -13,7 +13,7 @@ from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import JsonLines, parse_batch_line
 from chairlift.jobs.store import Job, Store
-from chairlift.server.http.app import create_app
+from chairlift.server.app import create_app
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.registry import Models, ModelService
 

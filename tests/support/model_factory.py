@@ -33,6 +33,19 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_GEMMA3 = {
+    "hidden_size": 72,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
+    },
+}
 
 # name: (model_type, config fields beside TINY, save_pretrained arguments)
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -40,6 +53,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama_tied": ("llama", {"tie_word_embeddings": True}, {}),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
     "llama_head_dim": ("llama", {"head_dim": 32, "num_key_value_heads": 4}, {}),
+    "llama_gelu": ("llama", {"hidden_act": "gelu"}, {}),
     "llama_sharded": ("llama", {}, {"max_shard_size": "100KB"}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, {}),
     "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}, {}),
@@ -74,6 +88,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    # The embedding's scale is not a number of bfloat16, nor the heads' size what scores are divided by.
+    "gemma3": ("gemma3_text", _GEMMA3, {}),
+    "gemma3_head": (
+        "gemma3_text",
+        _GEMMA3 | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": False},
+        {},
+    ),
+    "olmo2": ("olmo2", {}, {}),
+    "olmo2_biases": ("olmo2", {"attention_bias": True, "head_dim": 32, "tie_word_embeddings": True}, {}),
 }
 
 
@@ -107,7 +130,9 @@ def randomize(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name:
-                value.uniform_(0.5, 1.5)
+                # Gemma begins them with zeros, to which it adds 1.
+                centre = 1.0 if value.any() or name.endswith("bias") else 0.0
+                value.uniform_(centre - 0.5, centre + 0.5)
             elif name.endswith("bias"):
                 value.normal_(0, 0.3)
             else:

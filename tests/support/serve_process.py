@@ -1,4 +1,4 @@
-"""A real `chairlift serve` in a process of its own."""
+"""A real `chairlift serve` in a process of its own, and what it serves."""
 
 import json
 import os
@@ -9,19 +9,47 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import openai
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.server_harness import TEMPLATE
 from support.text_tokenizers import build
 
+WITH_GRPC = () if find_spec("grpc") is None else ("--grpc-port", "0")
+WORKER_MODELS = Path(__file__).parent / "worker_models.py"
+MANY_MODELS = """
+data_dir = "data"
+[models.chat]
+model = "llm"
+kv_cache_gb = 0.01
+num_threads = 1
+weight = 2
+[models.bert]
+model = "bert"
+num_threads = 1
+[models.linear]
+model = "linear.onnx"
+[models.doubles]
+model = "{python}:Doubles"
+max_batch_size = 4
+version = "3"
+[models.counts]
+model = "{python}:Counts"
+[models.slow]
+model = "{python}:Slow"
+max_batch_size = 4
+"""
+
 
 class Server:
-    """A running `chairlift serve`."""
+    """A running `chairlift serve`, which ends with the `with` statement."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -43,6 +71,12 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _read(self) -> None:
         assert self.process.stdout is not None
         self.lines += self.process.stdout
@@ -61,6 +95,15 @@ class Server:
                 if sample.name == f"chairlift_{name}" and labels.items() <= sample.labels.items():
                     return sample.value
         raise AssertionError(f"no metric {name} {labels}")
+
+    @property
+    def grpc_port(self) -> int:
+        """The port that `--grpc-port 0` found."""
+        deadline = time.monotonic() + 10
+        while not (found := re.search(r"gRPC on port (\d+)", "".join(self.lines))):
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.01)
+        return int(found[1])
 
     def worker(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -83,3 +126,18 @@ def language_model(folder: Path) -> Path:
     build("bytelevel").save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return folder
+
+
+def write_models(folder: Path) -> Path:
+    """Models of every kind in a folder, and the settings that serve them all: see MANY_MODELS."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from support.onnx_models import linear
+
+    language_model(folder / "llm")
+    bert = shutil.copytree(encoder_folder("bert"), folder / "bert")
+    build("wordpiece").save(str(bert / "tokenizer.json"))
+    linear(folder / "linear.onnx")
+    settings = folder / "models.toml"
+    settings.write_text(MANY_MODELS.format(python=WORKER_MODELS))
+    return settings

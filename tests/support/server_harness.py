@@ -14,7 +14,7 @@ from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
-from chairlift.server.http.app import create_app
+from chairlift.server.app import create_app
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.chat_template import ChatTemplate

@@ -14,12 +14,10 @@ from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import QueueOrder
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
-from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.blocks import BlockPool, PrefixCache
 from chairlift.core.sequences.budget import StepBudget
-from chairlift.core.sequences.fits import check_fits
 from chairlift.core.sequences.policy import Admission, Policy
-from chairlift.core.sequences.prefix_cache import PrefixCache
-from chairlift.core.sequences.request import Request, Start, Step, StepResult
+from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import WaitingQueue
 
@@ -128,7 +126,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             step.decisions.append(self.waiting_decision)
         self._learner = self.budget
         self.background.decision = None
-        if self.background:
+        if self.background.running or self.background.waiting:
             self._fill_with_background(step, yields, now)
             self._learner = self.budget or self.background.budget
         if not step.num_tokens:

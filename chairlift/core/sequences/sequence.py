@@ -1,9 +1,27 @@
-"""The scheduler's own record of one request."""
+"""The scheduler's own record of one request, and the hashes by which its prefixes are found."""
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
 
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import Rank
-from chairlift.core.sequences.blocks import BlockHash, block_hash, root_hash
 from chairlift.core.sequences.request import Request
+
+BlockHash = bytes
+
+
+def root_hash(salt: str) -> BlockHash:
+    """Return the parent of a sequence's first block; different salts never share a block."""
+    return blake2b(salt.encode(), digest_size=16).digest()
+
+
+def block_hash(parent: BlockHash, token_ids: Iterable[int]) -> BlockHash:
+    """Chain a full block's tokens to all that precede them, so that equal hashes mean equal prefixes.
+
+    128 bits of BLAKE2b, not Python's `hash`: a collision would show one user another user's text.
+    """
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 class Sequence:

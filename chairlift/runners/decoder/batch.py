@@ -7,9 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from chairlift.core.sequences.request import Start, Step
-from chairlift.ops.base import AttentionBatch, Inputs
-
-Ints = NDArray[np.int64]
+from chairlift.ops.base import AttentionBatch, Inputs, Int32s, Ints
 
 
 @dataclass(slots=True)
@@ -30,7 +28,7 @@ class Prepared:
     tokens: Ints
     positions: Ints
     slots: Ints
-    block_tables: NDArray[np.int32]
+    block_tables: Int32s
 
     def inputs(self, logit_rows: Ints, device: torch.device) -> Inputs:
         """Tensors for the model, which gives hidden states for these tokens of the step only (ascending)."""
@@ -40,6 +38,8 @@ class Prepared:
             block_tables=torch.from_numpy(self.block_tables).to(device),
             slot_mapping=torch.from_numpy(self.slots).to(device),
             positions=torch.from_numpy(self.positions).to(device),
+            max_query_len=int((self.context - self.first).max(initial=0)),
+            max_context_len=int(self.context.max(initial=0)),
         )
         return Inputs(
             token_ids=torch.from_numpy(self.tokens).to(device),
@@ -48,7 +48,7 @@ class Prepared:
         )
 
 
-class Batch:
+class PersistentBatch:
     """Token ids, block tables and progress of up to `seats` sequences, one row each.
 
     The arrays are reserved for the longest sequences, but touched (so backed by memory) only as far as they are used.

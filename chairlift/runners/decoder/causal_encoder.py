@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, Inputs
+from chairlift.ops.base import AttentionBatch, Inputs, Int32s
 from chairlift.ops.encoder import Output, Texts, text_means
 from chairlift.runners.decoder.model import Decoder
 
@@ -58,7 +58,7 @@ class CausalEncoder:
         hidden = self._decoder.forward(inputs).float()
         return text_means(hidden, self._tensor(starts, np.int64)) if output == "mean" else hidden
 
-    def _attention(self, starts: NDArray[np.int32]) -> AttentionBatch:
+    def _attention(self, starts: Int32s) -> AttentionBatch:
         """Give each text the blocks that it needs, one after the other."""
         lengths = np.diff(starts)
         counts = -(-lengths // _BLOCK)
@@ -70,6 +70,8 @@ class CausalEncoder:
             block_tables=self._tensor(blocks[:, None] + np.arange(counts.max()), np.int32),
             slot_mapping=self._tensor(places + np.repeat(blocks * _BLOCK, lengths), np.int64),
             positions=self._tensor(places, np.int64),
+            max_query_len=int(lengths.max()),
+            max_context_len=int(lengths.max()),
         )
 
     def _tensor(self, values: NDArray[np.integer], kind: type[np.integer]) -> Tensor:

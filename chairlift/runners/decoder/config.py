@@ -1,5 +1,6 @@
 """A model folder's config.json, checked and made uniform over families and ages of the format."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,17 @@ from typing import Any
 import torch
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.decoder_families import FAMILIES, Family, Windows
+from chairlift.folders.decoder_families import FAMILIES, DecoderFamily, Windows
 from chairlift.folders.model_json import positive_size, read_model_json
+from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.ops.base import HeadShape
 from chairlift.runners.decoder.rope import RopeConfig
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_ACTIVATIONS = ("silu", "swish")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
-# Fields that change the numbers in ways no family here has, with the value at which they change nothing.
+# Fields that change the numbers in ways no family here has, unless its row says so, with the value at which they change
+# nothing.
 _NEUTRAL: dict[str, Any] = {
     "quantization_config": None,
     "compression_config": None,
@@ -42,13 +44,16 @@ _NEUTRAL: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """What the decoder is built from. `windows` holds each layer's sliding window in tokens, None for full attention.
+class DecoderConfig:
+    """What the decoder is built from.
 
-    `dtype` is the one the folder was saved in.
+    `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
+    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the one the folder was
+    saved in.
     """
 
     model_type: str
+    family: DecoderFamily
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -62,17 +67,19 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    activation: Activation
+    attention_scale: float
+    embedding_scale: float
     windows: Windows
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
     dtype: torch.dtype
 
     def heads(self, layer: int) -> HeadShape:
         """Attention shape of one layer."""
-        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, self.windows[layer])
+        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, self.windows[layer])
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path) -> DecoderConfig:
     """Read `folder`/config.json.
 
     Raises ConfigError if it is no readable model folder, and UnsupportedModel naming the field if the model would
@@ -81,10 +88,10 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(read_model_json(folder))
 
 
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Make a ModelConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
+def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)
-    _refuse_unknown(raw)
+    _refuse_unknown(raw, family)
     hidden, layers, heads = (
         positive_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
@@ -95,12 +102,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if head_dim % 2:
         raise UnsupportedModel(f"head_dim must be even for rotary embedding, got {head_dim}")
     max_positions = positive_size(raw, "max_position_embeddings")
+    windows = _windows(raw, family.windows, layers)
 
     def flag(value: bool | str) -> bool:
         return bool(raw.get(value, False)) if isinstance(value, str) else value
 
-    return ModelConfig(
+    return DecoderConfig(
         model_type=raw["model_type"],
+        family=family,
         vocab_size=positive_size(raw, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive_size(raw, "intermediate_size"),
@@ -109,30 +118,45 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=max_positions,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        rms_norm_eps=float(raw.get("rms_norm_eps", family.rms_norm_eps)),
+        tied=bool(raw.get("tie_word_embeddings", family.tied)),
         qkv_bias=flag(family.qkv_bias),
         o_bias=flag(family.o_bias),
         mlp_bias=flag(family.mlp_bias),
-        qk_norm=family.qk_norm,
-        windows=_windows(raw, family.windows, layers),
-        rope=RopeConfig.parse(raw, max_positions),
+        activation=_activation(raw, family),
+        attention_scale=_attention_scale(raw, family, head_dim),
+        embedding_scale=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+        windows=windows,
+        ropes=_ropes(raw, family, windows, max_positions),
         dtype=_dtype(raw),
     )
 
 
-def _family(raw: Mapping[str, Any]) -> Family:
+def _family(raw: Mapping[str, Any]) -> DecoderFamily:
     name = raw.get("model_type")
     if name not in FAMILIES:
         raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
-    activation = raw.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedModel(f"hidden_act {activation!r} is not supported; these are: {', '.join(_ACTIVATIONS)}")
-    for name, neutral in _NEUTRAL.items():
+def _activation(raw: Mapping[str, Any], family: DecoderFamily) -> Activation:
+    field, default = family.activation
+    name = raw.get(field, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"{field} {name!r} is not supported; these are: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: int) -> float:
+    name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
+    return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
+
+
+def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
+    refused = dict(_NEUTRAL)
+    if family.query_pre_attn_scalar is not None:
+        del refused["query_pre_attn_scalar"]
+    for name, neutral in refused.items():
         value = raw.get(name)
         if value is not None and value != neutral:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
@@ -160,6 +184,14 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
                 f"sliding_window={raw.get('sliding_window')!r} has no such layer there"
             )
     return windows
+
+
+def _ropes(
+    raw: Mapping[str, Any], family: DecoderFamily, windows: Windows, max_positions: int
+) -> tuple[RopeConfig, ...]:
+    sliding = [window is not None for window in windows]
+    found = {kind: RopeConfig.parse(family.rope(raw, kind), max_positions) for kind in set(sliding)}
+    return tuple(found[kind] for kind in sliding)
 
 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:

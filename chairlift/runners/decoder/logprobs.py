@@ -1,6 +1,8 @@
 """Log-probabilities of the unmodified distribution, as the API returns them."""
 
-import numpy as np
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -8,23 +10,22 @@ from torch import Tensor
 from chairlift.core.sequences.request import TokenLogprob
 
 
-def token_logprobs(logits: Tensor, token_ids: NDArray[np.int64], top: list[int]) -> list[TokenLogprob]:
-    """Describe token_ids [R] under logits [R, V]; top [R] says how many alternatives each row lists."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
-    value = logprobs.gather(1, chosen)
-    rank = (logprobs > value).sum(-1) + 1
-    best = logprobs.topk(min(max(top), logits.shape[1]))
-    rows = zip(
-        token_ids.tolist(),
-        value[:, 0].tolist(),
-        rank.tolist(),
-        best.indices.tolist(),
-        best.values.tolist(),
-        top,
-        strict=True,
-    )
-    return [
-        TokenLogprob(token, logprob, place, list(zip(ids[:count], values[:count], strict=True)))
-        for token, logprob, place, ids, values, count in rows
-    ]
+class Logprobs:
+    """Describes R tokens under their logits. `tensors` are on the device of the logits until they are brought over."""
+
+    def __init__(self, logits: Tensor, token_ids: Tensor, top: list[int]) -> None:
+        """token_ids [R] under logits [R, V]; top [R] says how many alternatives each row lists."""
+        self._top = top
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        value = logprobs.gather(1, token_ids[:, None])
+        rank = (logprobs > value).sum(-1) + 1
+        best = logprobs.topk(min(max(top), logits.shape[1]))
+        self.tensors: tuple[Tensor, ...] = (token_ids, value[:, 0], rank, best.indices, best.values)
+
+    def read(self, arrays: Iterator[NDArray[Any]]) -> list[TokenLogprob]:
+        """Take what `tensors` are on the host, the next of `arrays`, and return each row's description."""
+        columns = [next(arrays).tolist() for _ in self.tensors]
+        return [
+            TokenLogprob(token, logprob, rank, list(zip(ids[:count], values[:count], strict=True)))
+            for token, logprob, rank, ids, values, count in zip(*columns, self._top, strict=True)
+        ]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.model_json import optional_object
 
 _KEYS = {
     "default": set[str](),
@@ -38,14 +39,12 @@ class RopeConfig:
     theta: float
     max_positions: int
     original_max_positions: int
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(hash=False)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], max_positions: int) -> "RopeConfig":
         """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`. Raises UnsupportedModel."""
-        found = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-        if not isinstance(found, dict):
-            raise UnsupportedModel(f"rope_parameters or rope_scaling must be an object, got {found!r}")
+        found = optional_object(raw, "rope_scaling") or optional_object(raw, "rope_parameters")
         values = {name: value for name, value in found.items() if value is not None}
         kind = values.pop("rope_type", values.pop("type", "default"))
         if not isinstance(kind, str) or kind not in _KEYS:

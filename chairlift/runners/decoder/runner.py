@@ -1,23 +1,26 @@
 """DecoderRunner: steps in, sampled tokens out."""
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Start, Step, StepResult, TokenLogprob
+from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
-from chairlift.ops.base import AttentionBatch, Inputs
+from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
-from chairlift.runners.decoder.batch import Batch, Ints, Prepared
+from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
-from chairlift.runners.decoder.logprobs import token_logprobs
+from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
-from chairlift.runners.decoder.sampler import Sampler
+from chairlift.runners.decoder.sampler import Choice, Sampler
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.runners.weights import Weights
 
@@ -28,6 +31,10 @@ _PROMPT_ROWS = 64
 # A model this small lies in a core's cache: waking other threads for its products costs more than they save, and far
 # more when something else keeps those cores busy.
 _ONE_THREAD_BYTES = 32 * 2**20
+
+# Each tensor begins at a multiple of this many bytes, so that any type can be read where it lies.
+_ALIGNMENT = 8
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
 
 class DecoderRunner:
@@ -67,7 +74,7 @@ class DecoderRunner:
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
         self.model.allocate(num_blocks, config.block_size, max_model_len)
-        self.batch = Batch(config.slots, max_model_len, config.block_size)
+        self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
         self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
         self.info = SequenceInfo(
             vocab_size=model_config.vocab_size,
@@ -100,6 +107,8 @@ class DecoderRunner:
             block_tables=blocks.repeat(seqs, 1),
             slot_mapping=positions,
             positions=positions,
+            max_query_len=tokens,
+            max_context_len=tokens,
         )
         last = torch.arange(1, seqs + 1, device=device) * tokens - 1
         hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
@@ -163,12 +172,19 @@ class DecoderRunner:
         hidden = self.model.forward(prepared.inputs(logit_rows, self.model.device))
         self.batch.commit(prepared)
         place = np.cumsum(wanted) - 1
+        prompts: dict[int, list[Logprobs]] = {}
         for index, (start, stop, top) in spans.items():
             following = self.batch.tokens[prepared.rows[index], prepared.positions[start:stop] + 1]
-            found = self._prompt_logprobs(hidden[place[start] : place[start] + stop - start], following, top)
-            result.prompt_logprobs[prepared.ids[index]] = found
-        if sampling.any():
-            self._sample(hidden, place[ends[sampling]], prepared, sampling.nonzero()[0], result)
+            prompts[index] = self._prompt_logprobs(hidden[place[start] : place[start] + stop - start], following, top)
+        indices = sampling.nonzero()[0]
+        choice = self._choose(hidden, place[ends[indices]], prepared, indices) if len(indices) else None
+        # All that a step gives comes to the host in one copy.
+        tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
+        arrays = iter(to_host(tensors + ([] if choice is None else choice.tensors)))
+        for index, parts in prompts.items():
+            result.prompt_logprobs[prepared.ids[index]] = [each for part in parts for each in part.read(arrays)]
+        if choice is not None:
+            self._append(choice, arrays, prepared, indices, result)
 
     def _prompt_spans(self, prepared: Prepared) -> dict[int, tuple[int, int, int]]:
         """Map a sequence's index to the tokens of this pass that predict a prompt token, and how many alternatives."""
@@ -182,23 +198,29 @@ class DecoderRunner:
                     spans[index] = start, start + count, top
         return spans
 
-    def _prompt_logprobs(self, hidden: Tensor, following: Ints, top: int) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, hidden: Tensor, following: Ints, top: int) -> list[Logprobs]:
         found = []
         for start in range(0, len(following), _PROMPT_ROWS):
-            part = following[start : start + _PROMPT_ROWS]
+            part = torch.from_numpy(following[start : start + _PROMPT_ROWS]).to(hidden.device)
             logits = self.model.logits(hidden[start : start + len(part)])
-            found += token_logprobs(logits, part, [top] * len(part))
+            found.append(Logprobs(logits, part, [top] * len(part)))
         return found
 
-    def _sample(self, hidden: Tensor, places: Ints, prepared: Prepared, indices: Ints, result: StepResult) -> None:
-        """Sample for the sequences at `indices`, whose last hidden states are at `places`."""
+    def _choose(self, hidden: Tensor, places: Ints, prepared: Prepared, indices: Ints) -> Choice:
+        """Choose tokens for the sequences at `indices`, whose last hidden states are at `places`."""
         if len(places) < len(hidden):
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
         if self.sampler.takes_best(rows):
-            sampled = self.sampler.take(*self.model.best(hidden))
-        else:
-            sampled = self.sampler.sample(self.model.logits(hidden), rows, lengths)
+            return self.sampler.take(*self.model.best(hidden))
+        return self.sampler.sample(self.model.logits(hidden), rows, lengths)
+
+    def _append(
+        self, choice: Choice, arrays: Iterator[NDArray[Any]], prepared: Prepared, indices: Ints, result: StepResult
+    ) -> None:
+        """Append the chosen tokens, which `arrays` holds, to their sequences, and tell the result."""
+        rows = prepared.rows[indices]
+        sampled = self.sampler.finish(choice, rows, arrays)
         names = [prepared.ids[index] for index in indices.tolist()]
         for index, message in sampled.errors.items():
             self._failed[names[index]] = message
@@ -228,3 +250,30 @@ def _dtype(config: SequenceConfig, saved: torch.dtype) -> torch.dtype:
     if config.dtype == "auto":
         return torch.bfloat16 if saved == torch.bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return tensors of one device as arrays, by one copy; on the CPU they are the same memory."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.numpy() for tensor in tensors]
+    return split(pack(tensors).cpu().numpy(), tensors)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all tensors, end to end."""
+    parts = []
+    for tensor in tensors:
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        parts += [flat, flat.new_zeros(-len(flat) % _ALIGNMENT)]
+    return torch.cat(parts)
+
+
+def split(packed: NDArray[np.uint8], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Read arrays of the shapes and types of `tensors` out of what `pack` made of them."""
+    arrays: list[NDArray[Any]] = []
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.nbytes
+        arrays.append(packed[start:end].view(_NUMPY[tensor.dtype]).reshape(tensor.shape))
+        start = end + -end % _ALIGNMENT
+    return arrays

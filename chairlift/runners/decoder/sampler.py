@@ -1,7 +1,9 @@
 """From logits to the next token of each sequence."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,22 +11,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.sequences.request import Request, TokenLogprob
-from chairlift.ops.base import Draws, Ops
-from chairlift.runners.decoder.logprobs import token_logprobs
+from chairlift.ops.base import Draws, Ints
+from chairlift.ops.contract import Ops
+from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
-from chairlift.runners.decoder.random import request_seed, uniform
 
-Ints = NDArray[np.int64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NO_TOKEN = "no token could be sampled: the logits are not finite, or every token is excluded"
 
 
 @dataclass(slots=True)
+class Choice:
+    """What `sample` chose for R rows of logits, still on the device.
+
+    token_ids [R] int64 and best [R], each row's highest logit; `logprobs` of the rows `described`, if there are any.
+    """
+
+    token_ids: Tensor
+    best: Tensor
+    described: Ints
+    logprobs: Logprobs | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `Sampler.finish` wants of it on the host."""
+        return [self.token_ids, self.best, *(() if self.logprobs is None else self.logprobs.tensors)]
+
+
+@dataclass(slots=True)
 class Sampled:
-    """What `sample` gave for R rows of logits. `token_ids` [R]; a row in `errors` (by its index) has no valid token."""
+    """The same on the host. `token_ids` [R]; a row in `errors` (by its index) has no valid token."""
 
     token_ids: Ints
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob]
+    errors: dict[int, str]
 
 
 class Sampler:
@@ -87,31 +107,38 @@ class Sampler:
         edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys()
         return not edited or edited.isdisjoint(rows.tolist())
 
-    def take(self, best: Tensor, ids: Tensor) -> Sampled:
-        """Take each row's likeliest token, ids [R], if its logit, best [R], is finite."""
-        finite = np.isfinite(best.cpu().numpy())
-        sampled = Sampled(ids.cpu().numpy())
-        if not finite.all():
-            sampled.errors = dict.fromkeys((~finite).nonzero()[0].tolist(), _NO_TOKEN)
-        return sampled
+    def take(self, best: Tensor, ids: Tensor) -> Choice:
+        """Take each row's likeliest token, ids [R], whose logit is best [R]."""
+        return Choice(ids, best, np.empty(0, np.int64))
 
-    def sample(self, logits: Tensor, rows: Ints, lengths: Ints) -> Sampled:
-        """Choose the next token of each of R sequences.
+    def sample(self, logits: Tensor, rows: Ints, lengths: Ints) -> Choice:
+        """Choose the next token of each of R sequences, without waiting for the device.
 
         logits [R, V] in any float dtype, not changed; rows [R]; lengths [R]: tokens that each sequence has so far,
-        which is the position of the new one. A row without a finite best logit is an error of that row alone.
+        which is the position of the new one.
         """
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         logits = logits.float()
-        temperature = self._temperature[rows]
         edited = self._edit(logits, rows, lengths)
         best, ids = edited.max(-1)
-        random = temperature.nonzero()[0]
-        sampled = self.take(best, ids)
-        random = random[[index not in sampled.errors for index in random.tolist()]]
-        if len(random):
-            sampled.token_ids[random] = self._draw(edited, random, rows[random], lengths[random])
-        self._describe(logits, rows, sampled)
+        random = self._temperature[rows].nonzero()[0]
+        if len(random) == len(rows):
+            ids = self._draw(edited, rows, lengths)
+        elif len(random):
+            where = self._tensor(random)
+            ids[where] = self._draw(edited[where], rows[random], lengths[random])
+        return self._describe(logits, rows, Choice(ids, best, (self._logprobs[rows] >= 0).nonzero()[0]))
+
+    def finish(self, choice: Choice, rows: Ints, arrays: Iterator[NDArray[Any]]) -> Sampled:
+        """Take what `choice.tensors` are on the host, the next of `arrays`, for the sequences that it was made for.
+
+        A row without a finite best logit is an error of that row alone.
+        """
+        ids, finite = next(arrays), np.isfinite(next(arrays))
+        errors = {} if finite.all() else dict.fromkeys((~finite).nonzero()[0].tolist(), _NO_TOKEN)
+        found = [] if choice.logprobs is None else choice.logprobs.read(arrays)
+        described = zip(choice.described.tolist(), found, strict=True)
+        sampled = Sampled(ids, {index: each for index, each in described if index not in errors}, errors)
         self._count(rows, sampled)
         return sampled
 
@@ -140,22 +167,21 @@ class Sampler:
         row = np.repeat(np.asarray(indices, np.int64), [len(some) for some in ids])
         return torch.from_numpy(row).to(self.device), torch.from_numpy(np.concatenate(ids)).to(self.device)
 
-    def _draw(self, edited: Tensor, indices: Ints, rows: Ints, lengths: Ints) -> Ints:
-        """Draw for the rows of logits at `indices`, which have a temperature."""
-        logits = edited if len(indices) == len(edited) else edited[self._tensor(indices)]
+    def _draw(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
+        """Draw for rows of logits that have a temperature."""
         filters = self._min_p[rows], self._top_k[rows], self._top_p[rows]
         return self.ops.draw(logits, Draws(self._temperature[rows], *filters, uniform(self._seed[rows], lengths)))
 
     def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    def _describe(self, logits: Tensor, rows: Ints, sampled: Sampled) -> None:
+    def _describe(self, logits: Tensor, rows: Ints, choice: Choice) -> Choice:
         """Add the log-probabilities that were asked for."""
-        top = self._logprobs[rows]
-        wanted = np.array([i for i in (top >= 0).nonzero()[0].tolist() if i not in sampled.errors], np.int64)
-        if len(wanted):
-            found = token_logprobs(logits[self._tensor(wanted)], sampled.token_ids[wanted], top[wanted].tolist())
-            sampled.logprobs = dict(zip(wanted.tolist(), found, strict=True))
+        if len(choice.described):
+            where = self._tensor(choice.described)
+            top = self._logprobs[rows[choice.described]].tolist()
+            choice.logprobs = Logprobs(logits[where], choice.token_ids[where], top)
+        return choice
 
     def _count(self, rows: Ints, sampled: Sampled) -> None:
         """Add the new tokens to the counts that penalties follow."""
@@ -163,3 +189,30 @@ class Sampler:
             for index, row in enumerate(rows.tolist()):
                 if row in self._counts and index not in sampled.errors:
                     self._counts[row].add(int(sampled.token_ids[index]))
+
+
+# Random numbers are counter-based: the number at a position depends on the seed and the position, on nothing else.
+
+
+def request_seed(seed: int | None, engine_seed: int, request_id: str) -> int:
+    """Return the request's own seed as 64 bits; without one, a seed derived from the engine's and the request's id."""
+    if seed is not None:
+        return seed % 2**64
+    digest = blake2b(f"{engine_seed}/{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one number in [0, 1) for each (seed, position).
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), applied to the seed and again after stepping by the
+    position: one number costs the same wherever a sequence begins, so a preempted request goes on as if nothing was.
+    """
+    mixed = _mix(_mix(seeds) + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -8,17 +8,17 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.model_json import read_model_json
-from chairlift.ops.base import Ops
+from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
-from chairlift.runners.decoder.config import ModelConfig, parse_config
+from chairlift.runners.decoder.config import DecoderConfig, parse_config
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
 from chairlift.runners.encoder.model import EncoderReader, Projected
 from chairlift.runners.weights import Weights
 
 # The forward pass, and the layers that make logits of what is pooled (none of a model that embeds).
-Loaded = tuple[EncoderForward, list[Projected]]
+LoadedBackbone = tuple[EncoderForward, list[Projected]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Backbone:
     pooling: str
     head_pooling: str
     padding: int | None
-    read: Callable[[Weights, Ops, int, int], Loaded]
+    read: Callable[[Weights, Ops, int, int], LoadedBackbone]
 
 
 def read_backbone(folder: Path) -> Backbone:
@@ -51,7 +51,7 @@ def read_backbone(folder: Path) -> Backbone:
 
 
 def _of_encoder(config: EncoderConfig) -> Backbone:
-    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> Loaded:
+    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> LoadedBackbone:
         reader = EncoderReader(config, weights)
         stages = reader.read_head(num_labels) if num_labels else []
         return ops.encoder(reader.read(max_tokens)), stages
@@ -69,8 +69,8 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
     )
 
 
-def _of_decoder(config: ModelConfig, raw: dict[str, Any]) -> Backbone:
-    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> Loaded:
+def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
+    def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> LoadedBackbone:
         stages = []
         if num_labels:
             score = weights.take(["score.weight"], [(num_labels, config.hidden_size)]).float()

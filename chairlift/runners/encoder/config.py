@@ -7,9 +7,9 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
-from chairlift.folders.encoder_families import FAMILIES, Family
+from chairlift.folders.encoder_families import FAMILIES, EncoderFamily
 from chairlift.folders.model_json import positive_size, read_model_json
-from chairlift.ops.encoder import ACTIVATIONS, Activation
+from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.rope import RopeConfig
 
 # MPNet's table of relative biases. Distances from here on share MPNet's last bucket.
@@ -35,7 +35,7 @@ class EncoderConfig:
     None for all; `ropes` its rotary embedding, None where there is none. `max_tokens` follows from the positions.
     """
 
-    family: Family
+    family: EncoderFamily
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -125,7 +125,7 @@ def _activation(raw: Mapping[str, Any]) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _first_position(raw: Mapping[str, Any], family: Family) -> int:
+def _first_position(raw: Mapping[str, Any], family: EncoderFamily) -> int:
     padding = family.after_padding
     if isinstance(padding, str):
         padding = raw.get(padding, 1)
@@ -135,7 +135,7 @@ def _first_position(raw: Mapping[str, Any], family: Family) -> int:
 
 
 def _positions(
-    raw: Mapping[str, Any], family: Family, layers: int, max_positions: int
+    raw: Mapping[str, Any], family: EncoderFamily, layers: int, max_positions: int
 ) -> tuple[tuple[int | None, ...], tuple[RopeConfig | None, ...]]:
     """Windows and rotations of the layers; ModernBERT has two kinds of them."""
     if not family.rotary:

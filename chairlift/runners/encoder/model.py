@@ -10,7 +10,8 @@ from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.sentence_files import Dense
-from chairlift.ops.encoder import ACTIVATIONS, EncoderLayer, EncoderWeights, Norm, Projection, activate
+from chairlift.ops.activation import ACTIVATIONS, activate
+from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Projection
 from chairlift.runners.encoder.config import BUCKET_DISTANCE, BUCKETS, EncoderConfig
 from chairlift.runners.weights import Weights
 

@@ -8,20 +8,18 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from chairlift.bodies import decode
 from chairlift.jobs.store import Counts, Job
-from chairlift.server.batches.endpoints import BatchEndpoint
 from chairlift.server.batches.file_routes import check_life
 from chairlift.server.batches.paging import page_limit, query_of
 from chairlift.server.batches.record import About, as_batch
 from chairlift.server.batches.service import Batches
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.read_body import read_body
+from chairlift.server.http.exchange import as_json, read_json
 
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
+LIST_QUERY = {"after": str, "limit": Annotated[int, Meta(ge=1, le=_MAX_PAGE)]}
 _WINDOW = re.compile(r"(\d{1,8})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW_S = 30 * 86400
@@ -50,9 +48,8 @@ _decoder = msgspec.json.Decoder(BatchBody)
 async def create_batch(request: Request) -> Response:
     """POST: begin a batch."""
     batches: Batches = request.app.state.batches
-    config = batches.config
-    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
-    BatchEndpoint(body.endpoint, batches.models)
+    body = await read_json(request, _decoder)
+    batches.endpoints.find(body.endpoint)
     _check_metadata(body.metadata)
     life = body.output_expires_after
     noted = About(
@@ -69,7 +66,7 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """GET: batches, newest first."""
     batches: Batches = request.app.state.batches
-    query = query_of(request, ("after", "limit"))
+    query = query_of(request, LIST_QUERY)
     page, more = await batches.page(query.get("after"), page_limit(query, _DEFAULT_PAGE, _MAX_PAGE))
     answer = {
         "object": "list",
@@ -78,7 +75,7 @@ async def list_batches(request: Request) -> Response:
         "last_id": page[-1][0].id if page else None,
         "has_more": more,
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return as_json(answer)
 
 
 async def show_batch(request: Request) -> Response:
@@ -117,12 +114,4 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
 
 
 def _answer(job: Job, counts: Counts | None) -> Response:
-    return Response(msgspec.json.encode(as_batch(job, counts)), media_type="application/json")
-
-
-BATCHES = [
-    Route("/v1/batches", create_batch, methods=["POST"]),
-    Route("/v1/batches", list_batches, methods=["GET"]),
-    Route("/v1/batches/{batch}", show_batch, methods=["GET"]),
-    Route("/v1/batches/{batch}/cancel", cancel_batch, methods=["POST"]),
-]
+    return as_json(as_batch(job, counts))

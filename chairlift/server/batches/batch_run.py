@@ -17,12 +17,12 @@ from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import JsonLines, parse_batch_line
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.data_folder import Folder
-from chairlift.server.batches.endpoints import BatchEndpoint
+from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import About, Problem, about, note
 from chairlift.server.batches.validate import Validation
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.local_client import AppClient
-from chairlift.server.models.registry import Models, ModelService
+from chairlift.server.models.registry import ModelService
 from chairlift.server.models.sequence_service import SequenceService
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class BatchContext(msgspec.Struct, kw_only=True):
 
     folder: Folder
     client: AppClient
-    models: Models
+    endpoints: BatchEndpoints
     config: ServerConfig
     turns: asyncio.Semaphore
 
@@ -58,7 +58,7 @@ class _Leaving(Exception):
 class BatchRun:
     """A batch that is not over, of whose lines `counts` are done. `results` are the files that came of it in the end.
 
-    `job` is what is kept of it. `problem` says what it waits for, if that is room.
+    `job` is what is kept of it. `problem` says what it waits for, if that is space on the disk.
     """
 
     def __init__(self, context: BatchContext, job: Job, counts: Counts) -> None:
@@ -91,7 +91,7 @@ class BatchRun:
         return counts.completed - earlier.completed, counts.failed - earlier.failed
 
     @property
-    def waits_for_room(self) -> bool:
+    def waits_for_space(self) -> bool:
         """Whether the disk is full."""
         return self.problem is not None or (self._executor is not None and self._executor.problem is not None)
 
@@ -141,7 +141,7 @@ class BatchRun:
     async def _validate(self) -> bool:
         """Look through the input; whether it is to be run."""
         context, noted = self._context, about(self.job)
-        endpoint = BatchEndpoint(noted.endpoint, context.models)
+        endpoint = context.endpoints.find(noted.endpoint)
         validation = Validation(context.folder.place(noted.input_file_id), endpoint, context.config.max_batch_lines)
         ended = await validation.run(self._ending)
         if self._leaving.is_set():
@@ -183,7 +183,7 @@ class BatchRun:
         noted = about(self.job)
         while not self._ending.is_set() and time.time() < noted.expires_at:
             try:
-                model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+                model = self._context.endpoints.find(noted.endpoint).model(noted.model)
             except (ApiError, InvalidRequest):
                 return
             if model is not None and model.ready:
@@ -227,7 +227,7 @@ class BatchRun:
                 executor.cancel()
             outcome = await executor.run()
         except StorageFull:
-            # It waits for room, unless it is to leave.
+            # It waits for space, unless it is to leave.
             raise _Leaving from None
         finally:
             await asyncio.to_thread(ledger.close)
@@ -241,13 +241,13 @@ class BatchRun:
         return JobOptions(
             concurrency=max(min(lanes, config.max_waiting // config.max_running_batches), 1),
             order=order,
-            wait_for_room=True,
+            wait_for_space=True,
             expires_at=noted.expires_at,
         )
 
     def _lanes(self, noted: About) -> tuple[int, Order]:
         try:
-            model = BatchEndpoint(noted.endpoint, self._context.models).model(noted.model)
+            model = self._context.endpoints.find(noted.endpoint).model(noted.model)
         except (ApiError, InvalidRequest):
             model = None
         return (_FEW, "file") if model is None else lanes_of(model)
@@ -255,7 +255,7 @@ class BatchRun:
     # What is kept
 
     async def _persist(self, work: Callable[[], T]) -> T:
-        """Change what is kept, in a thread; while there is no room, try again and again. Raises _Leaving."""
+        """Change what is kept, in a thread; while there is no space, try again and again. Raises _Leaving."""
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -304,8 +304,8 @@ def too_late(job: Job) -> ApiError:
 def lanes_of(model: ModelService) -> tuple[int, Order]:
     """How many lines are sent to a model at once, and in which order."""
     if isinstance(model, SequenceService):
-        # Those that run, and as many to take their seats.
-        return 2 * model.seats, "prefix"
+        # Those that run, and as many to take their slots.
+        return 2 * model.slots, "prefix"
     dispatcher = model.dispatcher
     # For each instance the batch that runs, one that is ready to follow, and two to be made ready.
     lanes = 4 * dispatcher.limits.max_batch_size * len(dispatcher.executors)

@@ -30,7 +30,7 @@ class Folder:
 
     `used` counts the bytes of all files, those on their way in too; `over` the batches of former servers that are over.
     `left` are those that they left behind, with what had become of their lines. All methods belong to one event loop.
-    Raises JobError if another process has the folder or it can't be used, StorageFull if there is no room.
+    Raises JobError if another process has the folder or it can't be used, StorageFull if there is no space.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Folder:
             self.used += file.bytes
 
     async def remove(self, file_id: str) -> None:
-        """Forget a file and free its room."""
+        """Forget a file and free its space."""
         await asyncio.to_thread(self._remove, file_id)
         self.used -= self.files.pop(file_id).bytes
 
@@ -105,7 +105,7 @@ class Folder:
         self.store.close()
 
     def _remove_leftovers(self) -> None:
-        """Free the room of uploads that were cut off, and of files that were about to be deleted."""
+        """Free the space of uploads that were cut off, and of files that were about to be deleted."""
         wanted = set(self.files)
         for job, _ in self.left:
             wanted.update(about(job).results)

@@ -1,56 +1,49 @@
 """Which routes a batch may be for, and the models that answer there."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from urllib.parse import unquote
+
+from starlette.routing import compile_path
 
 from chairlift.errors import Unavailable
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.models.registry import Models, ModelService
-from chairlift.server.oip.metadata import one_shot
+from chairlift.server.oip.metadata import tensor_model
 
-_PREDICT = re.compile(r"/v1/models/(?P<name>[^?#]+):predict")
-
-Find = Callable[[Models, str | None], ModelService]
+_ROUTE = "this endpoint"
 
 
-def _llm(models: Models, name: str | None) -> ModelService:
-    return models.llm(name, "this endpoint")
+class BatchEndpoints:
+    """The rows of the table that batches may be for."""
 
+    def __init__(self, table: Iterable[Endpoint], models: Models) -> None:
+        self._rows = [(row, compile_path(row.path)) for row in table if row.batchable]
+        self._models = models
 
-def _embedder(models: Models, name: str | None) -> ModelService:
-    return models.one_shot(name, ("embed",), "this endpoint")
-
-
-def _reranker(models: Models, name: str | None) -> ModelService:
-    return models.one_shot(name, ("rerank",), "this endpoint")
-
-
-_BY_PATH: dict[str, Find] = {
-    "/v1/chat/completions": _llm,
-    "/v1/completions": _llm,
-    "/v1/embeddings": _embedder,
-    "/v1/rerank": _reranker,
-    "/rerank": _reranker,
-}
+    def find(self, path: str) -> "BatchEndpoint":
+        """The one with a path. Raises ApiError, 400 for any other and 404 for a model in it that is not served."""
+        for row, (pattern, _, _) in self._rows:
+            match = pattern.fullmatch(path)
+            if match is None or "?" in path or "#" in path or not all(match.groups()):
+                continue
+            (name,) = match.groups() or (None,)
+            endpoint = BatchEndpoint(path, row, self._models, name and unquote(name))
+            if name is not None:
+                endpoint.model(None)
+            return endpoint
+        allowed = ", ".join(shown.replace("{name}", "NAME") for _, (_, shown, _) in self._rows)
+        raise ApiError(400, f"no batches for {path!r}; endpoint may be {allowed}", "endpoint", "invalid_endpoint")
 
 
 class BatchEndpoint:
-    """A route that batches may be for. Raises ApiError, 400 for any other and 404 for a model that is not served."""
+    """A path that a batch is for, and the row that serves it; `name` is the model's where the path has it."""
 
-    def __init__(self, path: str, models: Models) -> None:
+    def __init__(self, path: str, row: Endpoint, models: Models, name: str | None) -> None:
         self.path = path
+        self._row = row
         self._models = models
-        self._name: str | None = None
-        if (match := _PREDICT.fullmatch(path)) is not None:
-            self._name = unquote(match["name"])
-            self._find: Find = _predictor
-            self.model(None)
-        elif path in _BY_PATH:
-            self._find = _BY_PATH[path]
-        else:
-            allowed = ", ".join([*_BY_PATH, "/v1/models/NAME:predict"])
-            raise ApiError(400, f"no batches for {path!r}; endpoint may be {allowed}", "endpoint", "invalid_endpoint")
+        self._name = name
 
     @property
     def bodies_name_models(self) -> bool:
@@ -63,11 +56,10 @@ class BatchEndpoint:
         Raises ApiError if there is no such model, or it does something else.
         """
         try:
-            return self._find(self._models, self._name or given)
+            if self._name is not None:
+                return tensor_model(self._models, self._name, None)
+            if self._row.tasks == ("generate",):
+                return self._models.language_model(given, _ROUTE)
+            return self._models.item_model(given, self._row.tasks, _ROUTE)
         except Unavailable:
             return None
-
-
-def _predictor(models: Models, name: str | None) -> ModelService:
-    assert name is not None
-    return one_shot(models, name, None)

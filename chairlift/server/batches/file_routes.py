@@ -3,11 +3,12 @@
 import re
 import time
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
 
 from chairlift.jobs.store import StoredFile
 from chairlift.server.batches.data_folder import MAX_FILES
@@ -16,12 +17,31 @@ from chairlift.server.batches.record import as_file
 from chairlift.server.batches.service import Batches, new_file_id
 from chairlift.server.batches.upload import Upload
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import as_json
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 3600, 30 * 86400
 
+LIST_QUERY = {
+    "after": str,
+    "limit": Annotated[int, Meta(ge=1, le=MAX_FILES)],
+    "order": Literal["asc", "desc"],
+    "purpose": str,
+}
+
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-_FIELDS = frozenset({"purpose", _ANCHOR, _SECONDS})
 _NUMBER = re.compile(r"\d{1,12}")
+
+
+class FileForm(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of POST /v1/files."""
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | None = msgspec.field(default=None, name=_ANCHOR)
+    seconds: int | None = msgspec.field(default=None, name=_SECONDS)
+
+
+_FIELDS = frozenset(FileForm.__struct_encode_fields__) - {"file"}
 
 
 async def create_file(request: Request) -> Response:
@@ -38,13 +58,13 @@ async def create_file(request: Request) -> Response:
     except BaseException:
         upload.discard()
         raise
-    return _json(as_file(file))
+    return as_json(as_file(file))
 
 
 async def list_files(request: Request) -> Response:
     """GET: files by the time that they came."""
     batches: Batches = request.app.state.batches
-    query = query_of(request, ("after", "limit", "order", "purpose"))
+    query = query_of(request, LIST_QUERY)
     limit, order = page_limit(query, MAX_FILES, MAX_FILES), query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order must be asc or desc, got {order!r}", "order")
@@ -56,7 +76,7 @@ async def list_files(request: Request) -> Response:
         files = files[files.index(last) + 1 :]
     wanted = [file for file in files if query.get("purpose") in (None, file.purpose)]
     page = wanted[:limit]
-    return _json(
+    return as_json(
         {
             "object": "list",
             "data": [as_file(file) for file in page],
@@ -71,7 +91,7 @@ async def show_file(request: Request) -> Response:
     """GET /v1/files/{id}."""
     batches: Batches = request.app.state.batches
     file, _ = await batches.file(request.path_params["file"])
-    return _json(as_file(file))
+    return as_json(as_file(file))
 
 
 async def file_content(request: Request) -> Response:
@@ -86,7 +106,7 @@ async def delete_file(request: Request) -> Response:
     batches: Batches = request.app.state.batches
     file_id = request.path_params["file"]
     await batches.remove_file(file_id)
-    return _json({"id": file_id, "object": "file", "deleted": True})
+    return as_json({"id": file_id, "object": "file", "deleted": True})
 
 
 def check_life(seconds: int, field: str) -> int:
@@ -132,16 +152,3 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise ApiError(403, f"pages of {origin} may not send files here", code="cross_origin")
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-FILES = [
-    Route("/v1/files", create_file, methods=["POST"]),
-    Route("/v1/files", list_files, methods=["GET"]),
-    Route("/v1/files/{file}", show_file, methods=["GET"]),
-    Route("/v1/files/{file}", delete_file, methods=["DELETE"]),
-    Route("/v1/files/{file}/content", file_content, methods=["GET"]),
-]

@@ -18,8 +18,10 @@ from chairlift.errors import Unavailable
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.batch_run import BatchContext, BatchRun, too_late
 from chairlift.server.batches.data_folder import MAX_FILES, Folder
+from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import OVER, About, note
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.registry import Models
 
@@ -35,12 +37,13 @@ class Batches:
     """The files and batches of one server. The data folder is opened when it is needed, and made for the first file.
 
     All methods but `open` belong to the event loop. Raises JobError if another process has the folder, StorageFull if
-    there is no room.
+    there is no space.
     """
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.config = config
-        self.models = models
+        self.endpoints = BatchEndpoints((), models)
+        self._models = models
         self._app: ASGIApp | None = None
         self._folder: Folder | None = None
         self._context: BatchContext | None = None
@@ -54,9 +57,10 @@ class Batches:
         self._lines: Counter[str] = Counter(completed=0, failed=0)
         self._leaving = False
 
-    def serve(self, app: ASGIApp) -> None:
-        """Lines of batches go to this application."""
+    def serve(self, app: ASGIApp, table: Iterable[Endpoint]) -> None:
+        """Lines of batches go to this application, which has these routes."""
         self._app = app
+        self.endpoints = BatchEndpoints(table, self._models)
 
     # The folder
 
@@ -86,7 +90,7 @@ class Batches:
         self._context = BatchContext(
             folder=folder,
             client=AppClient(self._app, background=True, api_key=self.config.api_key),
-            models=self.models,
+            endpoints=self.endpoints,
             config=self.config,
             turns=asyncio.Semaphore(self.config.max_running_batches),
         )
@@ -130,7 +134,7 @@ class Batches:
             if file.purpose != "batch":
                 message = f"a batch's input has the purpose 'batch', not {file.purpose!r}"
                 raise ApiError(400, message, "input_file_id", "wrong_purpose")
-            self._check_room(folder)
+            self._check_space(folder)
             noted = msgspec.structs.replace(new, results=(new_file_id(), new_file_id()))
             job = Job(id=f"batch_{os.urandom(12).hex()}", state="validating", entered={"validating": time.time()})
             note(job, noted)
@@ -169,14 +173,14 @@ class Batches:
             raise too_late(job)
         return job, None
 
-    def _check_room(self, folder: Folder) -> None:
+    def _check_space(self, folder: Folder) -> None:
         most = self.config.max_batches
         if len(self._runs) >= most:
             message = f"{len(self._runs)} batches are not over yet, and {most} are the limit (max_batches)"
             raise ApiError(429, message, None, "too_many_batches", "rate_limit_exceeded", {"Retry-After": "10"})
         if folder.used >= self.config.max_files_bytes:
             limit = f"the limit of {self.config.max_files_bytes} (max_files_bytes)"
-            message = f"files take {folder.used} bytes, and {limit} leaves no room for results: delete some"
+            message = f"files take {folder.used} bytes, and {limit} leaves no space for results: delete some"
             raise ApiError(400, message, None, "storage_limit_exceeded")
 
     def _add(self, folder: Folder, job: Job) -> None:
@@ -223,7 +227,7 @@ class Batches:
         self._file_came.set()
 
     async def upload_folder(self) -> Folder:
-        """The folder, with room for one more file by number. Raises ApiError."""
+        """The folder, with space for one more file by number. Raises ApiError."""
         self._check_stays()
         folder = await self.folder(make=True)
         assert folder is not None
@@ -293,7 +297,7 @@ class Batches:
         for state, count in states.items():
             gauge.add_metric([state], count)
         yield gauge
-        waiting = sum(run.waits_for_room for run in self._runs.values())
+        waiting = sum(run.waits_for_space for run in self._runs.values())
         yield GaugeMetricFamily("chairlift_batches_waiting_for_room", "Batches that a full disk holds up.", waiting)
         lines = CounterMetricFamily("chairlift_batch_lines", "Lines of batches, by outcome.", labels=["outcome"])
         done = [run.finished_here for run in self._runs.values()]

@@ -15,7 +15,7 @@ from chairlift.errors import JobError
 from chairlift.jobs.results import explain, sync_folder
 from chairlift.server.batches.data_folder import Folder
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.read_body import DRAIN_FACTOR
+from chairlift.server.http.exchange import DRAIN_FACTOR
 
 _FORM = b"multipart/form-data"
 _FILE = "file"

@@ -1,1 +1,1 @@
-"""HTTP itself: the application, bodies, errors, keys, and the short way for small requests."""
+"""HTTP itself: the application, requests and their answers, errors, the documentation, and the short way."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.errors import (
@@ -46,6 +45,26 @@ class ErrorResponse(msgspec.Struct):
     error: ErrorBody
 
 
+class OipErrorBody(msgspec.Struct):
+    """An error as the Open Inference Protocol and KServe v1 have it."""
+
+    error: str
+
+
+class RerankErrorBody(msgspec.Struct):
+    """An error as Cohere (`message`) and Jina (`detail`) have it."""
+
+    message: str
+    detail: str
+
+
+class TeiErrorBody(msgspec.Struct):
+    """An error as text-embeddings-inference has it."""
+
+    error: str
+    error_type: str
+
+
 class ApiError(Exception):
     """An error with everything that an HTTP answer needs."""
 
@@ -69,35 +88,35 @@ class ApiError(Exception):
 
     def response(self, shape: "Shape | None" = None) -> Response:
         """The error as an HTTP answer, in OpenAI's shape if no other is given."""
-        status, raw = (self.status, self.encode()) if shape is None else shape(self)
-        return Response(raw, status, self.headers, "application/json")
+        status, body = (shape or openai_shape)(self)
+        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 
-Shape = Callable[[ApiError], tuple[int, bytes]]
+Shape = Callable[[ApiError], tuple[int, msgspec.Struct]]
 
 
-def openai_shape(error: ApiError) -> tuple[int, bytes]:
+def openai_shape(error: ApiError) -> tuple[int, ErrorResponse]:
     """As the OpenAI API has it."""
-    return error.status, error.encode()
+    return error.status, ErrorResponse(error.body)
 
 
-def oip_shape(error: ApiError) -> tuple[int, bytes]:
+def oip_shape(error: ApiError) -> tuple[int, OipErrorBody]:
     """As the Open Inference Protocol and KServe v1 have it."""
-    return error.status, msgspec.json.encode({"error": error.body.message})
+    return error.status, OipErrorBody(error.body.message)
 
 
-def rerank_shape(error: ApiError) -> tuple[int, bytes]:
-    """As Cohere (`message`) and Jina (`detail`) have it."""
-    return error.status, msgspec.json.encode({"message": error.body.message, "detail": error.body.message})
+def rerank_shape(error: ApiError) -> tuple[int, RerankErrorBody]:
+    """As Cohere and Jina have it."""
+    return error.status, RerankErrorBody(error.body.message, error.body.message)
 
 
-def tei_shape(error: ApiError) -> tuple[int, bytes]:
+def tei_shape(error: ApiError) -> tuple[int, TeiErrorBody]:
     """As text-embeddings-inference has it: kinds of its own, and a status for each of them."""
     status, kind = _TEI_CODES.get(error.body.code or "") or (
         _TEI_STATUS.get(error.status, error.status),
         _TEI_KINDS.get(error.status, "Validation"),
     )
-    return status, msgspec.json.encode({"error": error.body.message, "error_type": kind})
+    return status, TeiErrorBody(error.body.message, kind)
 
 
 _TEI_CODES = {
@@ -109,19 +128,6 @@ _TEI_CODES = {
 _TEI_KINDS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
 # Whatever else is wrong with a request is 422 there, and a failed inference 424.
 _TEI_STATUS = {400: 422, 500: 424}
-_TEI_PATHS = frozenset({"/embed", "/predict", "/info"})
-_RERANK_PATHS = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
-
-
-def shape_of(path: str) -> Shape:
-    """The shape that clients of a path expect."""
-    if path in _RERANK_PATHS:
-        return rerank_shape
-    if path in _TEI_PATHS:
-        return tei_shape
-    if path == "/v2" or path.startswith("/v2/") or (path.startswith("/v1/models/") and path.endswith(":predict")):
-        return oip_shape
-    return openai_shape
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -156,16 +162,6 @@ def as_api_error(error: BaseException) -> ApiError:
         case _:
             log.error("unexpected error", exc_info=error)
             return ApiError(500, "the server failed on this request; its log says why", kind="server_error")
-
-
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for the errors that are expected."""
-    if isinstance(error, HTTPException) and error.status_code == 404:
-        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
-    elif isinstance(error, HTTPException) and error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
-        error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    return as_api_error(error).response(shape_of(request.url.path))
 
 
 HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)

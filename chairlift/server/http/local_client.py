@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from chairlift.jobs.replies import Reply
-from chairlift.server.http.direct import Direct
+from chairlift.server.http.exchange import BACKGROUND, ShortWay
 
 _JSON = b"application/json"
 
@@ -38,9 +38,9 @@ class AppClient:
             "server": None,
         }
         # The short way knows nothing of background work.
-        self._direct: Direct | None = None if background else getattr(app, "direct", None)
+        self._direct: ShortWay | None = None if background else getattr(app, "direct", None)
         if background:
-            self._scope["chairlift.background"] = True
+            self._scope[BACKGROUND] = True
 
     def _directly(self, scope: Scope, body: bytes) -> Awaitable[Reply] | None:
         """The answer by the short way, or None if the request has to go the ordinary one."""

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.direct import Direct
+from chairlift.server.http.exchange import ShortWay
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -55,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the clock: a new connection has to say what it wants."""
         self._head_bytes = 0
         self._in_head = True
-        self._direct: Direct | None = getattr(self.app, "direct", None)
+        self._direct: ShortWay | None = getattr(self.app, "direct", None)
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._holds = False
         self._hang_up: Callable[[], None] | None = None
@@ -109,7 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up = hang_up
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if self._holds and cycle.scope["method"] == "POST":
+        scope, direct = cycle.scope, self._direct
+        if self._holds and direct is not None and scope["method"] == "POST" and scope["path"].endswith(direct.end):
             self._held = cycle, app
         else:
             super()._start_asgi_task(cycle, app)

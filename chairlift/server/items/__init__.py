@@ -1,1 +1,1 @@
-"""The routes of models that answer in one call: embeddings, rerank, TEI, KServe predictions."""
+"""Routes of models that answer in one call: embeddings, rerank, text-embeddings-inference, KServe predictions."""

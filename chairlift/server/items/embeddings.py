@@ -1,27 +1,34 @@
 """POST /v1/embeddings."""
 
+from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest
-from chairlift.runners.items import Encoding
+from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.endpoint import check_priority, terms_of, timing_headers, until_gone
-from chairlift.server.http.off_loop import off_loop
-from chairlift.server.http.read_body import read_body
+from chairlift.server.http.exchange import (
+    new_id,
+    off_loop,
+    read_json,
+    terms_of,
+    timing_headers,
+    until_gone,
+)
 from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
-from chairlift.server.items.vectors import Vectors, as_base64, as_json, check_dimensions, stack
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models
-from chairlift.server.models.sequence_service import new_id
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
+
+Vectors = npt.NDArray[np.float32]
 
 MAX_INPUTS = 2048
 _FIELD = "input"
@@ -30,7 +37,7 @@ _FIELD = "input"
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/embeddings; None means the default, as in the OpenAI API."""
 
-    input: str | list[str | Int | list[Int]]
+    input: Annotated[str | list[str | Int | list[Int]], Meta(examples=["What is batching?"])]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
@@ -46,14 +53,10 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 
 async def embeddings(request: Request) -> Response:
     """Embed one input or many."""
-    config: ServerConfig = request.app.state.config
-    models: Models = request.app.state.models
-    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
-    service = models.one_shot(body.model, ("embed",), "/v1/embeddings")
+    body = await read_json(request, _decoder)
+    service = asked_model(request, body.model)
     check_dimensions(service.loaded(), body.dimensions)
-    terms = terms_of(request.scope)
-    if body.priority is not None:
-        terms = terms._replace(priority=check_priority(body.priority, "priority"))
+    terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         encodings = await _encode(service, body)
         answers = await run(service, encodings, terms)
@@ -101,10 +104,41 @@ def _cut(service: ItemService, tokens: int | None) -> Cut | None:
 
 def _document(model: str, rows: Vectors, body: EmbeddingBody, tokens: int) -> bytes:
     """The answer, put together from bytes: a thousand embeddings make no thousand objects."""
-    vectors = as_base64(rows) if body.encoding_format == "base64" else as_json(rows)
+    vectors = as_base64(rows) if body.encoding_format == "base64" else as_numbers(rows)
     data = b",".join(
         [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, vector) for index, vector in enumerate(vectors)]
     )
     name = msgspec.json.encode(model)
     usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
     return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, name, usage)
+
+
+def check_dimensions(info: ItemInfo, dimensions: int | None) -> None:
+    """Refuse more dimensions than the model has, or none."""
+    if dimensions is None:
+        return
+    if dimensions < 1 or (info.dimensions is not None and dimensions > info.dimensions):
+        message = f"dimensions must be between 1 and the model's {info.dimensions}, got {dimensions}"
+        raise InvalidRequest(message, "dimensions")
+
+
+def stack(values: Sequence[npt.ArrayLike], dimensions: int | None = None, normalize: bool = False) -> Vectors:
+    """One row for each vector; a shortened one is brought back to length 1, as Matryoshka models are meant to be."""
+    rows: Vectors = np.asarray(values, dtype=np.float32)
+    if dimensions is not None and dimensions < rows.shape[1]:
+        rows, normalize = rows[:, :dimensions], True
+    if normalize:
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
+    return rows
+
+
+def as_numbers(rows: Vectors) -> list[bytes]:
+    """Each row as a JSON array of numbers."""
+    encode = msgspec.json.encode
+    return [encode(row.tolist()) for row in rows]
+
+
+def as_base64(rows: Vectors) -> list[bytes]:
+    """Each row as a JSON string: base64 of little-endian float32."""
+    return [b'"' + b64encode(row) + b'"' for row in np.ascontiguousarray(rows, dtype="<f4")]

@@ -3,24 +3,29 @@
 /rerank is also TEI's route: a body that has `texts` is answered as TEI does.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import as_api_error, tei_shape
-from chairlift.server.http.endpoint import check_priority, terms_of, timing_headers, until_gone
-from chairlift.server.http.read_body import read_body
-from chairlift.server.items.scores import Scores, first_logits, sigmoid
+from chairlift.server.http.exchange import (
+    as_json,
+    new_id,
+    read_body,
+    terms_of,
+    timing_headers,
+    until_gone,
+)
+from chairlift.server.items.tei import Scores, first_logits, sigmoid
 from chairlift.server.items.tei import rerank as rerank_as_tei
 from chairlift.server.items.texts import check_not_empty, count, from_pairs, run
-from chairlift.server.models.registry import Models
-from chairlift.server.models.sequence_service import new_id
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
 
@@ -30,8 +35,8 @@ Document = str | dict[str, Any]
 class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What Cohere's and Jina's clients send; None means the default."""
 
-    query: str
-    documents: list[Document]
+    query: Annotated[str, Meta(examples=["What is batching?"])]
+    documents: Annotated[list[Document], Meta(examples=[["Requests share a step.", "It rains."]])]
     model: str | None = None
     top_n: Int | None = None
     return_documents: bool | None = None
@@ -54,8 +59,7 @@ _peeker = msgspec.json.Decoder(_Peek)
 
 async def rerank(request: Request) -> Response:
     """Order documents by relevance."""
-    config: ServerConfig = request.app.state.config
-    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
+    raw = await read_body(request)
     path = request.url.path
     if path == "/rerank" and decode(raw, _peeker).texts is not msgspec.UNSET:
         try:
@@ -63,19 +67,16 @@ async def rerank(request: Request) -> Response:
         except Exception as error:
             return as_api_error(error).response(tei_shape)
     body = decode(raw, _decoder)
-    models: Models = request.app.state.models
-    service = models.one_shot(body.model, ("rerank",), path)
+    service = asked_model(request, body.model)
     _check(body)
-    terms = terms_of(request.scope)
-    if body.priority is not None:
-        terms = terms._replace(priority=check_priority(body.priority, "priority"))
+    terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
         encodings = await from_pairs(service, pairs, Cut(second=body.max_tokens_per_doc), "documents")
         answers = await run(service, encodings, terms)
     scores = sigmoid(first_logits([answer.value for answer in answers]))
     document = _document(body, service.name, scores, count(encodings), "2" if path.startswith("/v2/") else "1")
-    return Response(msgspec.json.encode(document), headers=timing_headers(answers), media_type="application/json")
+    return as_json(document, timing_headers(answers))
 
 
 def _check(body: RerankBody) -> None:

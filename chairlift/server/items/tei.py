@@ -4,32 +4,36 @@ TEI serves one model and has no field to name one; here `model` may, and must wh
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift import __version__
 from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
-from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.endpoint import terms_of, timing_headers, until_gone
-from chairlift.server.http.off_loop import off_loop
-from chairlift.server.http.read_body import read_body
-from chairlift.server.items.scores import first_logits, probabilities, sigmoid
+from chairlift.server.http.exchange import (
+    as_json,
+    off_loop,
+    read_json,
+    terms_of,
+    timing_headers,
+    until_gone,
+)
+from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack
 from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
-from chairlift.server.items.vectors import as_json, check_dimensions, stack
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models
+from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut, Side
 
-MAX_INPUTS = 2048
+Scores = npt.NDArray[np.float64]
 
 
 class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +47,7 @@ class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /embed."""
 
-    inputs: str | list[str | list[Int]]
+    inputs: Annotated[str | list[str | list[Int]], Meta(examples=["What is batching?"])]
     normalize: bool = True
     prompt_name: str | None = None
     dimensions: Int | None = None
@@ -52,7 +56,7 @@ class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
 class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /predict: one text, a pair as a list of two, or a list of lists of one text or two."""
 
-    inputs: str | list[str | list[str]]
+    inputs: Annotated[str | list[str | list[str]], Meta(examples=["What is batching?"])]
     raw_scores: bool = False
 
 
@@ -65,7 +69,6 @@ class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     return_text: bool = False
 
 
-_Body = TypeVar("_Body", bound=TeiBody)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
@@ -73,7 +76,8 @@ _ranks_decoder = msgspec.json.Decoder(RanksBody)
 
 async def embed(request: Request) -> Response:
     """An embedding for each input."""
-    service, body = await _read(request, _embed_decoder, ("embed",))
+    body = await read_json(request, _embed_decoder)
+    service = asked_model(request, body.model)
     info = service.loaded()
     check_dimensions(info, body.dimensions)
     if not body.normalize and info.normalized:
@@ -83,13 +87,14 @@ async def embed(request: Request) -> Response:
         encodings = await _encode(service, body, given)
         answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
-        raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_json(rows)))
+        raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
 
 
 async def predict(request: Request) -> Response:
     """For each text, or pair, its labels with the best first."""
-    service, body = await _read(request, _predict_decoder, ("classify", "rerank"))
+    body = await read_json(request, _predict_decoder)
+    service = asked_model(request, body.model)
     inputs, single = _sequences(body.inputs)
     _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
@@ -102,13 +107,13 @@ async def predict(request: Request) -> Response:
         answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
     info = service.loaded()
     predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
-    return _json(predictions[0] if single else predictions, answers)
+    return as_json(predictions[0] if single else predictions, timing_headers(answers))
 
 
 async def rerank(request: Request, raw: bytes) -> Response:
     """Texts by relevance to a query."""
     body = decode(raw, _ranks_decoder)
-    service = _service(request, body, ("rerank",))
+    service = asked_model(request, body.model)
     check_not_empty([body.query], "query")
     check_not_empty(body.texts, "texts")
     _check_count(len(body.texts), "texts")
@@ -124,15 +129,14 @@ async def rerank(request: Request, raw: bytes) -> Response:
     ]
     if body.return_text:
         ranks = [rank | {"text": body.texts[rank["index"]]} for rank in ranks]
-    return _json(ranks, answers)
+    return as_json(ranks, timing_headers(answers))
 
 
 async def info(request: Request) -> Response:
     """What is served and within which limits: of the only model, or the one that `?model=` names."""
-    models: Models = request.app.state.models
-    service = models.one_shot(request.query_params.get("model"), ("embed", "classify", "rerank"), "/info")
+    service = asked_model(request, request.query_params.get("model"))
     about, limits = service.loaded(), service.dispatcher.limits
-    return _json(
+    return as_json(
         {
             "model_id": service.name,
             "model_sha": None,
@@ -147,19 +151,6 @@ async def info(request: Request) -> Response:
             "version": __version__,
         }
     )
-
-
-async def _read(
-    request: Request, decoder: "msgspec.json.Decoder[_Body]", tasks: tuple[str, ...]
-) -> tuple[ItemService, _Body]:
-    config: ServerConfig = request.app.state.config
-    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), decoder)
-    return _service(request, body, tasks), body
-
-
-def _service(request: Request, body: TeiBody, tasks: tuple[str, ...]) -> ItemService:
-    models: Models = request.app.state.models
-    return models.one_shot(body.model, tasks, request.url.path)
 
 
 async def _encode(service: ItemService, body: EmbedBody, given: Sequence[str | list[int]]) -> list[Encoding]:
@@ -226,6 +217,25 @@ def _model_type(info: ItemInfo) -> dict[str, Any]:
     return {"classifier" if info.task == "classify" else "reranker": labels}
 
 
-def _json(value: Any, answers: Sequence[Answer] = ()) -> Response:
-    headers = timing_headers(answers) if answers else None
-    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+def probabilities(logits: npt.ArrayLike) -> Scores:
+    """Of one label its sigmoid, of several their softmax."""
+    values = np.asarray(logits, dtype=np.float64)
+    return sigmoid(values) if values.size == 1 else _softmax(values)
+
+
+def sigmoid(values: Scores) -> Scores:
+    """Without overflow for any number."""
+    small = np.exp(-np.abs(values))
+    result: Scores = np.where(values >= 0, 1, small) / (1 + small)
+    return result
+
+
+def _softmax(values: Scores) -> Scores:
+    raised: Scores = np.exp(values - values.max())
+    result: Scores = raised / raised.sum()
+    return result
+
+
+def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:
+    """The score of each pair, as a reranker gives it."""
+    return np.array([np.asarray(value, dtype=np.float64).ravel()[0] for value in values])

@@ -6,8 +6,7 @@ from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InputTooLong, InvalidRequest
 from chairlift.runners.items import Encoding
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.endpoint import Terms
-from chairlift.server.http.off_loop import off_loop
+from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.models.item_service import ItemService
 from chairlift.text.encoding import Cut, TextEncoder
 
@@ -80,7 +79,7 @@ def encoder_of(service: ItemService) -> TextEncoder:
 async def run(service: ItemService, encodings: Sequence[Encoding], terms: Terms) -> list[Answer]:
     """Answers, each encoding counted by its tokens."""
     sizes = [float(len(encoding.token_ids)) for encoding in encodings]
-    return await service.infer(encodings, sizes=sizes, **terms._asdict())
+    return await service.infer(encodings, terms, sizes)
 
 
 def count(encodings: Sequence[Encoding]) -> int:

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a one-shot model."""
+"""What Prometheus sees of a model that answers in one call."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,24 @@ from chairlift.core.finished import ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Failure
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.errors import DeadlineExceeded, QueueFull
-from chairlift.server.metrics.histogram import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram, background_requests
+from chairlift.server.metrics.families import (
+    ERRORS,
+    LONG,
+    SHORT,
+    SIZES,
+    TOKENS,
+    Histogram,
+    background_requests,
+    histograms,
+    labelled,
+    simple,
+)
 
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class ItemMetrics:
-    """All that is counted for one one-shot model. Call the methods from the event loop's thread only."""
+    """All that is counted for one model. Call the methods from the event loop's thread only."""
 
     def __init__(self, model: str, dispatcher: Dispatcher) -> None:
         self.model = model
@@ -77,51 +88,42 @@ class ItemMetrics:
         """All metrics, as of now."""
         yield from self._gauges()
         yield from self._counters()
-        for name, help_text, histogram in (
-            ("queue_time_seconds", "From arrival until it ran.", self._queue_time),
-            ("batch_items", "Items in a batch.", self._batch_items),
-            ("batch_tokens", "Tokens in a batch, or items where those are what counts.", self._batch_tokens),
-            ("batch_padding_ratio", "Share of what a batch computes that is padding.", self._batch_padding),
-            ("batch_duration_seconds", "Time of a call.", self._batch_seconds),
+        yield from histograms(
+            self.model,
             (
-                "batch_prediction_error_ratio",
-                "|predicted - actual| / actual seconds of a call.",
-                self._prediction_error,
+                ("queue_time_seconds", "From arrival until it ran.", self._queue_time),
+                ("batch_items", "Items in a batch.", self._batch_items),
+                ("batch_tokens", "Tokens in a batch, or items where those are what counts.", self._batch_tokens),
+                ("batch_padding_ratio", "Share of what a batch computes that is padding.", self._batch_padding),
+                ("batch_duration_seconds", "Time of a call.", self._batch_seconds),
+                ("batch_prediction_error_ratio", "|predicted - actual| / actual seconds.", self._prediction_error),
             ),
-        ):
-            yield histogram.family(name, help_text, self.model)
+        )
 
     def _gauges(self) -> Iterable[Metric]:
         scheduler = self._dispatcher.scheduler
-        for name, help_text, value in (
+        rows = (
             ("ready", "1 while requests are taken in.", float(self.ready)),
-            ("items_waiting", "Items in line.", scheduler.num_waiting),
+            ("items_waiting", "Items that wait.", scheduler.num_waiting),
             ("items_running", "Items in batches that run.", scheduler.num_running),
-            ("queue_seconds", "Seconds of work in line, as predicted.", scheduler.queue_seconds()),
-        ):
-            gauge = GaugeMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
-            gauge.add_metric([self.model], value)
-            yield gauge
-        yield background_requests(self.model, scheduler.num_background_running, scheduler.num_background_waiting)
+            ("queue_seconds", "Seconds of work that waits, as predicted.", scheduler.queue_seconds()),
+        )
+        yield from simple(GaugeMetricFamily, self.model, rows)
+        yield from background_requests(self.model, scheduler.num_background_running, scheduler.num_background_waiting)
 
     def _counters(self) -> Iterable[Metric]:
         scheduler = self._dispatcher.scheduler
-        for name, help_text, value in (
+        rows = (
             ("items_answered", "Items that got their results.", self._answered),
             ("bisections", "Failed batches that were split to find the culprit.", scheduler.num_bisections),
             ("batch_predicted_seconds", "Time of calls that the cost model foresaw.", self._predicted_seconds),
             ("batch_timed_seconds", "Time that those calls took.", self._timed_seconds),
-        ):
-            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
-            counter.add_metric([self.model], value)
-            yield counter
+        )
+        yield from simple(CounterMetricFamily, self.model, rows)
         shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason}
-        for name, help_text, label, counts in (
+        by_label = (
             ("requests_finished", "Requests that ended, by how.", "reason", self._finished),
-            ("items_shed", "Items that were refused, by why.", "reason", shed),
+            ("items_shed", "Items that were refused, by reason.", "reason", shed),
             ("batch_failures", "Calls that failed as a whole, by how.", "failure", self._failures),
-        ):
-            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model", label])
-            for which, count in counts.items():
-                counter.add_metric([self.model, str(which)], count)
-            yield counter
+        )
+        yield from labelled(CounterMetricFamily, self.model, by_label)

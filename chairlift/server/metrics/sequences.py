@@ -1,7 +1,7 @@
 """What Prometheus sees of a language model."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,10 +10,23 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.decision import Reason
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import CostStats, EngineStats
-from chairlift.server.metrics.histogram import ERRORS, LONG, SHORT, SIZES, TOKENS, Histogram, background_requests
+from chairlift.server.metrics.families import (
+    ERRORS,
+    LONG,
+    SHORT,
+    SIZES,
+    TOKENS,
+    Histogram,
+    background_requests,
+    histograms,
+    labelled,
+    simple,
+)
 
 # Those of live requests.
-WAITING_REASONS = [each.value for each in Reason if each.value.startswith("waiting_for_") and each is not Reason.LIVE]
+WAITING_REASONS = [
+    reason.value for reason in Reason if reason.value.startswith("waiting_for_") and reason is not Reason.LIVE
+]
 FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
 
 
@@ -78,61 +91,49 @@ class SequenceMetrics:
         """All metrics, as of now."""
         yield from self._gauges()
         yield from self._counters()
-        for name, help_text, histogram in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
-            ("inter_token_latency_seconds", "Between consecutive tokens of a sequence.", self.inter_token),
-            ("request_duration_seconds", "From arrival to the last token.", self.end_to_end),
-            ("queue_time_seconds", "From arrival until it ran.", self.queue_time),
-            ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
-            ("step_tokens", "Tokens computed in a step.", self._step_tokens),
-            ("step_duration_seconds", "Time of a step.", self._step_seconds),
-            ("step_prediction_error_ratio", "|predicted - actual| / actual seconds of a step.", self._prediction_error),
-        ):
-            yield histogram.family(name, help_text, self.model)
+        yield from histograms(
+            self.model,
+            (
+                ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
+                ("inter_token_latency_seconds", "Between consecutive tokens of a sequence.", self.inter_token),
+                ("request_duration_seconds", "From arrival to the last token.", self.end_to_end),
+                ("queue_time_seconds", "From arrival until it ran.", self.queue_time),
+                ("step_requests", "Sequences in a step: the batch size.", self._step_requests),
+                ("step_tokens", "Tokens computed in a step.", self._step_tokens),
+                ("step_duration_seconds", "Time of a step.", self._step_seconds),
+                ("step_prediction_error_ratio", "|predicted - actual| / actual seconds.", self._prediction_error),
+            ),
+        )
 
     def _gauges(self) -> Iterable[Metric]:
         stats = self._engine.stats
         ratio = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        for name, help_text, value in (
+        rows = [
             ("ready", "1 while requests are taken in.", float(self._engine.ready)),
-            ("requests_waiting", "Sequences in line.", stats.waiting),
-            ("requests_running", "Sequences on board.", stats.running),
+            ("requests_waiting", "Sequences that wait.", stats.waiting),
+            ("requests_running", "Sequences that run.", stats.running),
             ("kv_blocks_used", "KV blocks held by sequences.", stats.kv_blocks_used),
             ("kv_blocks", "KV blocks in all.", stats.kv_blocks_total),
             ("kv_usage_ratio", "Share of KV blocks held by sequences.", ratio),
-        ):
-            gauge = GaugeMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
-            gauge.add_metric([self.model], value)
-            yield gauge
-        reasons = GaugeMetricFamily(
-            "chairlift_requests_waiting_by_reason",
-            "Sequences in line, by what they wait for.",
-            labels=["model", "reason"],
-        )
-        for reason in WAITING_REASONS:
-            waiting = stats.waiting if stats.waiting_reason == reason else 0
-            reasons.add_metric([self.model, reason.removeprefix("waiting_for_")], waiting)
-        yield reasons
-        yield background_requests(self.model, stats.background_running, stats.background_waiting)
-        yield from self._cost()
-
-    def _cost(self) -> Iterable[Metric]:
-        """What the latency target allows and the cost model believes; nothing where no target is set."""
-        cost = self._engine.stats.cost
-        if cost is None:
-            return
-        budget = GaugeMetricFamily("chairlift_step_token_budget", "Tokens that a step may hold.", labels=["model"])
-        budget.add_metric([self.model], cost.budget)
-        yield budget
-        terms = GaugeMetricFamily(
-            "chairlift_step_cost_seconds", "The cost model's coefficients.", labels=["model", "term"]
-        )
-        for term, value in zip(Coefficients._fields, cost.coefficients, strict=True):
-            terms.add_metric([self.model, term], value)
-        yield terms
+        ]
+        waiting = {
+            reason.removeprefix("waiting_for_"): stats.waiting if stats.waiting_reason == reason else 0
+            for reason in WAITING_REASONS
+        }
+        by_label: list[tuple[str, str, str, Mapping[str, float]]] = [
+            ("requests_waiting_by_reason", "Sequences that wait, by what they wait for.", "reason", waiting)
+        ]
+        if stats.cost is not None:
+            # What the latency target allows and the cost model believes; nothing where no target is set.
+            rows.append(("step_token_budget", "Tokens that a step may hold.", stats.cost.budget))
+            terms = dict(zip(Coefficients._fields, stats.cost.coefficients, strict=True))
+            by_label.append(("step_cost_seconds", "The cost model's coefficients.", "term", terms))
+        yield from simple(GaugeMetricFamily, self.model, rows)
+        yield from labelled(GaugeMetricFamily, self.model, by_label)
+        yield from background_requests(self.model, stats.background_running, stats.background_waiting)
 
     def _counters(self) -> Iterable[Metric]:
-        for name, help_text, value in (
+        rows = (
             ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache.", self._queried),
             ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", self._hit),
             ("preemptions", "Sequences that gave up their blocks to another.", self._preemptions),
@@ -141,13 +142,7 @@ class SequenceMetrics:
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
             ("step_predicted_seconds", "Step time that the cost model foresaw.", self._predicted_seconds),
             ("step_timed_seconds", "Time that those steps took.", self._timed_seconds),
-        ):
-            counter = CounterMetricFamily(f"chairlift_{name}", help_text, labels=["model"])
-            counter.add_metric([self.model], value)
-            yield counter
-        finished = CounterMetricFamily(
-            "chairlift_requests_finished", "Requests that ended, by how.", labels=["model", "reason"]
         )
-        for reason, count in self.finished.items():
-            finished.add_metric([self.model, reason], count)
-        yield finished
+        yield from simple(CounterMetricFamily, self.model, rows)
+        finished = ("requests_finished", "Requests that ended, by how.", "reason", self.finished)
+        yield from labelled(CounterMetricFamily, self.model, [finished])

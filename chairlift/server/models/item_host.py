@@ -1,4 +1,4 @@
-"""A one-shot model as a running thing: its line, its workers, and the service in front of them."""
+"""A model that answers in one call as a running thing: its queue, its workers, and the service in front of them."""
 
 import asyncio
 from functools import partial
@@ -126,7 +126,7 @@ class ItemHost:
 
 
 def limits_of(config: ItemConfig, info: ItemInfo | None) -> BatchLimits:
-    """What a model's batches and line are held to; the settings go before what the model, once known, says itself."""
+    """What a model's batches and queue are held to; the settings go before what the model, once known, says itself."""
     size = config.max_batch_size or (info and info.max_batch_size) or DEFAULT_MAX_BATCH_SIZE
     wait = info.max_wait_ms if info and config.max_wait_ms is None else config.max_wait_ms
     if config.target_latency_ms is not None:

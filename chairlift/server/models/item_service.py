@@ -1,9 +1,9 @@
-"""The service in front of a one-shot model: payloads go in, answers with their timings come out."""
+"""The service in front of a model that answers in one call: payloads go in, answers with their timings come out."""
 
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,12 +14,13 @@ from chairlift.engine.supervisor import WorkerState
 from chairlift.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
+from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.items import ItemMetrics
 from chairlift.text.encoding import TextEncoder
 
 
 class ItemService:
-    """One served one-shot model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
+    """One served model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
 
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
@@ -87,115 +88,93 @@ class ItemService:
             raise Unavailable(f"the model `{self.name}` is {self.state}{failure}")
         return self.info
 
-    async def infer(
-        self,
-        payloads: Sequence[Any],
-        *,
-        sizes: Sequence[float] | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        background: bool = False,
-    ) -> list[Answer]:
+    async def infer(self, payloads: Sequence[Any], terms: Terms, sizes: Sequence[float] | None = None) -> list[Answer]:
         """An answer for each payload, or the first error; then, as when the caller is cancelled, no other goes on.
 
         At the deadline nobody waits any longer for what runs. Raises InvalidRequest, QueueFull, Unavailable,
         DeadlineExceeded or RequestFailed.
         """
-        futures = self.submit(payloads, sizes=sizes, priority=priority, timeout=timeout, background=background)
+        futures = self.submit(payloads, terms, sizes)
         try:
-            answers = await _all(futures, self.timeout_of(timeout, background))
+            answers = await _all(futures, self.timeout_of(terms))
         except BaseException as error:
-            self.metrics.on_failure(error)
-            for future in futures:
-                future.cancel()
+            self._give_up(futures, error)
             raise
-        self.answered(answers, background)
+        self.answered(answers, terms.background)
         return answers
 
     def submit(
         self,
         payloads: Sequence[Any],
-        *,
+        terms: Terms,
         sizes: Sequence[float] | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        background: bool = False,
+        on_part: Callable[[int, Any], None] | None = None,
     ) -> list[asyncio.Future[Answer]]:
         """Queue all payloads or none, for a caller that awaits each and counts what becomes of them.
 
-        Raises InvalidRequest, QueueFull or Unavailable.
+        `sizes` are what batches are counted in, 1 each if left out. `on_part` gets the parts of a streaming model's
+        results, each with its payload's index. Raises InvalidRequest, QueueFull or Unavailable.
         """
         info = self.loaded()
-        self._check_number(len(payloads))
+        most = self.dispatcher.limits.max_waiting
+        if len(payloads) > most:
+            raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
+        timeout, priority, background = terms
         try:
             for index, payload in enumerate(payloads):
-                size = 1.0 if sizes is None else sizes[index]
-                key = _shape_key(payload) if info.shape_keys else None
-                futures.append(
-                    submit(payload, size=size, shape_key=key, priority=priority, timeout=timeout, background=background)
+                future = submit(
+                    payload,
+                    size=1.0 if sizes is None else sizes[index],
+                    shape_key=_shape_key(payload) if info.shape_keys else None,
+                    priority=priority,
+                    timeout=timeout,
+                    background=background,
+                    on_part=None if on_part is None else functools.partial(on_part, index),
                 )
+                futures.append(future)
         except BaseException as error:
-            self.metrics.on_failure(error)
-            for future in futures:
-                future.cancel()
+            self._give_up(futures, error)
             raise
         return futures
 
-    def answered(self, answers: Sequence[Answer], background: bool = False) -> None:
-        """Count a request whose answers are on their way."""
-        if not background:
-            self.dispatcher.delivered(answers[-1])
-        self.metrics.on_answers(answers, background)
-
-    def timeout_of(self, asked: float | None, background: bool = False) -> float | None:
-        """The seconds that a request may take, by what it asks for or else by the model's setting."""
-        return self.dispatcher.limits.default_timeout if asked is None and not background else asked
-
-    async def stream(
-        self, payloads: Sequence[Any], *, priority: int = 0, timeout: float | None = None, background: bool = False
-    ) -> AsyncGenerator[tuple[int, Any], None]:
+    async def stream(self, payloads: Sequence[Any], terms: Terms) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
-        info = self.loaded()
-        self._check_number(len(payloads))
         events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
-        futures: list[asyncio.Future[Answer]] = []
+        futures = self.submit(payloads, terms, on_part=lambda index, part: events.put_nowait((index, part)))
         answers: list[Answer] = []
         try:
-            for index, payload in enumerate(payloads):
-                key = _shape_key(payload) if info.shape_keys else None
-                on_part = functools.partial(_put_part, events, index)
-                futures.append(
-                    self.dispatcher.submit(
-                        payload,
-                        shape_key=key,
-                        priority=priority,
-                        timeout=timeout,
-                        background=background,
-                        on_part=on_part,
-                    )
-                )
-                futures[-1].add_done_callback(events.put_nowait)
+            for future in futures:
+                future.add_done_callback(events.put_nowait)
             while len(answers) < len(payloads):
                 event = await events.get()
                 if isinstance(event, asyncio.Future):
                     answers.append(event.result())
                 else:
                     yield event
-            self.metrics.on_answers(answers, background)
         except BaseException as error:
-            self.metrics.on_failure(error)
+            self._give_up(futures, error)
             raise
-        finally:
-            for future in futures:
-                future.cancel()
+        self.metrics.on_answers(answers, terms.background)
 
-    def _check_number(self, number: int) -> None:
-        """Refuse as such what would never fit into the line."""
-        most = self.dispatcher.limits.max_waiting
-        if number > most:
-            raise InvalidRequest(f"{number} inputs are more than the queue of {most} holds (max_waiting)")
+    def answered(self, answers: Sequence[Answer], background: bool) -> None:
+        """Count a request whose answers are on their way."""
+        if not background:
+            self.dispatcher.delivered(answers[-1])
+        self.metrics.on_answers(answers, background)
+
+    def timeout_of(self, terms: Terms) -> float | None:
+        """The seconds that a request may take, by what it asks for or else by the model's setting."""
+        if terms.timeout is None and not terms.background:
+            return self.dispatcher.limits.default_timeout
+        return terms.timeout
+
+    def _give_up(self, futures: "list[asyncio.Future[Answer]]", error: BaseException) -> None:
+        """Count a request that failed, and let nothing more come of it."""
+        self.metrics.on_failure(error)
+        for future in futures:
+            future.cancel()
 
 
 def too_late() -> DeadlineExceeded:
@@ -211,10 +190,6 @@ async def _all(futures: "list[asyncio.Future[Answer]]", timeout: float | None) -
         except TimeoutError:
             raise too_late() from None
     return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
-
-
-def _put_part(events: "asyncio.Queue[Any]", index: int, part: Any) -> None:
-    events.put_nowait((index, part))
 
 
 def _shape_key(payload: Any) -> Hashable:

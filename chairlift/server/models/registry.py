@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from starlette.requests import Request
+
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.item_service import ItemService
@@ -85,7 +87,7 @@ class Models:
             raise ApiError(404, message, "model", "model_not_found")
         return versions[version]
 
-    def one_shot(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
+    def item_model(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
         """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
         model = self.get(name) if name is not None else self._only(tasks)
         if isinstance(model, ItemService) and model.task is None:
@@ -94,7 +96,7 @@ class Models:
             raise wrong_task(model, tasks, route)
         return model
 
-    def llm(self, name: str | None, route: str) -> SequenceService:
+    def language_model(self, name: str | None, route: str) -> SequenceService:
         """The named language model, or the only one."""
         model = self.get(name) if name is not None else self._only(("generate",))
         if not isinstance(model, SequenceService):
@@ -143,6 +145,17 @@ class Models:
         if name not in self._loader.available():
             raise ApiError(404, f"there is no model `{name}` to load", "model", "model_not_found")
         return self._loader
+
+
+def models_of(request: Request) -> Models:
+    """The models of the server that has the request."""
+    models: Models = request.app.state.models
+    return models
+
+
+def asked_model(request: Request, name: str | None) -> ItemService:
+    """The model that a body names, or the only one that does what the route is for. Raises ApiError."""
+    return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.url.path)
 
 
 def wrong_task(model: ModelService, tasks: Collection[str], route: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""The models of a server as running things: started, waited for, drained and stopped."""
+"""A language model as a running thing: its worker, and the service in front of it."""
 
 import contextlib
 from typing import TYPE_CHECKING
@@ -37,8 +37,8 @@ class SequenceHost:
         tokenizer = Tokenizer.from_folder(self._config.model)
         with contextlib.suppress(InvalidRequest):
             tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
-        version, seats = self.served.share.version, self._config.slots
-        return SequenceService(self._client, tokenizer, self.served.name, self._server, version, seats)
+        version, slots = self.served.share.version, self._config.slots
+        return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots)
 
     async def wait_ready(self) -> None:
         """Wait for the worker."""

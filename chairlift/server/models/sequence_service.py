@@ -1,23 +1,25 @@
-"""What every route needs: the model's client, tokenizer, limits and metrics; and the way in for requests."""
+"""The service in front of a language model: prompts go in, samples come out, and each gives its text in pieces."""
 
-import os
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
 
 from chairlift.config.server import ServerConfig
-from chairlift.core.sequences.request import Request
+from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import Request, TokenLogprob
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.fan_out import fan_out
-from chairlift.engine.sequences.messages import EngineStats
-from chairlift.errors import InvalidRequest, Unavailable
+from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
+from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.endpoint import Terms
+from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.server.openai.body_types import CommonBody
-from chairlift.server.openai.samples import Sample
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -49,8 +51,22 @@ class SequenceClientView(Protocol):
         """Queue requests, all or none."""
 
 
+class SequenceOptions(NamedTuple):
+    """What a request wants beside tokens and terms.
+
+    `continues` says that an answer continues its prompt's text, `streams` that its tokens are wanted as they come;
+    `discard` drops what is generated. Only requests of one `cache_salt` share prefixes, with `use_prefix_cache`.
+    """
+
+    continues: bool
+    streams: bool
+    discard: bool = False
+    cache_salt: str = ""
+    use_prefix_cache: bool = True
+
+
 class SequenceService:
-    """One language model and its front. `seats` sequences may run at once."""
+    """One language model and its front. `slots` sequences may run at once."""
 
     task: Literal["generate"] = "generate"
 
@@ -61,22 +77,22 @@ class SequenceService:
         model: str,
         config: ServerConfig,
         version: str = "1",
-        seats: int = 64,
+        slots: int = 64,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = model
         self.version = version
-        self.seats = seats
+        self.slots = slots
         self.config = config
         self.created = int(time.time())
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, body: CommonBody) -> None:
+    def check(self, n: int | None) -> None:
         """Refuse samples beyond the limit."""
-        if body.n is not None and body.n > self.config.max_n:
-            raise InvalidRequest(f"n is {body.n}, above this server's limit of {self.config.max_n} (max_n)", "n")
+        if n is not None and n > self.config.max_n:
+            raise InvalidRequest(f"n is {n}, above this server's limit of {self.config.max_n} (max_n)", "n")
 
     @property
     def ready(self) -> bool:
@@ -103,16 +119,12 @@ class SequenceService:
         request_id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        body: CommonBody,
         terms: Terms,
-        *,
-        continues: bool,
-        discard: bool = False,
-    ) -> list[Sample]:
+        options: SequenceOptions,
+    ) -> "list[Sample]":
         """Admit `params.n` sequences for each prompt, all or none; those not done by the deadline raise it.
 
-        `continues` says that an answer continues its prompt's text; `discard` drops what is generated. Raises
-        InvalidRequest, QueueFull or Unavailable.
+        Raises InvalidRequest, QueueFull or Unavailable.
         """
         info = self.client.info
         if info is None or not self.client.ready:
@@ -125,10 +137,10 @@ class SequenceService:
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            requests += self._fan_out(name, prompt, params, body, terms, info)
+            requests += self._fan_out(name, prompt, params, terms, options, info)
         streams = self.client.submit(*requests)
         samples = [
-            Sample(index, stream, self._text(stream.request, continues), self.metrics, discard)
+            Sample(index, stream, self._text(stream.request, options.continues), self.metrics, options.discard)
             for index, stream in enumerate(streams)
         ]
         if terms.timeout is not None:
@@ -140,7 +152,13 @@ class SequenceService:
         return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
 
     def _fan_out(
-        self, name: str, prompt: list[int], params: SamplingParams, body: CommonBody, terms: Terms, info: SequenceInfo
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        terms: Terms,
+        options: SequenceOptions,
+        info: SequenceInfo,
     ) -> list[Request]:
         try:
             return fan_out(
@@ -150,12 +168,12 @@ class SequenceService:
                 info=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
-                priority=terms.priority if body.priority is None else body.priority,
-                cache_salt=body.cache_salt or "",
-                use_prefix_cache=body.cache_prompt is not False,
+                priority=terms.priority,
+                cache_salt=options.cache_salt,
+                use_prefix_cache=options.use_prefix_cache,
                 background=terms.background,
                 # Stop strings are found here, so the tokens have to come as they are made.
-                hold_updates=not body.stream and not params.stop_strings,
+                hold_updates=not options.streams and not params.stop_strings,
             )
         except InvalidRequest as error:
             if len(prompt) + (params.max_tokens or 1) > info.max_model_len:
@@ -163,6 +181,156 @@ class SequenceService:
             raise
 
 
-def new_id(prefix: str) -> str:
-    """A request id that nobody can guess."""
-    return f"{prefix}-{os.urandom(12).hex()}"
+class Piece(msgspec.Struct):
+    """What one step added to one sample. `start` is the number of tokens that the sample had before."""
+
+    sample: "Sample"
+    text: str
+    start: int
+    first: bool
+    logprobs: list[TokenLogprob]
+    finish_reason: str | None
+
+
+class Sample:
+    """One sequence on its way to the client: tokens in, text out, and its times measured."""
+
+    def __init__(
+        self, index: int, stream: Stream, text: TextStream, metrics: SequenceMetrics, discard: bool = False
+    ) -> None:
+        self.index = index
+        self.stream = stream
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._text = text
+        self._metrics = metrics
+        self._discard = discard
+        self._last = 0.0
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated for the client so far."""
+        return 0 if self._discard else self._text.num_tokens
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where in the generated text each token starts; kept when logprobs were asked for."""
+        return self._text.offsets or []
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's tokens."""
+        return self.stream.request.prompt_ids
+
+    def expire_after(self, seconds: float) -> None:
+        """End with DeadlineExceeded if it has not ended by then."""
+        error = DeadlineExceeded(f"it was not done within {seconds * 1000:g} ms")
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.stream.give_up, error)
+
+    def take(self, update: SequenceUpdate) -> Piece | None:
+        """Take in a step's tokens; None if the sample had ended before them."""
+        if self.finish_reason is not None:
+            return None
+        first, start = self._last == 0.0, self._text.num_tokens
+        self._measure(update, first)
+        stop_token = update.detail if isinstance(update.detail, int) else None
+        delta = self._text.push(update.token_ids, update.finish_reason, stop_token)
+        self._metrics.generation_tokens += delta.num_tokens
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
+            self.stop_reason = delta.stop_reason
+            if delta.stopped:
+                self.stream.cancel()
+            self.close(delta.finish_reason)
+        if self._discard:
+            return Piece(self, "", 0, first, [], self.finish_reason)
+        logprobs = (update.logprobs or [])[: delta.num_tokens]
+        return Piece(self, delta.text, start, first, logprobs, self.finish_reason)
+
+    def close(self, reason: FinishReason) -> None:
+        """Count the end, once; what still runs is cancelled."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.stream.cancel()
+        self._metrics.finished[reason.value] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not self.stream.request.background:
+            self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
+
+    def _measure(self, update: SequenceUpdate, first: bool) -> None:
+        """Take the times; those of background requests, which nobody waits for, would hide all others."""
+        now, metrics, request = time.monotonic(), self._metrics, self.stream.request
+        before, self._last = self._last, now
+        if first:
+            self.num_cached_tokens = update.num_cached_tokens
+            self.prompt_logprobs = update.prompt_logprobs or []
+            metrics.prompt_tokens += len(self.prompt_ids)
+        if request.background:
+            return
+        if first:
+            metrics.time_to_first_token.observe(now - request.arrival)
+            metrics.queue_time.observe(max(update.first_scheduled - request.arrival, 0.0))
+        elif count := len(update.token_ids):
+            metrics.inter_token.observe((now - before) / count, count)
+
+
+async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]:
+    """What the samples get, a list for each step. Ends early, samples unfinished, if they were cancelled."""
+    try:
+        async with contextlib.aclosing(_merge([sample.stream for sample in samples])) as groups:
+            async for group in groups:
+                yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
+    except ChairliftError:
+        close_all(samples, FinishReason.ERROR)
+        raise
+    finally:
+        close_all(samples)
+
+
+def close_all(samples: Sequence[Sample], reason: FinishReason = FinishReason.ABORT) -> None:
+    """End what has not ended."""
+    for sample in samples:
+        sample.close(reason)
+
+
+async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[list[tuple[int, SequenceUpdate]], None]:
+    """Updates of many streams, those of one step together."""
+    if len(streams) == 1:
+        async for update in streams[0]:
+            yield [(0, update)]
+        return
+    arrived: list[tuple[int, SequenceUpdate]] = []
+    wake = asyncio.Event()
+
+    async def pump(index: int, stream: Stream) -> None:
+        try:
+            async for update in stream:
+                arrived.append((index, update))
+                wake.set()
+        finally:
+            wake.set()
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        while True:
+            # All pumps that a step woke run before this does, so their updates leave together.
+            await wake.wait()
+            wake.clear()
+            if arrived:
+                group, arrived[:] = arrived[:], []
+                yield group
+            for task in [task for task in tasks if task.done()]:
+                tasks.remove(task)
+                task.result()
+            if not tasks and not arrived:
+                return
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

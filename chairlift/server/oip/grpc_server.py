@@ -10,11 +10,11 @@ import grpc
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.endpoint import Terms, terms_in, timing_headers
+from chairlift.server.http.exchange import Terms, terms_in, timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
-from chairlift.server.oip.exchange import parameters_of, read_request, write_response
-from chairlift.server.oip.metadata import index, model_metadata, one_shot, server_metadata
+from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
+from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
 from chairlift.server.oip.tensor_items import infer, join, split
 
@@ -106,12 +106,12 @@ class _Service:
 
     async def ModelMetadata(self, request: Any, context: RpcContext) -> Any:
         """What a model takes and gives."""
-        service = one_shot(self._models, request.name, request.version)
+        service = tensor_model(self._models, request.name, request.version)
         return protobuf.ModelMetadataResponse(**model_metadata(self._models, service))
 
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
-        service = one_shot(self._models, request.model_name, request.model_version)
+        service = tensor_model(self._models, request.model_name, request.model_version)
         call = read_request(request, service.loaded(), _terms(context))
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
@@ -153,7 +153,7 @@ class _Service:
             reading.cancel()
 
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
-        service = one_shot(self._models, request.model_name, request.model_version)
+        service = tensor_model(self._models, request.model_name, request.model_version)
         info = service.loaded()
         call = read_request(request, info, _terms(context))
         if not info.streams:
@@ -163,7 +163,7 @@ class _Service:
         payloads = await split(service, call.tensors)
         if len(payloads) != 1:
             raise InvalidRequest("a model that streams takes one item a request")
-        async for _, part in service.stream(payloads, priority=call.terms.priority, timeout=call.terms.timeout):
+        async for _, part in service.stream(payloads, call.terms):
             outputs = join(info, [part])
             yield write_response(service, request.id, {name: outputs[name] for name in call.outputs}, final=False)
         if read_flag(parameters_of(request.parameters), EMPTY_FINAL, False):

@@ -1,29 +1,26 @@
 """OIP v2 over HTTP: metadata, health, inference with JSON or binary tensors, and the model repository."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.http.api_errors import oip_shape
-from chairlift.server.http.endpoint import Endpoint, terms_of, timing_headers, until_gone
-from chairlift.server.http.read_body import read_body
-from chairlift.server.models.registry import Models
+from chairlift.server.http.exchange import as_json, read_body, terms_of, timing_headers, until_gone
+from chairlift.server.models.registry import models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
-from chairlift.server.oip.metadata import index, model_metadata, one_shot, server_metadata
+from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
 from chairlift.server.oip.parameters import read_flag, read_size, read_terms, refuse_others
 from chairlift.server.oip.tensor_items import infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
 Parameters = dict[str, Any] | None
+T = TypeVar("T")
 
 
 class InputTensor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,11 +69,9 @@ _change_decoder = msgspec.json.Decoder(ChangeBody)
 
 async def infer_route(request: Request) -> Response:
     """Run a model on tensors."""
-    config: ServerConfig = request.app.state.config
-    models: Models = request.app.state.models
     path = request.path_params
-    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s, binary=True)
-    service = one_shot(models, path["name"], path.get("version"))
+    raw = await read_body(request, binary=True)
+    service = tensor_model(models_of(request), path["name"], path.get("version"))
     body, binary = _open(request, raw)
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
@@ -162,7 +157,7 @@ def _write(
 
 async def server_route(request: Request) -> Response:
     """What this server is, and what it can do."""
-    return _json(server_metadata())
+    return as_json(server_metadata())
 
 
 async def live_route(request: Request) -> Response:
@@ -172,25 +167,23 @@ async def live_route(request: Request) -> Response:
 
 async def ready_route(request: Request) -> Response:
     """200 while all models take requests."""
-    models: Models = request.app.state.models
-    if not models.ready:
+    if not models_of(request).ready:
         raise Unavailable("not every model is ready")
     return Response()
 
 
 async def model_route(request: Request) -> Response:
     """What a model takes and gives."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     path = request.path_params
-    service = one_shot(models, path["name"], path.get("version"))
-    return _json(model_metadata(models, service))
+    service = tensor_model(models, path["name"], path.get("version"))
+    return as_json(model_metadata(models, service))
 
 
 async def model_ready_route(request: Request) -> Response:
     """200 while a model takes requests."""
-    models: Models = request.app.state.models
     path = request.path_params
-    model = models.get(path["name"], path.get("version"))
+    model = models_of(request).get(path["name"], path.get("version"))
     if not model.ready:
         raise Unavailable(f"the model `{model.name}` is {model.state}")
     return Response()
@@ -198,55 +191,26 @@ async def model_ready_route(request: Request) -> Response:
 
 async def index_route(request: Request) -> Response:
     """All models that there are, loaded or not."""
-    models: Models = request.app.state.models
     body = await _optional(request, _index_decoder, IndexBody())
-    return _json(index(models, body.ready))
+    return as_json(index(models_of(request), body.ready))
 
 
 async def load_route(request: Request) -> Response:
     """Load a model, or load it anew."""
-    models: Models = request.app.state.models
     refuse_others((await _optional(request, _change_decoder, ChangeBody())).parameters)
-    await models.load(request.path_params["name"])
+    await models_of(request).load(request.path_params["name"])
     return Response()
 
 
 async def unload_route(request: Request) -> Response:
     """Take a model out of service."""
-    models: Models = request.app.state.models
     body = await _optional(request, _change_decoder, ChangeBody())
     refuse_others(body.parameters, "unload_dependents")
     read_flag(body.parameters, "unload_dependents", False)  # nothing depends on a model here, so both are the same
-    await models.unload(request.path_params["name"])
+    await models_of(request).unload(request.path_params["name"])
     return Response()
 
 
-async def _optional(request: Request, decoder: "msgspec.json.Decoder[Any]", default: Any) -> Any:
-    config: ServerConfig = request.app.state.config
-    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
+async def _optional(request: Request, decoder: "msgspec.json.Decoder[T]", default: T) -> T:
+    raw = await read_body(request)
     return decode(raw, decoder) if raw else default
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _endpoint(handler: Any) -> Endpoint:
-    return Endpoint(handler, oip_shape)
-
-
-# A name may have slashes, so what is longer comes first.
-_MODEL = "/v2/models/{name:path}"
-_PATHS = (f"{_MODEL}/versions/{{version}}", _MODEL)
-INFER = tuple(Route(f"{path}/infer", _endpoint(infer_route), methods=["POST"]) for path in _PATHS)
-ROUTES = [
-    *INFER,
-    Route("/v2", _endpoint(server_route), methods=["GET"]),
-    Route("/v2/health/live", _endpoint(live_route), methods=["GET"]),
-    Route("/v2/health/ready", _endpoint(ready_route), methods=["GET"]),
-    *(Route(f"{path}/ready", _endpoint(model_ready_route), methods=["GET"]) for path in _PATHS),
-    *(Route(path, _endpoint(model_route), methods=["GET"]) for path in _PATHS),
-    Route("/v2/repository/index", _endpoint(index_route), methods=["POST"]),
-    Route("/v2/repository/models/{name:path}/load", _endpoint(load_route), methods=["POST"]),
-    Route("/v2/repository/models/{name:path}/unload", _endpoint(unload_route), methods=["POST"]),
-]

@@ -12,7 +12,7 @@ from chairlift.server.oip.tensor_items import shape_of, signature
 EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
 
 
-def one_shot(models: Models, name: str, version: str | None) -> ItemService:
+def tensor_model(models: Models, name: str, version: str | None) -> ItemService:
     """A model that takes tensors. Raises ApiError: 404 where there is none, 400 where it is a language model."""
     model = models.get(name, version)
     if not isinstance(model, ItemService):

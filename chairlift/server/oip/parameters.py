@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.endpoint import Terms, check_priority
+from chairlift.server.http.exchange import Terms, check_priority
 
 # Asked for by streaming clients; a last answer that says so is what they get in any case.
 EMPTY_FINAL = "triton_enable_empty_final_response"

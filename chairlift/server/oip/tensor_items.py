@@ -14,7 +14,7 @@ import numpy as np
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of
-from chairlift.server.http.endpoint import Terms
+from chairlift.server.http.exchange import Terms
 from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip.codec import TensorArray
@@ -181,5 +181,5 @@ async def infer(
 ) -> "tuple[dict[str, TensorArray], list[Any]]":
     """Output tensors for input tensors, and the answers that they came from."""
     payloads = await split(service, tensors)
-    answers = await service.infer(payloads, sizes=sizes_of(payloads), **terms._asdict())
+    answers = await service.infer(payloads, terms, sizes_of(payloads))
     return join(service.loaded(), [answer.value for answer in answers]), answers

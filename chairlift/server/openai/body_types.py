@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
+from chairlift.server.models.sequence_service import SequenceOptions
 
 # Wider numbers would fail later, on their way to the worker.
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -68,7 +69,7 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Annotated[str | list[str | int | list[int]], Meta(examples=["Batching is"])]
     echo: bool | None = None
     logprobs: Int | None = None
     # Not implemented.
@@ -79,7 +80,7 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Meta(examples=[[{"role": "user", "content": "What is batching?"}]])]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -121,21 +122,6 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class PromptTokensDetails(msgspec.Struct):
-    """How much of the prompt came from the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
 def check_supported(body: CommonBody) -> None:
     """Refuse, by name, what would change the answer and is not implemented."""
     for name, accepted in NO_OPS.items():
@@ -152,6 +138,13 @@ def _instead(accepted: tuple[Any, ...]) -> str:
     if not accepted:
         return ""
     return "; leave it out or set it to " + " or ".join(msgspec.json.encode(value).decode() for value in accepted)
+
+
+def options_of(body: CommonBody, continues: bool, discard: bool = False) -> SequenceOptions:
+    """What a body wants beside tokens and terms."""
+    return SequenceOptions(
+        continues, bool(body.stream), discard, body.cache_salt or "", use_prefix_cache=body.cache_prompt is not False
+    )
 
 
 _SAME_NAME = tuple(

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,19 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.endpoint import terms_of
-from chairlift.server.http.off_loop import off_loop
-from chairlift.server.http.read_body import read_body
-from chairlift.server.models.registry import Models
-from chairlift.server.models.sequence_service import SequenceService, new_id
-from chairlift.server.openai.body_types import ChatBody, check_supported, sampling_params
-from chairlift.server.openai.logprob_shapes import chat_logprobs
-from chairlift.server.openai.samples import Piece, Sample, usage
-from chairlift.server.openai.streaming import Events, EventStream, collect, encode, encode_line, render
+from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_body, terms_of
+from chairlift.server.models.registry import models_of
+from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answers import SequenceAnswer
+from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
 
 # Parameters of the renderer itself.
 _TAKEN = frozenset({"self", "messages", "add_generation_prompt"})
@@ -30,25 +24,18 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    config: ServerConfig = request.app.state.config
-    raw = await read_body(request, config.max_body_bytes, config.body_timeout_s)
+    raw = await read_body(request)
     body = decode(raw, _decoder)
-    models: Models = request.app.state.models
-    service = models.llm(body.model, request.url.path)
-    service.check(body)
+    service = models_of(request).language_model(body.model, request.url.path)
+    service.check(body.n)
     check_supported(body)
-    terms = terms_of(request.scope)
+    terms = terms_of(request.scope, body.priority)
     params = _params(body)
     _check_messages(body.messages)
     prompt = await off_loop(len(raw), lambda: _prompt(service, body))
     request_id = new_id("chatcmpl")
-    samples = service.submit(request_id, [prompt], params, body, terms, continues=False)
-    answer = _ChatAnswer(service, body, params, samples, request_id)
-    if body.stream:
-        return EventStream(request_id, samples, render(samples, answer.events, answer.event))
-    if not await collect(request, samples, answer.keep):
-        return Response(status_code=499)
-    return Response(answer.whole(), headers={"X-Request-Id": request_id}, media_type="application/json")
+    samples = service.submit(request_id, [prompt], params, terms, options_of(body, continues=False))
+    return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
 
 def _params(body: ChatBody) -> SamplingParams:
@@ -81,8 +68,8 @@ def _prompt(service: SequenceService, body: ChatBody) -> list[int]:
     return service.tokenizer.encode(text, add_special_tokens=False)
 
 
-class _ChatAnswer:
-    """Puts pieces together, as events or as one document."""
+class ChatAnswer(SequenceAnswer):
+    """A message for each sample."""
 
     def __init__(
         self,
@@ -92,49 +79,46 @@ class _ChatAnswer:
         samples: Sequence[Sample],
         request_id: str,
     ) -> None:
-        created = int(time.time())
-        self.events = Events(request_id, "chat.completion.chunk", created, service.name, params.n, body.stream_options)
-        self._about = {"id": request_id, "object": "chat.completion", "created": created, "model": service.name}
-        self._tokenizer = service.tokenizer
-        self._samples = samples
-        self._texts: list[list[str]] = [[] for _ in samples]
+        super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
 
-    def keep(self, piece: Piece) -> None:
-        """Store a piece for the document."""
-        self._texts[piece.sample.index].append(piece.text)
+    def keep_logprobs(self, piece: Piece) -> None:
+        """Keep them as they are."""
         if self._logprobs is not None:
             self._logprobs[piece.sample.index] += piece.logprobs
 
-    def whole(self) -> bytes:
-        """The document."""
-        choices = [
-            {
-                "index": sample.index,
-                "message": {"role": "assistant", "content": "".join(self._texts[sample.index]), "refusal": None},
-                "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
-                "finish_reason": sample.finish_reason,
-                "stop_reason": sample.stop_reason,
-            }
-            for sample in self._samples
-        ]
-        return encode(self._about | {"choices": choices, "usage": usage(self._samples, len(self._samples))})
+    def content(self, sample: Sample, text: str) -> dict[str, Any]:
+        """The message and its log-probabilities."""
+        return {
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
+        }
 
     def event(self, piece: Piece) -> bytes:
-        """A piece as events: the role before the first, the text if there is any, and how it ended."""
+        """The role before the first piece, the text if there is any, and how it ended."""
         index, events, made = piece.sample.index, self.events, b""
         if piece.first:
             role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            made = events.event(index, role, self._samples)
+            made = events.event(index, role, self.samples)
         if piece.text or piece.logprobs:
             logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
             text = encode_line(piece.text)
             parts = (b'"delta":{"content":', text, b'},"logprobs":', logprobs, b',"finish_reason":null}')
-            made += events.event(index, b"".join(parts), self._samples)
+            made += events.event(index, b"".join(parts), self.samples)
         if piece.finish_reason is not None:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
-            made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self._samples)
+            made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self.samples)
         return made
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return chat_logprobs(self._tokenizer, entries)
+        """Log-probabilities as chat completions have them."""
+        content = [
+            self._named(entry.token_id, entry.logprob)
+            | {"top_logprobs": [self._named(token_id, logprob) for token_id, logprob in entry.top]}
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self.tokenizer.token_bytes(token_id)
+        return {"token": self.tokenizer.token_text(token_id), "logprob": logprob, "bytes": list(raw)}

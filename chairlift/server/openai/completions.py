@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -8,19 +7,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.bodies import decode
-from chairlift.config.server import ServerConfig
+from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.endpoint import terms_of
-from chairlift.server.http.off_loop import off_loop
-from chairlift.server.http.read_body import read_body
-from chairlift.server.models.registry import Models
-from chairlift.server.models.sequence_service import SequenceService, new_id
-from chairlift.server.openai.body_types import CompletionBody, check_supported, sampling_params
-from chairlift.server.openai.logprob_shapes import LegacyLogprobs, token_name
-from chairlift.server.openai.samples import Piece, Sample, usage
-from chairlift.server.openai.streaming import Events, EventStream, collect, encode, encode_line, render
+from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_json, terms_of
+from chairlift.server.models.registry import models_of
+from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answers import SequenceAnswer
+from chairlift.server.openai.body_types import CompletionBody, check_supported, options_of, sampling_params
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -30,24 +24,18 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
-    config: ServerConfig = request.app.state.config
-    body = decode(await read_body(request, config.max_body_bytes, config.body_timeout_s), _decoder)
-    models: Models = request.app.state.models
-    service = models.llm(body.model, request.url.path)
-    service.check(body)
+    body = await read_json(request, _decoder)
+    service = models_of(request).language_model(body.model, request.url.path)
+    service.check(body.n)
     check_supported(body)
-    terms = terms_of(request.scope)
+    terms = terms_of(request.scope, body.priority)
     params = _params(body)
     prompts = await _prompts(service, body.prompt)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    samples = service.submit(request_id, prompts, params, body, terms, continues=True, discard=nothing_wanted)
-    answer = _CompletionAnswer(service, body, params, prompts, samples, request_id)
-    if body.stream:
-        return EventStream(request_id, samples, render(samples, answer.events, answer.event))
-    if not await collect(request, samples, answer.keep):
-        return Response(status_code=499)
-    return Response(answer.whole(), headers={"X-Request-Id": request_id}, media_type="application/json")
+    options = options_of(body, continues=True, discard=nothing_wanted)
+    samples = service.submit(request_id, prompts, params, terms, options)
+    return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
 
 
 def _params(body: CompletionBody) -> SamplingParams:
@@ -89,8 +77,42 @@ class _Echo:
         self.offsets = stream.offsets or []
 
 
-class _CompletionAnswer:
-    """Puts pieces together, as events or as one document."""
+class LegacyLogprobs(msgspec.Struct):
+    """The shape of completions: four lists of equal length. A prompt's first token has no logprob."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+    def add(self, tokenizer: Tokenizer, entry: TokenLogprob, offset: int) -> None:
+        """Append a token, with the likeliest alternatives and itself."""
+        name = token_name(tokenizer, entry.token_id)
+        top = {token_name(tokenizer, token_id): logprob for token_id, logprob in entry.top}
+        self._append(name, entry.logprob, {**top, name: entry.logprob}, offset)
+
+    def add_first(self, name: str) -> None:
+        """Append the prompt's first token, which nothing precedes."""
+        self._append(name, None, None, 0)
+
+    def _append(self, name: str, logprob: float | None, top: dict[str, float] | None, offset: int) -> None:
+        self.tokens.append(name)
+        self.token_logprobs.append(logprob)
+        self.top_logprobs.append(top)
+        self.text_offset.append(offset)
+
+
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as completions name it; part of a character is written as `bytes:\\xe2\\x82`, so no two look alike."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class CompletionAnswer(SequenceAnswer):
+    """A text for each sample, after its prompt if that is asked for."""
 
     def __init__(
         self,
@@ -101,48 +123,29 @@ class _CompletionAnswer:
         samples: Sequence[Sample],
         request_id: str,
     ) -> None:
-        created = int(time.time())
-        self.events = Events(
-            request_id,
-            "text_completion",
-            created,
-            service.name,
-            params.n,
-            body.stream_options if body.stream else None,
-        )
-        self._about = {"id": request_id, "object": "text_completion", "created": created, "model": service.name}
-        self._tokenizer = service.tokenizer
-        self._samples = samples
-        self._n = params.n
+        super().__init__("text_completion", "text_completion", service, body, params, samples, request_id)
         self._body, self._prompts = body, prompts
         self._echoes: dict[int, _Echo] = {}
         self._logprobs = [LegacyLogprobs() for _ in samples] if body.logprobs is not None else None
-        self._texts: list[list[str]] = [[] for _ in samples]
 
-    def keep(self, piece: Piece) -> None:
-        """Store a piece for the document."""
-        index = piece.sample.index
-        self._texts[index].append(self._text(piece))
+    def text(self, piece: Piece) -> str:
+        """The prompt comes with the first piece."""
+        if not self._body.echo or not piece.first:
+            return piece.text
+        return self._echo(piece.sample).text + piece.text
+
+    def keep_logprobs(self, piece: Piece) -> None:
+        """Add them to the four lists."""
         if self._logprobs is not None:
-            self._add_logprobs(self._logprobs[index], piece)
+            self._add_logprobs(self._logprobs[piece.sample.index], piece)
 
-    def whole(self) -> bytes:
-        """The document."""
-        choices = [
-            {
-                "index": sample.index,
-                "text": "".join(self._texts[sample.index]),
-                "logprobs": self._logprobs[sample.index] if self._logprobs is not None else None,
-                "finish_reason": sample.finish_reason,
-                "stop_reason": sample.stop_reason,
-            }
-            for sample in self._samples
-        ]
-        return encode(self._about | {"choices": choices, "usage": usage(self._samples, self._n)})
+    def content(self, sample: Sample, text: str) -> dict[str, Any]:
+        """The text and its log-probabilities."""
+        return {"text": text, "logprobs": self._logprobs[sample.index] if self._logprobs is not None else None}
 
     def event(self, piece: Piece) -> bytes:
         """A piece as an event; nothing if it has nothing to say."""
-        text = self._text(piece)
+        text = self.text(piece)
         if self._logprobs is None:
             if not text and piece.finish_reason is None:
                 return b""
@@ -157,21 +160,16 @@ class _CompletionAnswer:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
             end = b"," + encode_line(ending)[1:]
         rest = b"".join((b'"text":', encode_line(text), b',"logprobs":', logprobs, end))
-        return self.events.event(piece.sample.index, rest, self._samples)
+        return self.events.event(piece.sample.index, rest, self.samples)
 
     def _echo(self, sample: Sample) -> _Echo:
         """The sample's prompt, made when it is first asked for: by then it is known to fit the model."""
-        index = sample.index // self._n
+        index = sample.index // self.n
         if index not in self._echoes:
             given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
             text = given if isinstance(given, str) else None
-            self._echoes[index] = _Echo(self._tokenizer, text, self._prompts[index])
+            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index])
         return self._echoes[index]
-
-    def _text(self, piece: Piece) -> str:
-        if not self._body.echo or not piece.first:
-            return piece.text
-        return self._echo(piece.sample).text + piece.text
 
     def _add_logprobs(self, target: LegacyLogprobs, piece: Piece) -> None:
         sample, base = piece.sample, 0
@@ -179,8 +177,8 @@ class _CompletionAnswer:
             echo = self._echo(sample)
             base = len(echo.text)
             if piece.first:
-                target.add_first(token_name(self._tokenizer, sample.prompt_ids[0]))
+                target.add_first(token_name(self.tokenizer, sample.prompt_ids[0]))
                 for entry, offset in zip(sample.prompt_logprobs, echo.offsets[1:], strict=False):
-                    target.add(self._tokenizer, entry, offset)
+                    target.add(self.tokenizer, entry, offset)
         for entry, offset in zip(piece.logprobs, sample.offsets[piece.start :], strict=False):
-            target.add(self._tokenizer, entry, base + offset)
+            target.add(self.tokenizer, entry, base + offset)

@@ -1,0 +1,29 @@
+"""Activations by name, for gated products and encoders."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+# By what config.json calls them.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Apply an activation by its name: one of `Activation`, or "tanh"."""
+    if activation == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+    return plain[activation](x)

@@ -1,0 +1,113 @@
+"""The operations that models are made of; `reference.py` is their meaning, the others are faster."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from chairlift.ops.activation import Activation
+from chairlift.ops.base import (
+    AttentionBatch,
+    DecoderWeights,
+    Draws,
+    Forward,
+    Head,
+    HeadShape,
+    KVCache,
+    Linear,
+    Quantization,
+)
+from chairlift.ops.encoder import EncoderForward, EncoderWeights
+
+
+class Ops(Protocol):
+    """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`.
+
+    With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
+    is 8-bit numbers with a scale for each token, found from its highest magnitude.
+    """
+
+    name: str
+    quantization: Quantization
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return x [T, in] -> [T, out] for weight [out, in]; may re-lay the weight once, here."""
+        ...
+
+    def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
+        """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in], gate first."""
+        ...
+
+    def head(self, weight: Tensor) -> Head:
+        """Return the last projection of weight [V, H]."""
+        ...
+
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
+        """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing.
+
+        `caches` and `rotations`, tables like `cos_sin` of `rope_and_write`, are those of each layer.
+        """
+        ...
+
+    def encoder(self, weights: EncoderWeights) -> EncoderForward:
+        """Return an encoder's forward pass; what it needs of the weights is copied or kept."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in float32.
+
+        The quotient is rounded to the weight's dtype: to that of x, as Llama does it, or not, if that is float32.
+        """
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x into `residual` in place and return rms_norm(residual)."""
+        ...
+
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw a token id for each row of logits [R, V] float32: [R] int64, on their device, which is not waited for.
+
+        A row whose highest logit is not finite gets any token.
+
+        The logits are divided by the temperature. min_p keeps tokens with at least min_p times the best one's
+        probability; top_k the k likeliest of those; top_p the fewest likeliest of those whose probabilities,
+        renormalized, reach top_p. Ties with the last one kept are kept too, so the outcome depends neither on an order
+        of sorting nor on the other rows. What is left is drawn from by inverting its CDF, in vocabulary order.
+        """
+        ...
+
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """K and V of one layer, in this implementation's own layout.
+
+        `dtype` is that of the activations, or int8: then each token's K and V under each KV head are rounded to steps
+        of a 127th of their largest value, and the steps, its scales, are kept in float32. The other operations tell
+        from the cache which it is.
+        """
+        ...
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        batch: AttentionBatch,
+        cache: KVCache,
+        heads: HeadShape,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Split qkv [T, (Hq + 2 Hkv) * D]; normalize, rotate and write K and V; return q [T, Hq * D].
+
+        Each head of q and k is RMS-normalized if norms [D] are given (Qwen3), and all heads of q together and of k
+        together with norms [Hq * D] and [Hkv * D] (OLMo 2). Then they are rotated by halves (Llama) with cos_sin
+        [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; k and v go to the cache at
+        batch.slot_mapping.
+        """
+        ...
+
+    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+        """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D]."""
+        ...

@@ -1,0 +1,47 @@
+"""The formats in which the native products take their weights: each is a struct in native/format.h as well."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Outputs whose weights lie together.
+PANEL = 32
+# A step of a product takes so many bytes of each row.
+_STEP_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a weight [out, in] lies packed, in panels of `PANEL` outputs.
+
+    bits: of one weight. rows: what the activations are rounded to, bfloat16 or bytes with a zero point. scaled: each
+    output has a float32 scale, and each row of bytes too. compensated: each output has an int32, its zero-point
+    compensation: what its sums start from.
+    """
+
+    name: str
+    id: int
+    bits: int
+    rows: torch.dtype
+    scaled: bool
+    compensated: bool
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of a step, to whose multiple panels are filled up."""
+        return _STEP_BYTES // self.rows.itemsize
+
+    def packed_bytes(self, panels: int, in_features: int) -> int:
+        """What the weights of so many panels take, without scales."""
+        return panels * PANEL * -(-in_features // self.inputs) * self.inputs * self.bits // 8
+
+    def takes(self, dtype: torch.dtype, in_features: int) -> bool:
+        """Whether it holds weights of this dtype: rows that are not rounded must be of theirs and fill their steps."""
+        return self.scaled or (dtype == self.rows and in_features % self.inputs == 0)
+
+
+_FORMATS = (
+    WeightFormat("bfloat16", 0, bits=16, rows=torch.bfloat16, scaled=False, compensated=False),
+    WeightFormat("int8", 1, bits=8, rows=torch.uint8, scaled=True, compensated=True),
+)
+FORMATS = {each.name: each for each in _FORMATS}

@@ -1,0 +1,140 @@
+"""The ASGI application: the table of routes, and what surrounds every request."""
+
+from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chairlift.config.server import ServerConfig
+from chairlift.server.batches.service import Batches
+from chairlift.server.direct import Direct
+from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
+from chairlift.server.http.docs import Docs
+from chairlift.server.http.endpoint import Endpoint
+from chairlift.server.http.exchange import Key
+from chairlift.server.models.registry import Models
+from chairlift.server.routes import ENDPOINTS, shape_of
+from chairlift.server.status import Exposition
+
+
+def create_app(models: Models, config: ServerConfig, batches: Batches | None = None) -> ASGIApp:
+    """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
+
+    Where no batches are given they begin when the first request for them comes.
+    """
+    batches = batches or Batches(models, config)
+    metrics = Exposition(models, batches.collect)
+    state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
+    app: ASGIApp = _Routes(State(state | {"docs": Docs(ENDPOINTS, asks_for_key=config.api_key is not None)}))
+    if config.api_key is not None:
+        app = _AskForKey(app, Key(config.api_key))
+    app = _CountAnswers(app, metrics, Direct(models, config, metrics))
+    batches.serve(app, ENDPOINTS)
+    return app
+
+
+class _Handled:
+    """A row of the table as an ASGI application. What its handler finds in the scope as `endpoint` has the row."""
+
+    def __init__(self, row: Endpoint) -> None:
+        self.row = row
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, errors in the shape of its protocol."""
+        try:
+            response = await self.row.handler(Request(scope, receive))
+        except Exception as error:
+            response = as_api_error(error).response(self.row.shape)
+        await response(scope, receive, send)
+
+
+class _Routes:
+    """Starlette's routing, and a short way to the routes that see thousands of small requests a second.
+
+    It is what handlers find as `request.app`. A Starlette application would answer unexpected errors itself.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        routes = [Route(row.path, _Handled(row), methods=[row.method]) for row in ENDPOINTS]
+        self._hot = [route for route, row in zip(routes, ENDPOINTS, strict=True) if row.hot]
+        self._hot_ends = tuple({row.path.rpartition("}")[2] for row in ENDPOINTS if row.hot})
+        self._router = ExceptionMiddleware(Router(routes), dict.fromkeys(HANDLED, _answer_error))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look at how the path ends; all else goes through the router."""
+        scope["app"] = self
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(self._hot_ends):
+            for route in self._hot:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found, route=route)
+                    await route.app(scope, receive, send)
+                    return
+        await self._router(scope, receive, send)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for the errors that are expected."""
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+        error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    return as_api_error(error).response(shape_of(request.url.path))
+
+
+class _CountAnswers:
+    """Counts answers by method, route and code, those to unexpected errors too.
+
+    Unknown paths share one label, so that nobody can make up new ones. `direct` is for the HTTP protocol, which asks it
+    first.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Exposition, direct: Direct) -> None:
+        self.direct = direct
+        self._app = app
+        self._count = metrics.http
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Note the status as it goes out; answer for whatever else failed."""
+        started = False
+
+        async def counting(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                route = scope.get("route")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._count[method, route.path if route else "unknown", message["status"]] += 1
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        except Exception as error:
+            if started:
+                raise
+            await as_api_error(error).response(shape_of(scope["path"]))(scope, receive, counting)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class _AskForKey:
+    """Lets nobody in without the key."""
+
+    def __init__(self, app: ASGIApp, key: Key) -> None:
+        self._app = app
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look for the key."""
+        if scope["type"] == "http" and not self._key.opens(scope):
+            message = "send the server's key as 'Authorization: Bearer KEY'"
+            refusal = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            await refusal.response(shape_of(scope["path"]))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

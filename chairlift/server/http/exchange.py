@@ -1,0 +1,313 @@
+"""One exchange, as its handler sees it: what the headers say, the body, a client that may hang up, and the answer."""
+
+import asyncio
+import contextlib
+import hmac
+import math
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chairlift.bodies import decode
+from chairlift.config.server import ServerConfig
+from chairlift.engine.items.dispatcher import Answer
+from chairlift.errors import InvalidRequest
+from chairlift.server.http.api_errors import ApiError, as_api_error
+
+T = TypeVar("T")
+
+# A key of an ASGI scope: true for a background request. HTTP servers make scopes of their own, so no client can set it.
+BACKGROUND = "chairlift.background"
+# Paths that begin like these need no key: probes, scrapers and browsers bring none.
+OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
+# A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
+DRAIN_FACTOR = 4
+# Below this many characters tokenizing takes less time than a thread's round trip is worth.
+INLINE_SIZE = 16_384
+
+# The status of requests whose clients did not wait for an answer.
+CLIENT_GONE = 499
+# The last event of a stream.
+DONE = b"data: [DONE]\n\n"
+
+_MAX_PRIORITY = 2**31
+_OCTETS = "application/octet-stream"
+# Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+# What its headers say
+
+
+class Key:
+    """Tells who may come in, if the server has a key."""
+
+    def __init__(self, key: str | None) -> None:
+        self._expected = None if key is None else f"Bearer {key}".encode()
+
+    def opens(self, scope: Scope) -> bool:
+        """Compare the Authorization header of a request."""
+        if self._expected is None or scope["path"].startswith(OPEN_PATHS):
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self._expected)
+
+
+class Terms(NamedTuple):
+    """When and how urgently a request wants its answer; a background one takes what live ones leave."""
+
+    timeout: float | None = None
+    priority: int = 0
+    background: bool = False
+
+
+def terms_of(scope: Scope, priority: int | None = None) -> Terms:
+    """What a request's headers say, its body's `priority` if it has one, and whether a caller in here marked it."""
+    terms = terms_in(scope["headers"])
+    if priority is not None:
+        terms = terms._replace(priority=check_priority(priority, "priority"))
+    return terms._replace(background=True) if scope.get(BACKGROUND) else terms
+
+
+def terms_in(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
+    """What `X-Request-Timeout-Ms` and `X-Request-Priority` say (lower is sooner, 0 is the default)."""
+    timeout, priority = None, 0
+    for name, value in headers:
+        if name == b"x-request-timeout-ms":
+            timeout = _milliseconds(value.decode("latin-1"))
+        elif name == b"x-request-priority":
+            priority = check_priority(_integer(value.decode("latin-1")), "X-Request-Priority")
+    return Terms(timeout, priority)
+
+
+def check_priority(priority: int | None, field: str) -> int:
+    """A priority that the scheduler takes."""
+    if priority is None or not -_MAX_PRIORITY <= priority < _MAX_PRIORITY:
+        raise InvalidRequest(f"{field} must be an integer between -2**31 and 2**31 - 1", field)
+    return priority
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        name = "X-Request-Timeout-Ms"
+        raise InvalidRequest(f"{name} must be a positive number of milliseconds, got {text!r}", name)
+    return value / 1000
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+# Its body
+
+
+async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The body, decoded. Raises as `read_body` and `decode`."""
+    return decode(await read_body(request), decoder)
+
+
+async def read_body(request: Request, binary: bool = False) -> bytes:
+    """The whole body: JSON, or with `binary` also octets.
+
+    Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds.
+    """
+    config: ServerConfig = request.app.state.config
+    _check_type(request, binary)
+    if stays(request.receive):
+        return await _read(request, config.max_body_bytes)
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            return await _read(request, config.max_body_bytes)
+    except TimeoutError:
+        message = f"the body took more than {config.body_timeout_s:g} s to arrive (body_timeout_s)"
+        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
+
+
+def _check_type(request: Request, binary: bool) -> None:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Any other type could be posted by any web page that the user of a local server happens to visit.
+    if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == _OCTETS):
+        raise ApiError(415, f"send JSON with 'Content-Type: application/json', not {kind}", code="unsupported_type")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise ApiError(415, f"a body with Content-Encoding {encoding} is not supported", code="unsupported_encoding")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more and size <= max_bytes * DRAIN_FACTOR:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(CLIENT_GONE, "the client closed the connection before its body was complete")
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        size += len(chunk)
+        if size <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if size > max_bytes:
+        problem = f"the body is larger than the limit of {max_bytes} bytes (max_body_bytes)"
+        raise ApiError(413, problem, code="body_too_large", headers={"Connection": "close"})
+    return b"".join(chunks)
+
+
+# Until it is answered
+
+
+SendReply = Callable[[int, Mapping[str, str], bytes], None]
+
+
+class ShortWay(Protocol):
+    """Answers small requests without a task, from the event loop's own callbacks."""
+
+    # How the paths end that are worth offering.
+    end: str
+
+    def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
+        """Answer a request, now or later, by calling `reply` with status, headers and body.
+
+        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
+        """
+        ...
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do work here and now, or in a thread if its `size` in characters (or numbers to print) would hold up the loop."""
+    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
+
+
+def stays(receive: Receive) -> bool:
+    """Whether this is a caller in this process, whose body is there at once and who never hangs up."""
+    return getattr(receive, "stays", False)
+
+
+class until_gone:
+    """Cancels what is inside as soon as the client hangs up, and raises a 499. The body must have been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        if stays(self._receive):
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._gone and self._task.uncancel() <= 0 and kind is asyncio.CancelledError:
+            raise ApiError(CLIENT_GONE, "the client closed the connection") from error
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+
+# Its answer
+
+
+def new_id(prefix: str) -> str:
+    """A request id that nobody can guess."""
+    return f"{prefix}-{os.urandom(12).hex()}"
+
+
+def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as the whole answer."""
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+
+
+class PartStream(Response):
+    """An answer in parts. An error before the first is an ordinary HTTP error; later, what `last` makes of it ends it.
+
+    `close` is called in the end, whether `parts` were ever begun or not.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        parts: AsyncGenerator[bytes, None],
+        last: Callable[[ApiError], bytes],
+        headers: Mapping[str, str] | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._parts, self._last, self._close = parts, last, close
+        super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}, kind)
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send parts as they come, until the last one or until the client is gone."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        started = False
+        try:
+            async with until_gone(receive), contextlib.aclosing(self._parts) as parts:
+                async for part in parts:
+                    if not started:
+                        started = True
+                        await send(start)
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except Exception as error:
+            if not started:
+                raise
+            refusal = as_api_error(error)
+            if refusal.status != CLIENT_GONE:
+                await send({"type": "http.response.body", "body": self._last(refusal), "more_body": True})
+        else:
+            if not started:
+                await send(start)
+        finally:
+            self._close()
+        await send({"type": "http.response.body", "body": b""})
+
+
+def encode_line(value: Any) -> bytes:
+    """JSON that stays one line, whatever the client thinks ends a line."""
+    return one_line(msgspec.json.encode(value))
+
+
+def one_line(raw: bytes) -> bytes:
+    """The same JSON without the characters that some clients take for a line's end."""
+    if not raw.isascii():
+        for character, escape in _LINE_ENDS:
+            raw = raw.replace(character, escape)
+    return raw
+
+
+def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
+    """What a request's slowest item saw: the longest wait, the longest call, and the largest batch."""
+    if len(answers) == 1:
+        (answer,) = answers
+        queue, run, size = answer.queue_s, answer.run_s, answer.batch_size
+    else:
+        queue = max(answer.queue_s for answer in answers)
+        run = max(answer.run_s for answer in answers)
+        size = max(answer.batch_size for answer in answers)
+    return {
+        "X-Queue-Time-Ms": f"{queue * 1000:.3f}",
+        "X-Inference-Time-Ms": f"{run * 1000:.3f}",
+        "X-Batch-Size": str(size),
+    }

@@ -1,0 +1,87 @@
+"""OIP's gRPC messages, read as tensors and written from them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from chairlift.errors import InvalidRequest
+from chairlift.runners.items import ItemInfo
+from chairlift.runners.tensors import datatype_of
+from chairlift.server.http.exchange import Terms
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.oip import protobuf
+from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw
+from chairlift.server.oip.parameters import EMPTY_FINAL, read_terms, refuse_others
+from chairlift.server.oip.tensor_items import signature
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+class Call(NamedTuple):
+    """What a ModelInferRequest asks for."""
+
+    tensors: dict[str, TensorArray]
+    outputs: list[str]
+    terms: Terms
+
+
+def read_request(request: Any, info: ItemInfo, terms: Terms) -> Call:
+    """Take a ModelInferRequest apart. Raises InvalidRequest naming what is wrong."""
+    terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL,))
+    known = [spec.name for spec in signature(info).outputs]
+    for output in request.outputs:
+        refuse_others(parameters_of(output.parameters))
+        if output.name not in known:
+            raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(known)}", output.name)
+    return Call(_tensors(request), [output.name for output in request.outputs] or known, terms)
+
+
+def _tensors(request: Any) -> dict[str, TensorArray]:
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs")
+    tensors: dict[str, TensorArray] = {}
+    for index, tensor in enumerate(request.inputs):
+        name, datatype, shape = tensor.name, tensor.datatype, list(tensor.shape)
+        if name in tensors:
+            raise InvalidRequest(f"input {name!r} is there twice", name)
+        refuse_others(parameters_of(tensor.parameters))
+        if raw:
+            if tensor.HasField("contents"):
+                raise InvalidRequest(f"input {name!r} has both contents and raw_input_contents", name)
+            tensors[name] = from_raw(name, datatype, shape, raw[index])
+        elif datatype in _CONTENTS:
+            tensors[name] = from_values(name, datatype, shape, list(getattr(tensor.contents, _CONTENTS[datatype])))
+        else:
+            raise InvalidRequest(f"input {name!r}: {datatype} has no typed contents; use raw_input_contents", name)
+    return tensors
+
+
+def write_response(
+    service: ItemService, request_id: str, outputs: Mapping[str, TensorArray], final: bool | None = None
+) -> Any:
+    """A ModelInferResponse; `final` is what Triton's streams say in `triton_final_response`."""
+    response = protobuf.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
+    for name, array in outputs.items():
+        response.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        response.raw_output_contents.append(to_raw(array))
+    if final is not None:
+        response.parameters["triton_final_response"].bool_param = final
+    return response
+
+
+def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A map of parameters as plain values."""
+    return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}

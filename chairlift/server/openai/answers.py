@@ -1,0 +1,148 @@
+"""Pieces of text put together: as server-sent events while they come, or as one document in the end."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import DONE, PartStream, until_gone
+from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
+from chairlift.server.openai.body_types import CommonBody, StreamOptions
+
+encode = msgspec.json.encode
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage(samples: Sequence[Sample], n: int) -> Usage:
+    """Token counts; samples come in order, `n` for each prompt."""
+    read = sum(len(sample.prompt_ids) for sample in samples[::n])
+    written = sum(sample.num_tokens for sample in samples)
+    cached = sum(sample.num_cached_tokens for sample in samples[::n])
+    return Usage(read, written, read + written, PromptTokensDetails(cached))
+
+
+class Events:
+    """Renders one request's events. What never changes is encoded once; a token costs two or three copies."""
+
+    def __init__(self, about: dict[str, Any], n: int, options: StreamOptions | None) -> None:
+        self._head = b"data: " + encode(about)[:-1] + b',"choices":['
+        self._heads: dict[int, bytes] = {}
+        self._n = n
+        self._usage = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._tail = b',"usage":null}\n\n' if self._usage else b"}\n\n"
+
+    def event(self, index: int, rest: bytes, samples: Sequence[Sample]) -> bytes:
+        """An event with one choice; `rest` is the choice's JSON after its index, with the closing brace."""
+        head = self._heads.get(index)
+        if head is None:
+            head = self._heads[index] = self._head + b'{"index":%d,' % index
+        if self._continuous:
+            return b"".join((head, rest, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n"))
+        return b"".join((head, rest, b"]", self._tail))
+
+    def last(self, samples: Sequence[Sample]) -> bytes:
+        """What follows the last choice: the usage, if it was asked for, and the end."""
+        if not self._usage:
+            return DONE
+        return b"".join((self._head, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n", DONE))
+
+
+class SequenceAnswer:
+    """One request's samples on their way out. Each protocol says what its events and its choices look like.
+
+    `kind` is the document's `object`, `event_kind` that of an event.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        event_kind: str,
+        service: SequenceService,
+        body: CommonBody,
+        params: SamplingParams,
+        samples: Sequence[Sample],
+        request_id: str,
+    ) -> None:
+        about: dict[str, Any] = {"id": request_id, "object": kind, "created": int(time.time()), "model": service.name}
+        self.events = Events(about | {"object": event_kind}, params.n, body.stream_options)
+        self.samples = samples
+        self.tokenizer = service.tokenizer
+        self.n = params.n
+        self._about = about
+        self._streams = body.stream
+        self._texts: list[list[str]] = [[] for _ in samples]
+
+    async def respond(self, request: Request) -> Response:
+        """The HTTP answer. Raises a 499 if the client leaves before the end."""
+        headers = {"X-Request-Id": self._about["id"]}
+        if self._streams:
+            return PartStream("text/event-stream", self._render(), _last, headers, lambda: close_all(self.samples))
+        async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
+            async for group in groups:
+                for piece in group:
+                    self._texts[piece.sample.index].append(self.text(piece))
+                    self.keep_logprobs(piece)
+        choices = [
+            {
+                "index": sample.index,
+                **self.content(sample, "".join(self._texts[sample.index])),
+                "finish_reason": sample.finish_reason,
+                "stop_reason": sample.stop_reason,
+            }
+            for sample in self.samples
+        ]
+        raw = encode(self._about | {"choices": choices, "usage": usage(self.samples, self.n)})
+        return Response(raw, headers=headers, media_type="application/json")
+
+    async def _render(self) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step: the events of its pieces."""
+        unfinished = len(self.samples)
+        async with contextlib.aclosing(pieces(self.samples)) as groups:
+            async for group in groups:
+                chunk = b"".join([self.event(piece) for piece in group])
+                unfinished -= sum(piece.finish_reason is not None for piece in group)
+                if not unfinished:
+                    chunk += self.events.last(self.samples)
+                if chunk:
+                    yield chunk
+
+    def text(self, piece: Piece) -> str:
+        """What a piece adds to the text."""
+        return piece.text
+
+    def keep_logprobs(self, piece: Piece) -> None:
+        """Keep a piece's log-probabilities for the document, if they were asked for."""
+        raise NotImplementedError
+
+    def content(self, sample: Sample, text: str) -> dict[str, Any]:
+        """A choice of the document, between its index and how it ended."""
+        raise NotImplementedError
+
+    def event(self, piece: Piece) -> bytes:
+        """A piece as events; nothing if it has nothing to say."""
+        raise NotImplementedError
+
+
+def _last(error: ApiError) -> bytes:
+    return b"data: " + error.encode() + b"\n\n"

@@ -1,0 +1,142 @@
+"""The table of routes: what the application serves, and errors, batches and the documentation read.
+
+Another endpoint is a file with its handler and the struct of its body, and a row here.
+"""
+
+from functools import partial
+from typing import get_args
+
+from starlette.routing import compile_path
+
+from chairlift.folders.kind import Task
+from chairlift.server import status
+from chairlift.server.batches import batch_routes as batches
+from chairlift.server.batches import file_routes as files
+from chairlift.server.http import docs
+from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
+from chairlift.server.http.endpoint import Endpoint
+from chairlift.server.items import embeddings, rerank, tei
+from chairlift.server.oip import http_routes as oip
+from chairlift.server.oip import predict
+from chairlift.server.openai import body_types, chat, completions
+
+_ITEM_TASKS: tuple[str, ...] = get_args(Task)
+_generate = partial(
+    Endpoint,
+    tag="language models",
+    answer="JSON, or with `stream` server-sent events",
+    tasks=("generate",),
+    batchable=True,
+)
+_items = partial(Endpoint, tag="embeddings, ranks and predictions")
+_rank = partial(_items, "POST", handler=rerank.rerank, shape=rerank_shape, tasks=("rerank",))
+_tei = partial(_items, shape=tei_shape)
+_oip = partial(Endpoint, tag="Open Inference Protocol", shape=oip_shape)
+_infer = partial(
+    _oip,
+    "POST",
+    bodies=(oip.InferBody,),
+    media=("application/json", "application/octet-stream"),
+    answer="JSON, and the bytes of binary outputs after it",
+    tasks=_ITEM_TASKS,
+    hot=True,
+)
+_stored = partial(Endpoint, tag="files and batches")
+_server = partial(Endpoint, tag="server")
+
+# A model's name may have slashes, so what is longer comes first.
+_MODEL = "/v2/models/{name:path}"
+_VERSION = f"{_MODEL}/versions/{{version}}"
+_REPOSITORY = "/v2/repository/models/{name:path}"
+_PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _generate("POST", "/v1/chat/completions", chat.chat_completions, "Answer a conversation", (body_types.ChatBody,)),
+    _generate("POST", "/v1/completions", completions.completions, "Continue prompts", (body_types.CompletionBody,)),
+    _items(
+        "POST",
+        "/v1/embeddings",
+        embeddings.embeddings,
+        "Embed texts",
+        (embeddings.EmbeddingBody,),
+        tasks=("embed",),
+        batchable=True,
+    ),
+    _rank("/v1/rerank", about="Documents by relevance", bodies=(rerank.RerankBody,), batchable=True),
+    _rank("/v2/rerank", about="Documents by relevance, for Cohere's clients", bodies=(rerank.RerankBody,)),
+    _rank(
+        "/rerank",
+        about="Documents by relevance, or texts as TEI has it",
+        bodies=(rerank.RerankBody, tei.RanksBody),
+        batchable=True,
+    ),
+    _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
+    _tei(
+        "POST",
+        "/predict",
+        tei.predict,
+        "Classify texts or pairs of them, as TEI has it",
+        (tei.TeiPredictBody,),
+        tasks=("classify", "rerank"),
+    ),
+    _tei(
+        "GET",
+        "/info",
+        tei.info,
+        "A model and its limits, as TEI has it",
+        tasks=("embed", "classify", "rerank"),
+        query={"model": str},
+    ),
+    _items(
+        "POST",
+        predict.PATH,
+        predict.predict,
+        "A prediction for each instance, as KServe v1 has it",
+        (predict.InstancesBody,),
+        answer=_PARTS,
+        shape=oip_shape,
+        tasks=_ITEM_TASKS,
+        batchable=True,
+        hot=True,
+    ),
+    _infer(f"{_VERSION}/infer", oip.infer_route, "Run a version of a model on tensors"),
+    _infer(f"{_MODEL}/infer", oip.infer_route, "Run a model on tensors"),
+    _oip("GET", "/v2", oip.server_route, "What this server is, and what it can do"),
+    _oip("GET", "/v2/health/live", oip.live_route, "200 while the process answers", answer="nothing"),
+    _oip("GET", "/v2/health/ready", oip.ready_route, "200 while all models take requests", answer="nothing"),
+    _oip("GET", f"{_VERSION}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
+    _oip("GET", f"{_MODEL}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
+    _oip("GET", _VERSION, oip.model_route, "The tensors of a version of a model"),
+    _oip("GET", _MODEL, oip.model_route, "The tensors of a model"),
+    _oip("POST", "/v2/repository/index", oip.index_route, "All models, loaded or not", (oip.IndexBody,)),
+    _oip("POST", f"{_REPOSITORY}/load", oip.load_route, "Load a model", (oip.ChangeBody,), answer="nothing"),
+    _oip("POST", f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model", (oip.ChangeBody,), answer="nothing"),
+    _stored("POST", "/v1/files", files.create_file, "Keep a file", (files.FileForm,), media=("multipart/form-data",)),
+    _stored("GET", "/v1/files", files.list_files, "List files", query=files.LIST_QUERY),
+    _stored("GET", "/v1/files/{file}", files.show_file, "A file"),
+    _stored("DELETE", "/v1/files/{file}", files.delete_file, "Delete a file"),
+    _stored("GET", "/v1/files/{file}/content", files.file_content, "A file's bytes", answer="the bytes"),
+    _stored("POST", "/v1/batches", batches.create_batch, "Begin a batch", (batches.BatchBody,)),
+    _stored("GET", "/v1/batches", batches.list_batches, "List batches, newest first", query=batches.LIST_QUERY),
+    _stored("GET", "/v1/batches/{batch}", batches.show_batch, "A batch and how far it is"),
+    _stored("POST", "/v1/batches/{batch}/cancel", batches.cancel_batch, "Cancel a batch"),
+    _server("GET", "/v1/models", status.list_models, "List models"),
+    _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
+    _server("GET", "/health", status.ready, "200 while all models take requests"),
+    _server("GET", "/health/live", status.live, "200 while the process answers"),
+    _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
+    _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text"),
+    _server("GET", "/openapi.json", docs.show_openapi, "This description"),
+    _server("GET", "/docs", docs.show_page, "This description, as a page", answer="HTML"),
+)
+
+_EXACT = {row.path: row.shape for row in ENDPOINTS}
+_PATTERNS = [(compile_path(row.path)[0], row.shape) for row in ENDPOINTS if "{" in row.path]
+
+
+def shape_of(path: str) -> Shape:
+    """The shape that clients of a path expect, whether it is one of the table's or not."""
+    if path in _EXACT:
+        return _EXACT[path]
+    beside = oip_shape if path.startswith("/v2/") else openai_shape
+    return next((shape for pattern, shape in _PATTERNS if pattern.match(path)), beside)

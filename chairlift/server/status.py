@@ -1,0 +1,91 @@
+"""What a server tells of itself: /health, /v1/models and /metrics."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.server.http.exchange import as_json
+from chairlift.server.models.registry import Models, ModelService, models_of
+
+
+async def live(request: Request) -> Response:
+    """The process answers, whatever the models do."""
+    return Response(b'{"status":"live"}', media_type="application/json")
+
+
+async def ready(request: Request) -> Response:
+    """200 while every model takes requests, else 503 with the reason: of the only model, or of all."""
+    models = models_of(request)
+    each = [_about(model.name, model.state, model.failure) for model in models.all()]
+    worst = next((model.state for model in models.all() if not model.ready), "ready")
+    about = each[0] if len(each) == 1 else {"status": worst, "models": each}
+    headers = {} if models.ready else {"Retry-After": "1"}
+    return Response(msgspec.json.encode(about), 200 if models.ready else 503, headers, "application/json")
+
+
+def _about(name: str, state: str, failure: str | None) -> dict[str, Any]:
+    about = {"status": state, "model": name}
+    return about | {"failure": failure} if failure else about
+
+
+async def list_models(request: Request) -> Response:
+    """All models, each by its newest version."""
+    models = models_of(request)
+    names = dict.fromkeys(model.name for model in models.all())
+    return as_json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
+
+
+async def show_model(request: Request) -> Response:
+    """One model, or 404."""
+    return as_json(_describe(models_of(request).get(request.path_params["model"])))
+
+
+def _describe(model: ModelService) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "chairlift",
+        "max_model_len": model.max_model_len,
+        "task": model.task,
+    }
+
+
+class Exposition(Collector):
+    """All metrics of a server, what `beside` gives included. `http` counts answers by method, route and code."""
+
+    def __init__(self, models: Models, beside: Callable[[], Iterable[Metric]]) -> None:
+        self.http: Counter[tuple[str, str, int]] = Counter()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._models = models
+        self._beside = beside
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """A family for each name, with the samples of every model that has it."""
+        families: dict[str, Metric] = {}
+        for model in self._models.all():
+            for family in model.metrics.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+        yield from self._beside()
+        http = CounterMetricFamily("chairlift_http_requests", "Answers.", labels=["method", "route", "code"])
+        for (method, route, code), count in self.http.items():
+            http.add_metric([method, route, str(code)], count)
+        yield http
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics."""
+    exposition: Exposition = request.app.state.metrics
+    return Response(generate_latest(exposition.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,155 @@
+// Epilogues of products: what is done with the sums of a tile while they are in registers.
+#pragma once
+#include "elementwise.h"
+
+namespace {
+
+// Packed activations: rows of bfloat16 or, for quantized weights, of unsigned bytes with a scale each. In each tile
+// rows are interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses
+// alone cost a tenth of the speed.
+struct Rows {
+    const char *data;
+    int64_t row_bytes;
+    const float *scales = nullptr;  // null unless quantized
+    const float *zero_offsets = nullptr;  // null unless quantized asymmetrically: see quantize_asymmetric
+};
+
+// The highest sum of each row so far and its output, as one thread has seen it.
+struct Argmax {
+    float *value;
+    int64_t *index;
+};
+
+enum class EpilogueMode {
+    STORE,          // out = sums
+    ADD,            // out += sums
+    GATE,           // out = activation(gate) * up, the two lying in the halves of a panel
+    STORE_FLOAT32,  // floats = sums
+    ARGMAX,         // only each row's highest sum and its output are kept
+};
+
+// One row's sums under a panel, and half as many.
+constexpr int WIDTH = PANEL / LANES;
+using Wide = vfloat[WIDTH];
+using Half = vfloat[WIDTH / 2];
+
+// Makes floats of the sums of a panel: scales, zero points and bias. Inlined into each use: passing values through memory
+// costs a tenth of the speed.
+struct Dequantizer {
+    const Weight &weight;
+    const int64_t first;    // the panel's first output
+
+    inline __attribute__((always_inline)) void dequantize(const float *sums, const Rows &, int64_t,
+                                                          Wide &values) const {
+        for (int i = 0; i < WIDTH; i++) values[i] = load(sums + i * LANES);
+        add_bias(values);
+    }
+
+    inline __attribute__((always_inline)) void dequantize(const int32_t *sums, const Rows &x, int64_t row,
+                                                          Wide &values) const {
+        const float scale = x.scales[row];
+        for (int i = 0; i < WIDTH; i++) {
+            values[i] = to_float(load(sums + i * LANES));
+            if (x.zero_offsets)
+                values[i] += to_float(load(weight.compensation + first + i * LANES)) * x.zero_offsets[row];
+            values[i] *= load(weight.scales + first + i * LANES) * scale;
+        }
+        add_bias(values);
+    }
+
+  private:
+    inline __attribute__((always_inline)) void add_bias(Wide &values) const {
+        if (!weight.bias) return;
+        for (int i = 0; i < WIDTH; i++) values[i] += load(weight.bias + first + i * LANES);
+    }
+};
+
+template <typename T> struct Epilogue {
+    EpilogueMode mode;
+    T *out = nullptr;
+    float *floats = nullptr;
+    int64_t stride = 0;     // elements of out or floats
+    Argmax argmax = {};
+
+    // Uses the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
+    template <typename Sum>
+    void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
+        const bool gated = mode == EpilogueMode::GATE;
+        const int64_t first = panel * (gated ? PANEL / 2 : PANEL), left = weight.out_features / (gated ? 2 : 1) - first;
+        const int most = gated ? PANEL / 2 : PANEL, count = left < most ? int(left) : most;
+        const Dequantizer dequantizer{weight, panel * PANEL};
+        const auto each_row = [&](auto use) __attribute__((always_inline)) {
+            for (int64_t r = row; r < row + rows; r++, sums += PANEL) {
+                Wide values;
+                dequantizer.dequantize(sums, x, r, values);
+                use(r, values);
+            }
+        };
+        const auto at = [&](auto *to, int64_t r) { return to + r * stride + first; };
+        using Mode = EpilogueMode;
+        switch (mode) {
+        case Mode::STORE: return each_row([&](int64_t r, Wide &values) { store(at(out, r), values, count); });
+        case Mode::ADD: return each_row([&](int64_t r, Wide &values) { add(at(out, r), values, count); });
+        case Mode::GATE:
+            return with_activation(weight.activation, [&](auto constant) __attribute__((always_inline)) {
+                each_row([&](int64_t r, Wide &values) { gate<constant.value>(at(out, r), values, count); });
+            });
+        case Mode::STORE_FLOAT32:
+            return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
+        case Mode::ARGMAX: return each_row([&](int64_t r, Wide &values) { update_argmax(r, first, values, count); });
+        }
+    }
+
+  private:
+    // Writes the first `count` of the values.
+    template <typename To, int N> static void store(To *to, const vfloat (&values)[N], int count) {
+        if (count == N * LANES) {
+            for (int i = 0; i < N; i++) store_narrow(to + i * LANES, values[i]);
+        } else {
+            To all[N * LANES];
+            for (int i = 0; i < N; i++) store_narrow(all + i * LANES, values[i]);
+            std::memcpy(to, all, sizeof(To) * count);
+        }
+    }
+
+    static void add(T *to, Wide &values, int count) {
+        T some[PANEL];
+        const T *from = to;
+        if (count < PANEL) {
+            std::memset(some, 0, sizeof some);
+            std::memcpy(some, to, sizeof(T) * count);
+            from = some;
+        }
+        for (int i = 0; i < WIDTH; i++) values[i] += load_wide(from + i * LANES);
+        store(to, values, count);
+    }
+
+    template <Activation A> static void gate(T *to, const Wide &values, int count) {
+        Half gated;
+        for (int i = 0; i < WIDTH / 2; i++) gated[i] = activated<A>(values[i]) * values[i + WIDTH / 2];
+        store(to, gated, count);
+    }
+
+    // Whether any value is above `high` or NaN. Padding past the outputs is zero and may be above it as well.
+    static bool any_above(const Wide &values, float high) {
+        vint above = {};
+        for (int i = 0; i < WIDTH; i++) above |= ~(values[i] <= high);
+        return any(above);
+    }
+
+    // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
+    void update_argmax(int64_t row, int64_t first, const Wide &values, int count) const {
+        float high = argmax.value[row];
+        if (!any_above(values, high) || high != high) return;
+        float all[PANEL];
+        store(all, values, PANEL);
+        for (int i = 0; i < count; i++)
+            if (!(all[i] <= high)) {
+                argmax.value[row] = high = all[i];
+                argmax.index[row] = first + i;
+                if (high != high) return;
+            }
+    }
+};
+
+} // namespace

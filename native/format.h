@@ -1,0 +1,103 @@
+// The formats in which weights are packed. Each is a struct that `Formats` lists, has an entry in the table of
+// chairlift/ops/formats.py and, where its products are made, a micro-kernel in microkernel.h. It tells
+//   ID, NAME              what it is called here and in that table
+//   BITS                  of one weight
+//   INPUTS                inputs that lie in 4 bytes of a row, which is what one step of a product takes of it
+//   SCALED                whether each output has a scale, and so has each row, which is then rounded to bytes
+//   COMPENSATED           whether sums start from `compensation`, for the zero point of 128 that rows have
+//   pack, unpack          one output's weights, to and from place `i` of a panel
+#pragma once
+#include "quantize.h"
+
+namespace {
+
+// A panel holds steps of STEP_BYTES each: every output's weights for the inputs of 4 bytes of a row, side by side.
+template <int Bits, int Inputs> struct Panels {
+    static constexpr int BITS = Bits, INPUTS = Inputs;
+    static constexpr int64_t STEP_BYTES = PANEL * Inputs * Bits / 8;
+
+    static int64_t steps(const Weight &weight) { return (weight.in_features + Inputs - 1) / Inputs; }
+    static int64_t panel_bytes(const Weight &weight) { return steps(weight) * STEP_BYTES; }
+
+    // Numbers of whole bytes: where that of input `k` lies behind that of input 0.
+    static int64_t offset(int64_t k) { return k / Inputs * Inputs * PANEL + k % Inputs; }
+
+    template <typename Number> static Number *at(const Weight &weight, int64_t panel, int64_t i) {
+        auto *bytes = static_cast<char *>(const_cast<void *>(weight.packed)) + panel * panel_bytes(weight);
+        return reinterpret_cast<Number *>(bytes) + Inputs * i;
+    }
+};
+
+// Weights and rows as they are.
+struct Bf16Format : Panels<16, 2> {
+    static constexpr FormatId ID = FormatId::BFLOAT16;
+    static constexpr const char *NAME = "bfloat16";
+    static constexpr bool SCALED = false, COMPENSATED = false;
+
+    template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
+        bf16 *to = at<bf16>(weight, panel, i);
+        for (int64_t k = 0; k < weight.in_features; k++) to[offset(k)] = narrow<bf16>(widen(row[k]));
+    }
+
+    template <typename T> static void unpack(const Weight &weight, int64_t panel, int64_t i, T *out) {
+        const bf16 *from = at<bf16>(weight, panel, i);
+        for (int64_t k = 0; k < weight.in_features; k++) out[k] = narrow<T>(widen(from[offset(k)]));
+    }
+};
+
+// Weights as integers from -127 to 127, rows as unsigned bytes.
+struct Int8Format : Panels<8, 4> {
+    static constexpr FormatId ID = FormatId::INT8;
+    static constexpr const char *NAME = "int8";
+    static constexpr bool SCALED = true, COMPENSATED = true;
+
+    template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
+        auto *to = at<int8_t>(weight, panel, i);
+        const float highest = max_abs(row, weight.in_features), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+        int32_t sum = 0;
+        for (int64_t k = 0; k < weight.in_features; k++) {
+            const auto value = int8_t(nearest_integer(widen(row[k]) * inverse));
+            to[offset(k)] = value;
+            sum += value;
+        }
+        const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
+        const_cast<int32_t *>(weight.compensation)[panel * PANEL + i] = -128 * sum;
+    }
+
+    template <typename T> static void unpack(const Weight &weight, int64_t panel, int64_t i, T *out) {
+        const auto *from = at<int8_t>(weight, panel, i);
+        const float scale = weight.scales[panel * PANEL + i];
+        for (int64_t k = 0; k < weight.in_features; k++) out[k] = narrow<T>(float(from[offset(k)]) * scale);
+    }
+};
+
+template <typename... Each> struct FormatList {
+    static constexpr int COUNT = sizeof...(Each);
+    // A row of this many elements is a whole number of steps of any format.
+    static constexpr int MOST_INPUTS = 4;
+    static_assert(((MOST_INPUTS % Each::INPUTS == 0) && ...), "a step's inputs divide MOST_INPUTS");
+
+    // Calls f with the format called `id`.
+    template <typename F> static void choose(int32_t id, F f) {
+        (void)((id == int32_t(Each::ID) && (f(Each{}), true)) || ...);
+    }
+};
+using Formats = FormatList<Bf16Format, Int8Format>;
+
+template <typename F> void with_format(const Weight &weight, F f) { Formats::choose(weight.format, f); }
+
+// Bytes of a row packed for products with the weight.
+inline int64_t packed_row_bytes(const Weight &weight) {
+    int64_t bytes = 0;
+    with_format(weight, [&](auto format) { bytes = 4 * format.steps(weight); });
+    return bytes;
+}
+
+// Whether rows are quantized for products with the weight.
+inline bool quantizes_rows(const Weight &weight) {
+    bool rounds = false;
+    with_format(weight, [&](auto format) { rounds = format.SCALED; });
+    return rounds;
+}
+
+} // namespace

@@ -1,0 +1,161 @@
+// The C structures as this library was built with them. chairlift/ops/native.py has a mirror of each and holds it
+// against this table when it loads the library. Who adds a field to a structure adds it here and to its mirror.
+#pragma once
+#include <cstddef>
+
+#include "kernels.h"
+
+// One field of a structure; without a name, the structure as a whole.
+struct Field {
+    const char *structure, *name;
+    int64_t offset, size, alignment;
+};
+
+#define STRUCTURE(type) {#type, nullptr, 0, int64_t(sizeof(type)), int64_t(alignof(type))}
+#define FIELD(type, name)                                                                                             \
+    {#type, #name, int64_t(offsetof(type, name)), int64_t(sizeof(type::name)), int64_t(alignof(decltype(type::name)))}
+
+constexpr Field LAYOUT[] = {
+    STRUCTURE(Heads),
+    FIELD(Heads, num_heads),
+    FIELD(Heads, num_kv_heads),
+    FIELD(Heads, head_dim),
+    FIELD(Heads, block_size),
+    FIELD(Heads, window),
+    FIELD(Heads, scale),
+    FIELD(Heads, cache_dtype),
+
+    STRUCTURE(Batch),
+    FIELD(Batch, query_start),
+    FIELD(Batch, context_len),
+    FIELD(Batch, block_tables),
+    FIELD(Batch, table_stride),
+    FIELD(Batch, num_seqs),
+
+    STRUCTURE(FormatInfo),
+    FIELD(FormatInfo, name),
+    FIELD(FormatInfo, bits),
+    FIELD(FormatInfo, inputs),
+    FIELD(FormatInfo, scaled),
+    FIELD(FormatInfo, compensated),
+    FIELD(FormatInfo, path),
+
+    STRUCTURE(Weight),
+    FIELD(Weight, packed),
+    FIELD(Weight, bias),
+    FIELD(Weight, scales),
+    FIELD(Weight, compensation),
+    FIELD(Weight, out_features),
+    FIELD(Weight, in_features),
+    FIELD(Weight, format),
+    FIELD(Weight, gated),
+    FIELD(Weight, activation),
+
+    STRUCTURE(Norm),
+    FIELD(Norm, weight),
+    FIELD(Norm, dtype),
+
+    STRUCTURE(HeadNorms),
+    FIELD(HeadNorms, q),
+    FIELD(HeadNorms, k),
+    FIELD(HeadNorms, together),
+    FIELD(HeadNorms, eps),
+
+    STRUCTURE(DecoderLayer),
+    FIELD(DecoderLayer, attention_pre_norm),
+    FIELD(DecoderLayer, attention_post_norm),
+    FIELD(DecoderLayer, mlp_pre_norm),
+    FIELD(DecoderLayer, mlp_post_norm),
+    FIELD(DecoderLayer, head_norms),
+    FIELD(DecoderLayer, qkv),
+    FIELD(DecoderLayer, out),
+    FIELD(DecoderLayer, gate_up),
+    FIELD(DecoderLayer, down),
+    FIELD(DecoderLayer, k_cache),
+    FIELD(DecoderLayer, v_cache),
+    FIELD(DecoderLayer, cos_sin),
+    FIELD(DecoderLayer, window),
+
+    STRUCTURE(Decoder),
+    FIELD(Decoder, layers),
+    FIELD(Decoder, num_layers),
+    FIELD(Decoder, hidden_size),
+    FIELD(Decoder, norm),
+    FIELD(Decoder, embedding),
+    FIELD(Decoder, head),
+    FIELD(Decoder, heads),
+    FIELD(Decoder, eps),
+    FIELD(Decoder, embedding_scale),
+    FIELD(Decoder, dtype),
+
+    STRUCTURE(Pass),
+    FIELD(Pass, token_ids),
+    FIELD(Pass, positions),
+    FIELD(Pass, slots),
+    FIELD(Pass, logit_rows),
+    FIELD(Pass, num_tokens),
+    FIELD(Pass, num_logits),
+    FIELD(Pass, batch),
+
+    STRUCTURE(LayerNorm),
+    FIELD(LayerNorm, weight),
+    FIELD(LayerNorm, bias),
+
+    STRUCTURE(EncoderLayer),
+    FIELD(EncoderLayer, attention_norm),
+    FIELD(EncoderLayer, mlp_norm),
+    FIELD(EncoderLayer, qkv),
+    FIELD(EncoderLayer, out),
+    FIELD(EncoderLayer, up),
+    FIELD(EncoderLayer, down),
+    FIELD(EncoderLayer, cos_sin),
+    FIELD(EncoderLayer, window),
+
+    STRUCTURE(Encoder),
+    FIELD(Encoder, layers),
+    FIELD(Encoder, num_layers),
+    FIELD(Encoder, hidden_size),
+    FIELD(Encoder, words),
+    FIELD(Encoder, positions),
+    FIELD(Encoder, types),
+    FIELD(Encoder, first_position),
+    FIELD(Encoder, embedding_norm),
+    FIELD(Encoder, final_norm),
+    FIELD(Encoder, bias),
+    FIELD(Encoder, bias_span),
+    FIELD(Encoder, num_heads),
+    FIELD(Encoder, activation),
+    FIELD(Encoder, pre_norm),
+    FIELD(Encoder, dtype),
+    FIELD(Encoder, eps),
+
+    STRUCTURE(Texts),
+    FIELD(Texts, token_ids),
+    FIELD(Texts, type_ids),
+    FIELD(Texts, starts),
+    FIELD(Texts, count),
+    FIELD(Texts, output),
+
+    STRUCTURE(Draws),
+    FIELD(Draws, temperature),
+    FIELD(Draws, min_p),
+    FIELD(Draws, top_p),
+    FIELD(Draws, top_k),
+    FIELD(Draws, uniform),
+};
+
+#undef STRUCTURE
+#undef FIELD
+
+// Whether the fields of each structure follow each other with no more than padding between and behind them.
+constexpr bool covers_all() {
+    int64_t size = 0, alignment = 1, end = 0;
+    for (const Field &field : LAYOUT) {
+        const int64_t gap = (field.name ? field.offset : size) - end;
+        if (gap < 0 || gap >= (field.name ? field.alignment : alignment)) return false;
+        if (!field.name) size = field.size, alignment = field.alignment;
+        end = field.name ? field.offset + field.size : 0;
+    }
+    return size - end < alignment;
+}
+static_assert(covers_all(), "a structure has a field that LAYOUT lacks, or has them in another order");

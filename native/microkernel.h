@@ -1,0 +1,138 @@
+// The micro-kernels of products: MicroKernel<Format>::run computes sums[r][0:PANEL], those of ROWS rows under one
+// panel. PATH names the instructions that do it, and is null where a format's products are left to others.
+#pragma once
+#include "format.h"
+
+namespace {
+
+// A panel's weights, and what to prefetch meanwhile: `prefetch_stride` bytes from `prefetch_from` on for each step.
+struct Panel {
+    const char *weights;
+    const int32_t *compensation;  // what sums start from; of compensated weights only
+    int64_t steps;
+    const char *prefetch_from;
+    int64_t prefetch_stride;
+};
+
+template <typename Format> struct MicroKernel;
+
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
+// For formats whose step of a panel is two vectors: Lanes says how sums start and grow.
+template <typename Format, typename Lanes, int ROWS>
+inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes::Sum *sums) {
+    static_assert(Format::STEP_BYTES == 128, "a step is two vectors");
+    typename Lanes::Vector sum[ROWS][2];
+    for (int r = 0; r < ROWS; r++)
+        for (int half = 0; half < 2; half++) sum[r][half] = Lanes::start(panel, half);
+    const bool streams = panel.prefetch_stride == Format::STEP_BYTES;
+    for (int64_t step = 0; step < panel.steps; step++) {
+        const char *weights = panel.weights + step * Format::STEP_BYTES;
+        const __m512i first = _mm512_loadu_si512(weights), second = _mm512_loadu_si512(weights + 64);
+        if (streams) {
+            __builtin_prefetch(panel.prefetch_from + step * Format::STEP_BYTES);
+            __builtin_prefetch(panel.prefetch_from + step * Format::STEP_BYTES + 64);
+        } else {
+            // Into L2: the panel in use fills L1.
+            __builtin_prefetch(panel.prefetch_from + step * panel.prefetch_stride, 0, 2);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            int32_t four;
+            std::memcpy(&four, x + 4 * (step * ROWS + r), sizeof four);
+            const __m512i inputs = _mm512_set1_epi32(four);
+            sum[r][0] = Lanes::add(sum[r][0], inputs, first);
+            sum[r][1] = Lanes::add(sum[r][1], inputs, second);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int half = 0; half < 2; half++) std::memcpy(sums + r * PANEL + 16 * half, &sum[r][half], 64);
+}
+#endif
+
+// bfloat16 is multiplied by AVX-512 BF16 alone.
+template <> struct MicroKernel<Bf16Format> {
+    using Sum = float;
+#if defined(__AVX512BF16__)
+    static constexpr const char *PATH = "avx512bf16";
+
+    struct Lanes {
+        using Sum = float;
+        using Vector = __m512;
+        static Vector start(const Panel &, int) { return _mm512_setzero_ps(); }
+        static Vector add(Vector sum, __m512i inputs, __m512i weights) {
+            return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
+        }
+    };
+
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        avx512_microkernel<Bf16Format, Lanes, ROWS>(x, panel, sums);
+    }
+#else
+    static constexpr const char *PATH = nullptr;
+#endif
+};
+
+template <> struct MicroKernel<Int8Format> {
+    using Sum = int32_t;
+#if defined(__AVX512VNNI__)
+    static constexpr const char *PATH = "avx512vnni";
+
+    struct Lanes {
+        using Sum = int32_t;
+        using Vector = __m512i;
+        static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.compensation + 16 * half); }
+        static Vector add(Vector sum, __m512i inputs, __m512i weights) {
+            return _mm512_dpbusd_epi32(sum, inputs, weights);
+        }
+    };
+
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
+    }
+#elif defined(__AVX2__)
+    static constexpr const char *PATH = "avx2";
+
+    // Sixteen outputs of one row: bytes are widened, since the pairwise byte product of AVX2 saturates.
+    template <int ROWS> static void half_of_row(const char *x, const Panel &panel, int half, Sum *sums) {
+        __m256i sum[4] = {};
+        for (int64_t step = 0; step < panel.steps; step++) {
+            int32_t four;
+            std::memcpy(&four, x + 4 * step * ROWS, sizeof four);
+            const __m256i inputs = _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+            const char *weights = panel.weights + step * Int8Format::STEP_BYTES + 64 * half;
+            for (int i = 0; i < 4; i++) {
+                const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 16 * i));
+                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(inputs, _mm256_cvtepi8_epi16(bytes)));
+            }
+        }
+        for (int i = 0; i < 4; i++) {
+            int32_t pairs[8];
+            std::memcpy(pairs, &sum[i], sizeof pairs);
+            for (int o = 16 * half + 4 * i, p = 0; p < 8; o++, p += 2)
+                sums[o] = panel.compensation[o] + pairs[p] + pairs[p + 1];
+        }
+    }
+
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL)
+            for (int half = 0; half < 2; half++) half_of_row<ROWS>(x, panel, half, sums);
+    }
+#else
+    static constexpr const char *PATH = "baseline";
+
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+        for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL) {
+            int32_t sum[PANEL];
+            std::memcpy(sum, panel.compensation, sizeof sum);
+            const auto *bytes = reinterpret_cast<const uint8_t *>(x);
+            const auto *weights = reinterpret_cast<const int8_t *>(panel.weights);
+            for (int64_t step = 0; step < panel.steps; step++, bytes += 4 * ROWS, weights += Int8Format::STEP_BYTES)
+                for (int o = 0; o < PANEL; o++)
+                    for (int i = 0; i < 4; i++) sum[o] += int32_t(bytes[i]) * weights[4 * o + i];
+            std::memcpy(sums, sum, sizeof sum);
+        }
+    }
+#endif
+};
+
+} // namespace

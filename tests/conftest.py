@@ -1,0 +1,76 @@
+"""What holds for all tests: those that start processes are marked, and what takes long to start is shared."""
+
+import os
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    # Only where it is used: `pytest tests/core` needs no torch.
+    from support.serve_process import Server
+
+SHARED = {"demo_server", "models_server"}
+_started: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator["Server"]:
+    """`chairlift serve` as it comes, for all who do not stop or change it."""
+    from support.serve_process import Server
+
+    with Server() as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def models_settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings of `models_server`."""
+    from support.serve_process import write_models
+
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def models_server(models_settings: Path) -> Iterator["Server"]:
+    """A server with one model of every kind and a data folder, for all who leave it as it was."""
+    from support.serve_process import WITH_GRPC, Server
+
+    with Server(str(models_settings), *WITH_GRPC) as server:
+        server.wait_ready()
+        yield server
+
+
+def _note_python(event: str, arguments: tuple[Any, ...]) -> None:
+    """Hear of every Python process that starts; small tools that libraries call, such as uname, are none of ours."""
+    if event == "subprocess.Popen":
+        program, command = arguments[:2]
+        name = os.path.basename(os.fsdecode(program or command[0]))
+        if name.startswith("python") or name == os.path.basename(sys.executable):
+            _started.append(" ".join(map(str, command)))
+    elif event in ("os.fork", "os.forkpty"):
+        _started.append(event)
+
+
+sys.addaudithook(_note_python)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use a shared server, whoever of them comes first and starts it."""
+    for item in items:
+        if SHARED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test without the marker in which a Python process was started, by itself or by its fixtures."""
+    found = _started.copy()
+    _started.clear()
+    yield
+    if found and item.get_closest_marker("processes") is None:
+        pytest.fail(f"started {found[0][:200]!r}: mark the test with pytest.mark.processes", pytrace=False)

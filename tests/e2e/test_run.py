@@ -1,0 +1,316 @@
+"""`chairlift run` as a process: inputs of every kind, kills at any moment, and what it refuses."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.job_harness import batch_line, results
+from support.run_process import MODELS, RunProcess, comparable, is_alive, write_mixed
+
+from chairlift.cli import main
+from chairlift.demo import demo_path
+
+pytestmark = pytest.mark.processes
+SLOW = ("--model", f"{MODELS}:Slow", "--max-batch-size", "4")
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    return RunProcess(folder, *arguments).wait()
+
+
+def demo_lines(count: int) -> list[tuple[str, int]]:
+    return [(f"Once there was a cable car number {i} and it", 3 + i % 17) for i in range(count)]
+
+
+def test_greedy_outputs_are_those_of_the_library(tmp_path: Path) -> None:
+    import chairlift
+
+    wanted = demo_lines(40)
+    lines = [
+        batch_line(f"c{i}", {"prompt": text, "max_tokens": most, "temperature": 0}, "/v1/completions")
+        for i, (text, most) in enumerate(wanted)
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl")
+    assert status == 0, printed
+    for part in ("continuous, 64 slots", "prefix cache", "lines", "40", "tokens out", "strategy"):
+        assert part in printed
+    params = [chairlift.SamplingParams(max_tokens=most, temperature=0) for _, most in wanted]
+    outputs = chairlift.LLM(demo_path()).generate([text for text, _ in wanted], params, use_tqdm=False)
+    texts = {r["custom_id"]: r["response"]["body"]["choices"][0]["text"] for r in results(tmp_path / "out.jsonl")}
+    assert texts == {f"c{i}": output.outputs[0].text for i, output in enumerate(outputs)}
+    assert not (tmp_path / "out.jsonl.job").exists()
+    assert not (tmp_path / "out.errors.jsonl").exists()
+
+
+def test_rows_and_a_static_batch_whose_last_slots_stay_empty(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("name,text\n" + "".join(f"n{i},say {i}\n" for i in range(11)))
+    arguments = ("in.csv", "-o", "out.jsonl", "--prompt-field", "text", "--id-field", "name", "--chat")
+    status, printed = run(tmp_path, *arguments, "--param", "max_tokens=3", "--strategy", "static", "--batch-size", "4")
+    assert status == 0, printed
+    assert "static, 4 slots" in printed
+    found = results(tmp_path / "out.jsonl")
+    assert {result["custom_id"] for result in found} == {f"n{i}" for i in range(11)}
+    for result in found:
+        assert result["response"]["body"]["object"] == "chat.completion"
+        assert result["response"]["body"]["usage"]["completion_tokens"] <= 3
+
+
+def test_bad_lines_are_reported_and_stop_nothing(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 201)
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    assert status == 0, printed
+    assert "lines that failed: out.errors.jsonl" in printed
+    assert len(results(tmp_path / "out.jsonl")) == 196
+    failed = results(tmp_path / "out.errors.jsonl")
+    assert {result["error"]["code"] for result in failed} == {"invalid_json"}
+    assert sorted(int(result["id"].rpartition("-")[2]) for result in failed) == [1, 51, 101, 151, 201]
+
+
+def test_too_many_failures(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 201)
+    arguments = ("in.jsonl", "-o", "out.jsonl", "--errors", "bad.jsonl", *SLOW)
+    status, printed = run(tmp_path, *arguments, "--max-failures", "2")
+    assert status == 3
+    assert "more than 2 lines failed: see bad.jsonl" in printed
+    assert "the same command goes on" in printed
+    status, printed = run(tmp_path, *arguments, "--max-failures", "2")
+    assert status == 1
+    assert "failed already" in printed
+    assert run(tmp_path, *arguments, "--max-failures", "5")[0] == 0
+    assert len(results(tmp_path / "bad.jsonl")) == 5
+    assert len(results(tmp_path / "out.jsonl")) == 196
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_in_order(signum: int, tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 2000)
+    going = RunProcess(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    going.wait_for(tmp_path / "out.jsonl")
+    workers = going.workers()
+    going.process.send_signal(signum)
+    status, printed = going.wait()
+    assert status == 128 + signum, printed
+    assert "the same command goes on from here" in printed
+    assert workers
+    assert not any(map(is_alive, workers))
+    some = len(results(tmp_path / "out.jsonl"))
+    assert 0 < some < 1960
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    assert status == 0, printed
+    assert "going on after" in printed
+    assert "more by earlier runs" in printed
+    assert len({result["custom_id"] for result in results(tmp_path / "out.jsonl")}) == 1960
+
+
+def killed_and_taken_up(folder: Path, arguments: tuple[str, ...], kills: int, seed: int) -> None:
+    """Kill the group, the front alone or the worker alone, at random moments; then let it end."""
+    luck = random.Random(seed)
+    for number in range(kills):
+        going = RunProcess(folder, *arguments)
+        victims = ("group", "front", "worker")[number % 3]
+        size = (folder / "out.jsonl").stat().st_size if (folder / "out.jsonl").exists() else 0
+        if luck.random() < 0.8:
+            going.wait_for(folder / "out.jsonl", size + 1)
+        time.sleep(luck.random() * 0.3)
+        assert going.process.poll() is None, "it was done before it could be killed"
+        workers = going.workers()
+        if victims == "group":
+            going.kill()
+        elif victims == "front":
+            going.process.kill()
+        else:
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(luck.random() * 0.3)
+            going.kill()
+        going.process.wait()
+        deadline = time.monotonic() + 20
+        while any(map(is_alive, workers)):
+            assert time.monotonic() < deadline, "a worker outlived its front"
+            time.sleep(0.01)
+        assert going.process.stdout is not None
+        going.process.stdout.close()
+    status, printed = run(folder, *arguments)
+    assert status == 0, printed
+
+
+def compare_with_undisturbed(folder: Path, arguments: tuple[str, ...], kills: int, seed: int) -> None:
+    killed_and_taken_up(folder, arguments, kills, seed)
+    names = ("out.jsonl", "out.errors.jsonl")
+    disturbed = [comparable(folder / name) for name in names if (folder / name).exists()]
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    status, printed = run(folder, *arguments)
+    assert status == 0, printed
+    assert disturbed == [comparable(folder / name) for name in names if (folder / name).exists()]
+
+
+def test_killed_at_random_moments_it_loses_nothing(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 4000)
+    compare_with_undisturbed(tmp_path, ("in.jsonl", "-o", "out.jsonl", *SLOW), kills=3, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_loses_nothing(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 40_000)
+    compare_with_undisturbed(tmp_path, ("in.jsonl", "-o", "out.jsonl", *SLOW), kills=20, seed=2)
+
+
+@pytest.mark.slow
+def test_a_language_model_killed_ten_times_says_the_same(tmp_path: Path) -> None:
+    lines = [
+        batch_line(
+            f"c{i}", {"prompt": text, "max_tokens": 40 + most, "temperature": 0, "ignore_eos": True}, "/v1/completions"
+        )
+        for i, (text, most) in enumerate(demo_lines(1500))
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    arguments = ("in.jsonl", "-o", "out.jsonl", "--dtype", "float32")
+    compare_with_undisturbed(tmp_path, arguments, kills=10, seed=3)
+
+
+def test_no_room_on_the_disk(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk, as it needs no special rights."""
+    write_mixed(tmp_path / "in.jsonl", 3000)
+    command = RunProcess(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    subprocess.run(["prlimit", f"--pid={command.process.pid}", "--fsize=150000"], check=True)
+    status, printed = command.wait()
+    assert status == 1
+    assert "there is no space for out.jsonl (File too large): make some" in printed
+    assert (tmp_path / "out.jsonl").stat().st_size <= 150_000
+    some = len(results(tmp_path / "out.jsonl"))
+    assert run(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)[0] == 0
+    found = [result["custom_id"] for result in results(tmp_path / "out.jsonl")]
+    assert some < len(found) == len(set(found)) == 2940
+
+
+def interrupted(folder: Path, *arguments: str) -> None:
+    write_mixed(folder / "in.jsonl", 3000)
+    going = RunProcess(folder, "in.jsonl", "-o", "out.jsonl", *SLOW, *arguments)
+    going.wait_for(folder / "out.jsonl")
+    going.kill()
+    going.process.communicate()
+
+
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with contextlib.chdir(folder):
+        assert main(["run", *arguments]) == 1
+    return capsys.readouterr().err
+
+
+def test_only_the_same_run_is_taken_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupted(tmp_path)
+    same = ("in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:Slow")
+    says = refusal(tmp_path, capsys, "in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:Doubles")
+    assert "out.jsonl.job is of a run with other settings: --" in says
+    assert "--restart" in says
+    assert "--kind" not in refusal(tmp_path, capsys, *same, "--max-n", "3")
+    assert "--max-n was 64 and is 3" in refusal(tmp_path, capsys, *same, "--max-n", "3")
+    (tmp_path / "in.jsonl").write_text(batch_line("c1", {"instances": [1]}, "/v1/models/Slow:predict"))
+    assert "another INPUT: it has changed" in refusal(tmp_path, capsys, *same)
+    status, printed = run(tmp_path, *same, "--restart")
+    assert status == 0, printed
+    assert [result["custom_id"] for result in results(tmp_path / "out.jsonl")] == ["c1"]
+
+
+def test_an_output_that_is_there_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mixed(tmp_path / "in.jsonl", 10)
+    arguments = ("in.jsonl", "-o", "out.jsonl", *SLOW)
+    for name in ("out.jsonl", "out.errors.jsonl"):
+        (tmp_path / name).write_text("precious")
+        assert f"{name} is there, and belongs to no unfinished run: --overwrite" in refusal(
+            tmp_path, capsys, *arguments
+        )
+        assert (tmp_path / name).read_text() == "precious"
+        (tmp_path / name).unlink()
+    (tmp_path / "out.jsonl").write_text("old")
+    assert run(tmp_path, *arguments, "--overwrite")[0] == 0
+    assert len(results(tmp_path / "out.jsonl")) == 9
+
+
+def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 10)
+    for name, says in (("CannotLoad", "no weights here"), ("DiesLoading", "its worker died 3 times")):
+        status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:{name}")
+        assert status == 1
+        assert says in printed
+        assert not (tmp_path / "out.jsonl.job").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-", "-o", "o"), "INPUT must be a file"),
+        (("in.jsonl.gz", "-o", "o"), "compressed"),
+        (("in.jsonl", "-o", "in.jsonl"), "three different files"),
+        (("in.jsonl", "-o", "o", "--chat"), "--chat goes with --prompt-field"),
+        (("in.jsonl", "-o", "o", "--param", "x=1"), "--param goes with --prompt-field"),
+        (("in.csv", "-o", "o"), "--prompt-field must say which field of in.csv"),
+        (("in.jsonl", "-o", "o", "--format", "batch", "--prompt-field", "x"), "--prompt-field is for rows"),
+        (("in.jsonl", "-o", "o", "--prompt-field", "x", "--param", "x"), "--param takes NAME=JSON"),
+        (("in.jsonl", "-o", "o", "--concurrency", "0"), "--concurrency must be at least 1"),
+        (("in.jsonl", "-o", "o", "--max-failures", "-1"), "--max-failures must be at least 0"),
+        (("in.jsonl", "-o", "o", "--concurrency", "2000"), "max_waiting"),
+        (("none.jsonl", "-o", "o"), "none.jsonl can't be read: No such file"),
+        (("in.jsonl", "-o", "no/o"), "no/o.job can't be used"),
+        (("in.jsonl", "-o", "o", "--model", "nothing"), "'nothing' is no folder or file"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    assert says in refusal(tmp_path, capsys, *arguments)
+    assert not (tmp_path / "o.job").exists()
+
+
+def test_parameters_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "hello"}))
+    arguments = ("in.jsonl", "-o", "out.jsonl", "--prompt-field", "text")
+    status, printed = run(tmp_path, *arguments, "--param", "max_token=3")
+    assert status == 1
+    assert "--param: unknown field 'max_token'" in printed
+    assert not list(tmp_path.glob("out*"))
+    status, printed = run(tmp_path, *arguments, "--param", "max_tokens=3", "--param", "stop=the end")
+    assert status == 0, printed
+    (result,) = results(tmp_path / "out.jsonl")
+    assert result["custom_id"] == "line-1"
+
+
+def test_several_models_in_one_run(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        "".join(f'[models.{name}]\nmodel = "{MODELS}:{name}"\n' for name in ("Slow", "Doubles"))
+    )
+    names = ("Slow", "Doubles")
+    lines = [batch_line(f"c{i}", {"instances": [i]}, f"/v1/models/{names[i % 2]}:predict") for i in range(20)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", "--config", "two.toml")
+    assert status == 0, printed
+    found = {r["custom_id"]: r["response"]["body"]["predictions"] for r in results(tmp_path / "out.jsonl")}
+    assert found == {f"c{i}": [i * 2 if i % 2 else i + 1] for i in range(20)}
+    (tmp_path / "rows.csv").write_text("x\na\nb\n")
+    arguments = ("rows.csv", "-o", "rows.jsonl", "--config", "two.toml", "--prompt-field", "x")
+    status, printed = run(tmp_path, *arguments)
+    assert status == 1
+    assert "say which one with --param model=NAME" in printed
+    assert run(tmp_path, *arguments, "--param", "model=Doubles")[0] == 0
+    found = {r["custom_id"]: r["response"]["body"]["predictions"] for r in results(tmp_path / "rows.jsonl")}
+    assert found == {"line-1": ["aa"], "line-2": ["bb"]}
+
+
+def test_parquet_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chairlift.errors import ConfigError
+    from chairlift.run import tables
+
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(tables.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'chairlift\[parquet\]'"):
+        tables._pyarrow()

@@ -1,0 +1,29 @@
+"""What the documents say of the tree is true: each file that they name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "native").glob("*.md")])
+# Where a path in a document may start.
+STARTS = (ROOT, ROOT / "chairlift", ROOT / "tests", ROOT / "docs")
+_PATH = re.compile(r"(?<![\w/.:<-])((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp|md|png|toml)|(?:[\w-]+/)+(?=`))")
+_FOREIGN = re.compile(r"https?://\S+")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_are_there(document: Path) -> None:
+    text = _FOREIGN.sub("", document.read_text())
+    inline = " ".join(re.findall(r"`[^`\n]+`|\]\([^)\s]+\)", text))
+    named = {found for found in _PATH.findall(inline) if not found.startswith(("path/", "venv/"))}
+    missing = {name for name in named if not any((start / name).exists() for start in (*STARTS, document.parent))}
+    assert not missing
+
+
+def test_the_check_sees_a_missing_file() -> None:
+    assert _PATH.findall("see `core/no_such_file.py` and [x](../core/other.md)") == [
+        "core/no_such_file.py",
+        "../core/other.md",
+    ]
