@@ -295,6 +295,8 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"stop_token_ids": [330]}, "stop_token_ids", None),
         ({"stop": ""}, "stop", None),
         ({"stop": ["a"] * 17}, "stop", None),
+        ({"stop": "a" * 257}, "stop", None),
+        ({"stop": ["a" * 205] * 5}, "stop", None),
         ({"logprobs": 21}, "logprobs", None),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),
