@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from support.server_harness import Front
 
+from chairlift.engine.sequences.messages import Add, SequencesToWorker
 from chairlift.text.stop import StopAutomaton
 
 
@@ -49,3 +51,19 @@ def test_samples_of_a_request_share_one_automaton(monkeypatch: pytest.MonkeyPatc
 
     run(go)
     assert built == [["wor", "x" * 256]]
+
+
+def test_stop_ids_are_one_set_for_all_samples_and_reach_the_worker_as_a_set() -> None:
+    async def go() -> None:
+        front = Front()
+        wanted = [*range(250), 3, 3]
+        assert (await front.complete(n=3, stop_token_ids=wanted, max_tokens=1)).status == 200
+        first, *others = front.client.requests
+        assert first.stop_ids == {*wanted, *front.tokenizer.eos_ids}
+        assert all(other.stop_ids is first.stop_ids for other in others)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Add(first)), type=SequencesToWorker)
+        assert isinstance(sent, Add)
+        assert isinstance(sent.request.stop_ids, frozenset)
+        assert sent.request == first
+
+    run(go)
