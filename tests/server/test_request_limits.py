@@ -1,6 +1,7 @@
 """What one request may ask for is bounded, so that no request holds up the others."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from support.server_harness import Front
 
 from chairlift.engine.sequences.messages import Add, SequencesToWorker
+from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
 from chairlift.text.stop import StopAutomaton
 
 
@@ -65,5 +67,20 @@ def test_stop_ids_are_one_set_for_all_samples_and_reach_the_worker_as_a_set() ->
         assert isinstance(sent, Add)
         assert isinstance(sent.request.stop_ids, frozenset)
         assert sent.request == first
+
+    run(go)
+
+
+def test_small_texts_do_not_wait_for_large_ones() -> None:
+    async def go() -> None:
+        opened = threading.Event()
+        large = [asyncio.ensure_future(off_loop(LARGE_SIZE + 1, opened.wait)) for _ in range(64)]
+        try:
+            await asyncio.sleep(0)
+            assert await off_loop(INLINE_SIZE + 1, lambda: "small") == "small"
+            assert not any(task.done() for task in large)
+        finally:
+            opened.set()
+        assert all(await asyncio.gather(*large))
 
     run(go)
