@@ -22,7 +22,7 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int
     arrival: float
     priority: int = 0
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
     cache_salt: str = ""
     use_prefix_cache: bool = True
     background: bool = False
