@@ -19,12 +19,6 @@ class BackgroundItems:
         self.bisections = Bisections(limits)
         self._seconds = limits.background_step
 
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.bisections)
-
-    def __contains__(self, item_id: str) -> bool:
-        return item_id in self.waiting or item_id in self.bisections
-
     def remove(self, item_id: str) -> None:
         """Forget one of them. Raises KeyError."""
         if item_id in self.bisections:
