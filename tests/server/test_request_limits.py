@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -82,5 +82,31 @@ def test_small_texts_do_not_wait_for_large_ones() -> None:
         finally:
             opened.set()
         assert all(await asyncio.gather(*large))
+
+    run(go)
+
+
+def test_prompts_that_are_too_long_in_any_case_are_refused_untokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        front = Front()
+        tokenized: list[str] = []
+        encode = front.tokenizer.encode_batch
+
+        def note(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+            tokenized.extend(texts)
+            return encode(texts, add_special_tokens)
+
+        monkeypatch.setattr(front.tokenizer, "encode_batch", note)
+        long = "hello world " * 50_000
+        for answer in (
+            await front.complete(prompt=long),
+            await front.complete(prompt=["short", long]),
+            await front.chat(messages=[{"role": "user", "content": long}]),
+        ):
+            assert (answer.status, answer.error["param"]) == (400, "prompt")
+            assert answer.error["code"] == "context_length_exceeded"
+        assert tokenized == []
+        assert (await front.complete(prompt="short", max_tokens=1)).status == 200
+        assert tokenized == ["short"]
 
     run(go)

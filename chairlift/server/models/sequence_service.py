@@ -120,6 +120,16 @@ class SequenceService:
         """Tokens of prompt and answer together; None before the model is loaded."""
         return self.client.info.max_model_len if self.client.info is not None else None
 
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts. Raises ApiError, before it tokenizes, if one is too long whatever its tokens are."""
+        limit = self.max_model_len
+        if limit is not None:
+            least = max(map(self.tokenizer.lengths.least_tokens, texts), default=0)
+            if least >= limit:
+                message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
+                raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
+        return self.tokenizer.encode_batch(texts, add_special_tokens)
+
     def submit(
         self,
         request_id: str,
