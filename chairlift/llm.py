@@ -16,7 +16,7 @@ from chairlift.engine.sequences.fan_out import fan_out
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from chairlift.text.output import TextStream
+from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -156,7 +156,8 @@ class _Job:
             RequestMetrics(first.arrival),
         )
         self._tokenizer = tokenizer
-        self._streams = [TextStream(tokenizer, request.params, request.prompt_ids) for request in requests]
+        automaton = stop_automaton(first.params)
+        self._streams = [TextStream(tokenizer, each.params, each.prompt_ids, automaton) for each in requests]
         self._unfinished = len(requests)
 
     def take(self, index: int, update: SequenceUpdate) -> bool:

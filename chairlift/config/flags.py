@@ -60,6 +60,9 @@ HELP = {
     "max_body_bytes": "bytes of a request body",
     "max_n": "samples of one request",
     "max_prompts_per_request": "prompts of one completion request",
+    "max_stop_strings": "stop strings of one request",
+    "max_stop_chars": "characters of one stop string",
+    "max_stop_chars_total": "characters of all stop strings of one request",
     "body_timeout_s": "seconds that a request body may take to arrive",
     "keep_alive_s": "seconds that an idle connection is kept",
     "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
@@ -76,7 +79,10 @@ HELP = {
 _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
-_OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
+_OFF_LINE = {
+    *("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"),
+    *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
+}
 # `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.
 _TAKEN = {"order"}
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from chairlift.core.sequences.sampling import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
 from chairlift.errors import ConfigError
 
 _AT_LEAST_ONE = (
@@ -20,6 +21,12 @@ _AT_LEAST_ONE = (
     "max_batches",
     "max_running_batches",
 )
+# What stop strings cost is bounded for every request, so a server can only take fewer.
+_STOP_LIMITS = {
+    "max_stop_strings": MAX_STOP_STRINGS,
+    "max_stop_chars": MAX_STOP_CHARS,
+    "max_stop_chars_total": MAX_STOP_CHARS_TOTAL,
+}
 # A scheme and a host, perhaps a port, and no path: as browsers send it.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -42,6 +49,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_body_bytes: int = 4 * 2**20
     max_n: int = 64
     max_prompts_per_request: int = 256
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stop_chars: int = MAX_STOP_CHARS
+    max_stop_chars_total: int = MAX_STOP_CHARS_TOTAL
     body_timeout_s: float = 30.0
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
@@ -58,6 +68,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in _STOP_LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be between 1 and {most}, got {getattr(self, name)}")
         for name in ("port", "grpc_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:

@@ -31,7 +31,7 @@ class Bisections:
     def __init__(self, limits: BatchLimits) -> None:
         self.num_bisections = 0
         self._limits = limits
-        self._trials: deque[BatchPart] = deque()
+        self._parts: deque[BatchPart] = deque()
         self._homes: dict[str, BatchPart] = {}
 
     def __len__(self) -> int:
@@ -47,17 +47,17 @@ class Bisections:
 
     def remove(self, item_id: str) -> None:
         """Forget an item. Raises KeyError."""
-        trial = self._homes.pop(item_id)
-        trial.items = [item for item in trial.items if item.id != item_id]
+        part = self._homes.pop(item_id)
+        part.items = [item for item in part.items if item.id != item_id]
 
     def take(self) -> BatchPart | None:
         """Return who goes next, or None."""
-        while self._trials:
-            trial = self._trials.popleft()
-            if trial.items:
-                for item in trial.items:
+        while self._parts:
+            part = self._parts.popleft()
+            if part.items:
+                for item in part.items:
                     del self._homes[item.id]
-                return trial
+                return part
         return None
 
     def split(
@@ -65,7 +65,7 @@ class Bisections:
     ) -> str | None:
         """Put what is left of a failed batch to the front, in halves; return None, or why its items must fail instead.
 
-        `search` is that of the trial which the batch was, if it was one.
+        `search` is that of the part which the batch was, if it was one.
         """
         alone = len(batch.items) == 1
         if failure in (Failure.RAISED, Failure.OUT_OF_MEMORY):
@@ -83,10 +83,10 @@ class Bisections:
             search.calls_left -= 2
         self.num_bisections += not alone
         middle = (len(items) + 1) // 2
-        for part in (items[middle:], items[:middle]):
-            if part:
-                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(part)}"
-                trial = BatchPart(part, search, detail)
-                self._trials.appendleft(trial)
-                self._homes.update((item.id, trial) for item in part)
+        for half in (items[middle:], items[:middle]):
+            if half:
+                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(half)}"
+                part = BatchPart(half, search, detail)
+                self._parts.appendleft(part)
+                self._homes.update((item.id, part) for item in half)
         return None

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chairlift.core.sequences.fits import check_fits
-from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.request import Request, check_fits
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.runners.sequences import SequenceInfo
@@ -43,7 +42,7 @@ def fan_out(
     _check_token_ids("prompt", prompt_ids, info.vocab_size)
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], info.vocab_size)
     _check_token_ids("logit_bias", list(params.logit_bias or {}), info.vocab_size)
-    stop_ids = tuple(params.stop_token_ids or ()) + (() if params.ignore_eos else tuple(eos_ids))
+    stop_ids = frozenset((*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)))
     requests = []
     for index in range(params.n):
         one = params

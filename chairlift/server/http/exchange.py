@@ -6,6 +6,7 @@ import hmac
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,12 +31,16 @@ OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 DRAIN_FACTOR = 4
 # Below this many characters tokenizing takes less time than a thread's round trip is worth.
 INLINE_SIZE = 16_384
+# Above this many it takes long enough to keep others waiting, so that it has threads of its own.
+LARGE_SIZE = 2**18
 
 # The status of requests whose clients did not wait for an answer.
 CLIENT_GONE = 499
 # The last event of a stream.
 DONE = b"data: [DONE]\n\n"
 
+# Few: they share the cores with the model.
+_large = ThreadPoolExecutor(2, thread_name_prefix="chairlift-large")
 _MAX_PRIORITY = 2**31
 _OCTETS = "application/octet-stream"
 # Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
@@ -201,7 +206,11 @@ class ShortWay(Protocol):
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
     """Do work here and now, or in a thread if its `size` in characters (or numbers to print) would hold up the loop."""
-    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
+    if size <= INLINE_SIZE:
+        return work()
+    if size <= LARGE_SIZE:
+        return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_large, work)
 
 
 def stays(receive: Receive) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, TokenLogprob
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.sampling import SamplingParams, check_stop
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.fan_out import fan_out
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
@@ -20,7 +20,8 @@ from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.text.output import TextStream
+from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import Tokenizer
 
 
@@ -89,10 +90,15 @@ class SequenceService:
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, n: int | None) -> None:
-        """Refuse samples beyond the limit."""
-        if n is not None and n > self.config.max_n:
-            raise InvalidRequest(f"n is {n}, above this server's limit of {self.config.max_n} (max_n)", "n")
+    def check(self, n: int | None, stop: str | list[str] | None = None) -> None:
+        """Refuse samples and stop strings beyond the limits."""
+        config = self.config
+        if n is not None and n > config.max_n:
+            raise InvalidRequest(f"n is {n}, above this server's limit of {config.max_n} (max_n)", "n")
+        try:
+            check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
+        except ValueError as error:
+            raise InvalidRequest(str(error), "stop") from None
 
     @property
     def ready(self) -> bool:
@@ -139,17 +145,18 @@ class SequenceService:
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             requests += self._fan_out(name, prompt, params, terms, options, info)
         streams = self.client.submit(*requests)
-        samples = [
-            Sample(index, stream, self._text(stream.request, options.continues), self.metrics, options.discard)
-            for index, stream in enumerate(streams)
-        ]
+        automaton = stop_automaton(params)
+        samples = []
+        for index, stream in enumerate(streams):
+            text = self._text(stream.request, options.continues, automaton)
+            samples.append(Sample(index, stream, text, self.metrics, options.discard))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
         return samples
 
-    def _text(self, request: Request, continues: bool) -> TextStream:
-        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
+    def _text(self, request: Request, continues: bool, automaton: StopAutomaton | None) -> TextStream:
+        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else (), automaton)
 
     def _fan_out(
         self,

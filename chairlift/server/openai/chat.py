@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     raw = await read_body(request)
     body = decode(raw, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body.n)
+    service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     params = _params(body)

@@ -26,7 +26,7 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     body = await read_json(request, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body.n)
+    service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     params = _params(body)
