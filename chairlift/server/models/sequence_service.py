@@ -10,10 +10,9 @@ import msgspec
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams, check_stop
 from chairlift.engine.sequences.client import Stream
-from chairlift.engine.sequences.fan_out import fan_out
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.runners.sequences import SequenceInfo
@@ -182,7 +181,7 @@ class SequenceService:
                 name,
                 prompt,
                 params,
-                info=info,
+                model=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
                 priority=terms.priority,
@@ -192,10 +191,9 @@ class SequenceService:
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
             )
-        except InvalidRequest as error:
-            if len(prompt) + (params.max_tokens or 1) > info.max_model_len:
-                raise ApiError(400, str(error), error.param, "context_length_exceeded") from None
-            raise
+        except Unservable as error:
+            too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len
+            raise InvalidRequest(str(error), error.field, "context_length_exceeded" if too_long else None) from None
 
 
 class Piece(msgspec.Struct):
