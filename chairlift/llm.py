@@ -40,7 +40,7 @@ class LLM:
         self.config = SequenceConfig(model=str(model), **settings)
         self.tokenizer = Tokenizer.from_folder(self.config.model)
         self.engine = Engine(self.config, DecoderRunner(self.config))
-        # All requests of a call are in line before its first step, so no batch need wait for more.
+        # All requests of a call wait before its first step, so no batch need wait for more.
         self.engine.close_queue()
         self._serial = 0
 
