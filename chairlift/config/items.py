@@ -29,7 +29,7 @@ _CLASS = re.compile(r"(?P<where>.+):(?P<name>[A-Za-z_]\w*)")
 
 
 class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one model that answers in one call. Raises ConfigError, by name, also for what its kind does not read.
+    """Settings of one model that answers in one call. Raises ConfigError by name, also for what its kind does not read.
 
     `model` is a Hugging Face folder, a .onnx file, or a class as "module:Class" or "path/to/file.py:Class"; `kind`
     follows from it. Kind "encoder" is any that embeds or classifies texts, a decoder's folder too. `max_batch_size`
