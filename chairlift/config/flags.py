@@ -54,6 +54,8 @@ HELP = {
     "port": "the port to listen on; 0 takes any free one",
     "grpc_port": "also serve the Open Inference Protocol over gRPC there (default: no gRPC)",
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
+    "allowed_origins": 'sites whose pages may use the server: JSON, ["https://app.example.com"], or ["*"] for all',
+    "allowed_hosts": 'names in Host that the server answers to beside its own: JSON, or ["*"] for all',
     "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
     "max_body_bytes": "bytes of a request body",
     "max_n": "samples of one request",
@@ -120,7 +122,7 @@ def dashed(name: str) -> str:
 
 def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:
     kind, default, described = field.type, field.default, described_setting(field.name)
-    if default is not None and default is not msgspec.NODEFAULT and field.name not in _BY_KIND:
+    if default not in (None, (), msgspec.NODEFAULT) and field.name not in _BY_KIND:
         described = f"{described} (default: {default})"
     flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
     if kind is bool:

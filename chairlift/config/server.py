@@ -1,5 +1,7 @@
 """Every setting of the HTTP front, with its default, in one place."""
 
+import re
+from ipaddress import ip_address
 from typing import Literal
 
 import msgspec
@@ -25,6 +27,9 @@ _STOP_LIMITS = {
     "max_stop_chars": MAX_STOP_CHARS,
     "max_stop_chars_total": MAX_STOP_CHARS_TOTAL,
 }
+# A scheme and a host, perhaps a port, and no path: as browsers send it.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +43,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     port: int = 8000
     grpc_port: int | None = None
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_waiting: int = 1024
     max_body_bytes: int = 4 * 2**20
     max_n: int = 64
@@ -74,3 +81,16 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"drain_timeout_s must not be negative, got {self.drain_timeout_s}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty; leave it out to ask for none")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"allowed_origins must be like 'https://app.example.com', or '*', got {origin!r}")
+        for host in self.allowed_hosts:
+            if host != "*" and not _is_host(host):
+                raise ConfigError(f"allowed_hosts must be names or addresses without a port, or '*', got {host!r}")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        return bool(_NAME.fullmatch(text) or ip_address(text))
+    except ValueError:
+        return False

@@ -204,6 +204,8 @@ ODD: dict[str, Any] = {
     "served_model_name": "x",
     "host": "::1",
     "api_key": "k",
+    "allowed_origins": ["https://a.example"],
+    "allowed_hosts": ["a.example"],
     "data_dir": "/d",
     "max_num_batched_tokens": 99,
     "max_stop_strings": 9,
@@ -260,6 +262,9 @@ def test_docs_name_every_setting() -> None:
         ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is no folder or file"),
         ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, "warm_up_sizes: expected int"),
+        ('allowed_origins = ["https://a.example/"]', {}, "allowed_origins must be like 'https://app.example.com'"),
+        ('allowed_origins = ["null"]', {}, "allowed_origins must be like"),
+        ('allowed_hosts = ["a.example:80"]', {}, "allowed_hosts must be names or addresses without a port"),
         ('model = "encoder"', {"CHAIRLIFT_WARM_UP_SIZES": "1,2"}, "CHAIRLIFT_WARM_UP_SIZES: must be JSON"),
     ],
 )

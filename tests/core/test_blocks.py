@@ -3,7 +3,8 @@ from collections import Counter
 
 import pytest
 
-from chairlift.core.sequences.blocks import BlockPool, block_hash, root_hash
+from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.sequence import block_hash, root_hash
 
 A, B, C = (block_hash(root_hash(""), [token]) for token in (1, 2, 3))
 

@@ -18,7 +18,7 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import TurnOver, TurnWanted
-from chairlift.engine.sequences.turn import Turn
+from chairlift.engine.sequences.worker import Turn
 from chairlift.errors import QueueFull
 from chairlift.runners.decoder.runner import DecoderRunner
 

@@ -10,7 +10,7 @@ from support.decoder_harness import GREEDY, Harness, make_request, make_runner
 from support.model_factory import model_folder
 
 from chairlift.core.sequences.sampling import SamplingParams
-from chairlift.runners.decoder import runner, to_host
+from chairlift.runners.decoder import runner
 
 PARAMS = {
     "greedy": GREEDY,
@@ -30,7 +30,7 @@ def test_results_are_brought_over_once_a_step(names: list[str], monkeypatch: pyt
     def all_at_once(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
         """As from another device."""
         copies.append(len(tensors))
-        return to_host.split(to_host.pack(tensors).numpy(), tensors) if tensors else []
+        return runner.split(runner.pack(tensors).numpy(), tensors) if tensors else []
 
     monkeypatch.setattr(runner, "to_host", all_at_once)
     for request in requests:

@@ -17,8 +17,8 @@ from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
 from chairlift.ops.reference import ReferenceOps
+from chairlift.runners.decoder.runner import pack, split, to_host
 from chairlift.runners.decoder.sampler import Sampled, Sampler, request_seed, uniform
-from chairlift.runners.decoder.to_host import pack, split, to_host
 
 VOCAB = 300
 CPU = torch.device("cpu")

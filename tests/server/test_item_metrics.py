@@ -106,7 +106,7 @@ def test_shedding_is_counted_by_reason() -> None:
 def test_padding_and_failures() -> None:
     service, _ = function()
     items = [Item(id="1", arrival=0, size=1), Item(id="2", arrival=0, size=3)]
-    reason = Decision(Reason.BOARDED, None, "")
+    reason = Decision(Reason.ADMITTED, None, "")
     batch = Batch(id=1, instance=0, items=items, size=4, computed=6, predicted=0.3, started=0, reason=reason)
     service.metrics.on_batch(batch, BatchResult(seconds=0.2))
     service.metrics.on_batch(batch, BatchResult(seconds=0, failure=Failure.DIED))

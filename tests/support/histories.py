@@ -5,7 +5,6 @@ Run as a program it prints the digest of one long history, so that two interpret
 
 import copy
 import hashlib
-import os
 import random
 from typing import Any, Protocol
 
@@ -166,10 +165,6 @@ def replay(world: World) -> list[Any]:
 
 def digest(answers: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(answers)).hexdigest()
-
-
-def num_histories() -> int:
-    return int(os.environ.get("CHAIRLIFT_HISTORIES", "10000"))
 
 
 if __name__ == "__main__":

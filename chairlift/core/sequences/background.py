@@ -22,9 +22,6 @@ class BackgroundSequences:
         self.running: list[Sequence] = []
         self.decision: Decision | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.running or self.waiting)
-
     def youngest(self, behind: Sequence | None = None, without: Container[str] = ()) -> Sequence | None:
         """Return the one that yields first: of all, or of those less urgent than `behind` whose id is not listed."""
         running = self.running

@@ -14,12 +14,10 @@ from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import QueueOrder
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
-from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.blocks import BlockPool, PrefixCache
 from chairlift.core.sequences.budget import StepBudget
-from chairlift.core.sequences.fits import check_fits
 from chairlift.core.sequences.policy import Admission, Policy
-from chairlift.core.sequences.prefix_cache import PrefixCache
-from chairlift.core.sequences.request import Request, Start, Step, StepResult
+from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import WaitingQueue
 
@@ -128,7 +126,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             step.decisions.append(self.waiting_decision)
         self._learner = self.budget
         self.background.decision = None
-        if self.background:
+        if self.background.running or self.background.waiting:
             self._fill_with_background(step, yields, now)
             self._learner = self.budget or self.background.budget
         if not step.num_tokens:
@@ -162,7 +160,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 continue
             else:
                 sequence.num_computed_tokens += num_tokens
-                end = self._take_tokens(sequence, result.tokens.get(request_id))
+                end = sequence.take(result.tokens.get(request_id))
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)
@@ -466,22 +464,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         return limit.explain()
 
     # Ends
-
-    def _take_tokens(self, sequence: Sequence, tokens: list[int] | None) -> Finished | None:
-        """Append what was sampled; say if that ends the sequence."""
-        if not tokens:
-            if sequence.num_computed_tokens < len(sequence.token_ids):
-                return None  # the prompt goes on in the next step
-            return Finished(sequence.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
-        request = sequence.request
-        for token in tokens:
-            sequence.token_ids.append(token)
-            made = len(sequence.token_ids) - len(request.prompt_ids)
-            if token in request.stop_ids and made >= request.params.min_tokens:
-                return Finished(sequence.id, FinishReason.STOP, token)
-            if made >= request.max_tokens:
-                return Finished(sequence.id, FinishReason.LENGTH)
-        return None
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is and let go of all it holds."""

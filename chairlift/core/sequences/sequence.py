@@ -1,8 +1,27 @@
-"""The scheduler's own record of one request."""
+"""The scheduler's own record of one request, and the hashes by which its prefixes are found."""
 
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import Rank
-from chairlift.core.sequences.blocks import BlockHash, block_hash, root_hash
 from chairlift.core.sequences.request import Request
+
+BlockHash = bytes
+
+
+def root_hash(salt: str) -> BlockHash:
+    """Return the parent of a sequence's first block; different salts never share a block."""
+    return blake2b(salt.encode(), digest_size=16).digest()
+
+
+def block_hash(parent: BlockHash, token_ids: Iterable[int]) -> BlockHash:
+    """Chain a full block's tokens to all that precede them, so that equal hashes mean equal prefixes.
+
+    128 bits of BLAKE2b, not Python's `hash`: a collision would show one user another user's text.
+    """
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 class Sequence:
@@ -40,6 +59,22 @@ class Sequence:
         """Whether it has more to compute than the token sampled last, so that its client waits for the whole of it."""
         known = len(self.token_ids)
         return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
+
+    def take(self, tokens: list[int] | None) -> Finished | None:
+        """Append what was sampled; say if that ends the sequence."""
+        if not tokens:
+            if self.num_computed_tokens < len(self.token_ids):
+                return None  # the prompt goes on in the next step
+            return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+        request = self.request
+        for token in tokens:
+            self.token_ids.append(token)
+            made = len(self.token_ids) - len(request.prompt_ids)
+            if token in request.stop_ids and made >= request.params.min_tokens:
+                return Finished(self.id, FinishReason.STOP, token)
+            if made >= request.max_tokens:
+                return Finished(self.id, FinishReason.LENGTH)
+        return None
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""

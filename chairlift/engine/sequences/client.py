@@ -12,8 +12,8 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.queue_limit import QueueLimit
 from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.sequences.messages import (
     Abort,

@@ -102,6 +102,11 @@ class Engine:
         """Whether all that is here are background requests."""
         return not (self.scheduler.num_running or self.scheduler.num_waiting)
 
+    @property
+    def has_background(self) -> bool:
+        """Whether background requests are here."""
+        return self.scheduler.num_background_running + self.scheduler.num_background_waiting > 0
+
     def step(self, yields: bool = False) -> StepOutput | None:
         """Run one step and return what it gave, or None if nothing can run now.
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chairlift.core.sequences.fits import check_fits
-from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.request import Request, check_fits
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.runners.sequences import SequenceInfo

@@ -1,7 +1,7 @@
 """DecoderRunner: steps in, sampled tokens out."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.sampler import Choice, Sampler
-from chairlift.runners.decoder.to_host import to_host
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.runners.weights import Weights
 
@@ -32,6 +31,10 @@ _PROMPT_ROWS = 64
 # A model this small lies in a core's cache: waking other threads for its products costs more than they save, and far
 # more when something else keeps those cores busy.
 _ONE_THREAD_BYTES = 32 * 2**20
+
+# Each tensor begins at a multiple of this many bytes, so that any type can be read where it lies.
+_ALIGNMENT = 8
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
 
 class DecoderRunner:
@@ -247,3 +250,30 @@ def _dtype(config: SequenceConfig, saved: torch.dtype) -> torch.dtype:
     if config.dtype == "auto":
         return torch.bfloat16 if saved == torch.bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return tensors of one device as arrays, by one copy; on the CPU they are the same memory."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.numpy() for tensor in tensors]
+    return split(pack(tensors).cpu().numpy(), tensors)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all tensors, end to end."""
+    parts = []
+    for tensor in tensors:
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        parts += [flat, flat.new_zeros(-len(flat) % _ALIGNMENT)]
+    return torch.cat(parts)
+
+
+def split(packed: NDArray[np.uint8], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Read arrays of the shapes and types of `tensors` out of what `pack` made of them."""
+    arrays: list[NDArray[Any]] = []
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.nbytes
+        arrays.append(packed[start:end].view(_NUMPY[tensor.dtype]).reshape(tensor.shape))
+        start = end + -end % _ALIGNMENT
+    return arrays

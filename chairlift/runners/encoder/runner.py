@@ -6,25 +6,28 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.folders.kind import labels_of, task_of
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.ops.base import Quantization
-from chairlift.ops.encoder import Texts
+from chairlift.ops.encoder import EncoderForward, Output, Texts
 from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
 from chairlift.runners.encoder.model import Projected, read_dense
-from chairlift.runners.encoder.pooling import pool
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.weights import Weights
 
 Vector = NDArray[np.float32]
 
+# What the forward pass gives by itself.
+_DIRECT: dict[str, Output] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+
 
 class EncoderRunner:
-    """Runs an encoder on texts packed end to end, with no padding; implements `runners.oneshot.ItemRunner`.
+    """Runs an encoder on texts packed end to end, with no padding; implements `runners.items.ItemRunner`.
 
     A decoder's folder will do as well; its tokens see only what comes before them. A text's result does not depend on
     what shares its batch: with the native operations not in a single bit of its hidden states; Dense modules and
@@ -186,3 +189,30 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if found is None:
         raise ConfigError(f"dtype {name!r} must be 'auto', 'float32' or 'bfloat16'")
     return found
+
+
+def pool(forward: EncoderForward, texts: Texts, poolings: Sequence[str]) -> Tensor:
+    """Run the forward pass and return [S, H * len(poolings)] float32, the poolings side by side."""
+    if len(poolings) == 1 and poolings[0] in _DIRECT:
+        return forward(texts, _DIRECT[poolings[0]])
+    hidden = forward(texts, "tokens")
+    starts = torch.from_numpy(texts.starts).to(hidden.device).long()
+    lengths = starts.diff()
+    owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
+    return torch.cat([_pooled(hidden, starts, lengths, owner, pooling) for pooling in poolings], dim=1)
+
+
+def _pooled(hidden: Tensor, starts: Tensor, lengths: Tensor, owner: Tensor, pooling: str) -> Tensor:
+    if pooling in ("cls", "lasttoken"):
+        return hidden[starts[:-1] if pooling == "cls" else starts[1:] - 1]
+    vectors = hidden.new_zeros(len(lengths), hidden.shape[1])
+    if pooling == "max":
+        index = owner.unsqueeze(1).expand_as(hidden)
+        return vectors.scatter_reduce_(0, index, hidden, "amax", include_self=False)
+    counts = lengths.unsqueeze(1).float()
+    if pooling == "weightedmean":
+        # A token's weight is its place, from 1 on.
+        places = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts[:-1][owner]
+        hidden, counts = hidden * places.unsqueeze(1), counts * (counts + 1) / 2
+    sums = vectors.index_add_(0, owner, hidden)
+    return sums / (counts.sqrt() if pooling == "mean_sqrt_len_tokens" else counts)

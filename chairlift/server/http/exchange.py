@@ -124,13 +124,20 @@ async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
     return decode(await read_body(request), decoder)
 
 
-async def read_body(request: Request, binary: bool = False) -> bytes:
-    """The whole body: JSON, or with `binary` also octets.
+async def read_body(request: Request, binary: bool = False, untyped: bool = False) -> bytes:
+    """The whole body: JSON, or with `binary` also octets, and with `untyped` also one without Content-Type.
 
     Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds.
     """
     config: ServerConfig = request.app.state.config
-    _check_type(request, binary)
+    kind = _check_type(request, binary)
+    body = await _read_in_time(request, config)
+    if body and not kind and not untyped:
+        raise _wrong_type("a body without one")
+    return body
+
+
+async def _read_in_time(request: Request, config: ServerConfig) -> bytes:
     if stays(request.receive):
         return await _read(request, config.max_body_bytes)
     try:
@@ -141,14 +148,19 @@ async def read_body(request: Request, binary: bool = False) -> bytes:
         raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
 
 
-def _check_type(request: Request, binary: bool) -> None:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    # Any other type could be posted by any web page that the user of a local server happens to visit.
-    if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == _OCTETS):
-        raise ApiError(415, f"send JSON with 'Content-Type: application/json', not {kind}", code="unsupported_type")
+def _check_type(request: Request, binary: bool) -> str:
+    """The body's type, empty where none is given: pages of other sites can post without one, and with most others."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json") and not kind.endswith("+json") and not (binary and kind == _OCTETS):
+        raise _wrong_type(kind)
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise ApiError(415, f"a body with Content-Encoding {encoding} is not supported", code="unsupported_encoding")
+    return kind
+
+
+def _wrong_type(given: str) -> ApiError:
+    return ApiError(415, f"send JSON with 'Content-Type: application/json', not {given}", code="unsupported_type")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
