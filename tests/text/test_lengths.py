@@ -117,6 +117,13 @@ def test_canonical_forms_change_bytes_by_a_factor_of_three_at_most() -> None:
             assert size <= 3 * len(unicodedata.normalize("NFD", chr(code)).encode()) <= 9 * size
 
 
+def test_the_bound_allows_for_a_normalizer_that_shortens() -> None:
+    tokenizer = with_token(content="`" * 9, normalized=True)
+    tokenizer.normalizer = normalizers.NFC()
+    text = "\u1fef" * 9  # three bytes each, of which NFC leaves one
+    assert len(tokenizer.encode(text).ids) == 1 == TextLengths(tokenizer).least_tokens(text)
+
+
 def changed(**changes: Any) -> Tokenizer:
     tokenizer = build("bytelevel")
     for name, value in changes.items():
