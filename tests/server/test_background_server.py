@@ -32,7 +32,7 @@ def marked(app: ASGIApp) -> ASGIApp:
 
 
 async def post(app: ASGIApp, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
         return await client.post(path, json=body, headers=headers)
 
 
