@@ -1,4 +1,4 @@
-"""What the one-shot scheduler does, in virtual time, with the very code that serves.
+"""What the scheduler of items does, in virtual time, with the very code that serves.
 
     python benchmarks/dynamic/simulate.py [--seconds 10] [--seeds 2] [table] [overload] [target]
 

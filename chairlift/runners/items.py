@@ -1,4 +1,4 @@
-"""What every runner of a one-shot model is: payloads in, results out, one call for a batch."""
+"""What every runner of a model that answers in one call is: payloads in, results out, one call for a batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ItemInfo(msgspec.Struct, kw_only=True):
-    """What the front needs to know of a loaded one-shot model; `device` and `dtype` are empty where only it knows.
+    """What the front needs to know of a loaded model of items; `device` and `dtype` are empty where only it knows.
 
     `task` says what a payload is. "embed", "classify" and "rerank": an `Encoding`, to a float32 vector (for the two
     others the logits, one for each of `labels`). "tensors": a dict of NumPy arrays without a batch dimension, named as

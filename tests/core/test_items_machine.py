@@ -1,20 +1,20 @@
 """Everything the scheduler of items promises, under random histories: some that shrink, and many that are fast."""
 
-import os
 import random
 from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.dice import SHARES, Dice, HypothesisDice, RandomDice, pick
 from support.items_world import Setup, World, replay
+from support.parallel import in_two_processes, some_and_all
 
 from chairlift.core.items.item import Failure, Item
 from chairlift.core.items.limits import BatchLimits
 
-NUM_HISTORIES = 3000
 CALLS_PER_HISTORY = 60
 
 
@@ -129,11 +129,10 @@ TestItemsMachine.settings = settings(
 )
 
 
-def test_random_histories(capsys: Any) -> None:
-    """Thousands of histories (CHAIRLIFT_HISTORIES sets another number), each driven to its end."""
+def check_histories(seeds: range) -> Counter[str]:
+    """Drive a history for each seed to its end, checked after every call; gives what happened in them."""
     seen: Counter[str] = Counter()
-    wanted = int(os.environ.get("CHAIRLIFT_HISTORIES", NUM_HISTORIES))
-    for seed in range(wanted):
+    for seed in seeds:
         rng = random.Random(seed)
         try:
             dice = RandomDice(rng)
@@ -148,9 +147,16 @@ def test_random_histories(capsys: Any) -> None:
             error.add_note(f"seed {seed}")
             raise
         seen += world.seen
+    return seen
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seeds", some_and_all(500, 3000))
+def test_random_histories(seeds: range, capsys: Any) -> None:
+    seen = in_two_processes(check_histories, seeds)
     with capsys.disabled():
-        print(f"\nitem histories: {wanted}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
-    if wanted >= 1000:
+        print(f"\nitem histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
+    if len(seeds) >= 500:
         kinds = (
             *Failure,
             "sent ahead",
@@ -164,4 +170,4 @@ def test_random_histories(capsys: Any) -> None:
             "background",
         )
         rare = {name: seen[name] for name in kinds}
-        assert min(rare.values()) >= wanted / 50, f"too rare to be tested: {rare}"
+        assert min(rare.values()) >= len(seeds) / 50, f"too rare to be tested: {rare}"

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support import histories
 from support.dice import SHARES, HypothesisDice, pick
 from support.histories import digest, draw_request, draw_setup, replay, run_history, take_step
+from support.parallel import in_two_processes, some_and_all
 from support.sequences_world import STRATEGIES, Setup, World, make_request
 
 from chairlift.core.sequences.request import Step
@@ -96,11 +97,10 @@ def count_events(world: World, seen: Counter[str]) -> None:
             seen["refused"] += isinstance(answer, str)
 
 
-def test_random_histories(capsys: Any) -> None:
-    """At least 10,000 histories by default (CHAIRLIFT_HISTORIES sets another number), each driven to its end."""
+def check_histories(seeds: range) -> Counter[str]:
+    """Drive a history for each seed to its end, checked after every call; gives what happened in them."""
     seen: Counter[str] = Counter()
-    wanted = histories.num_histories()
-    for seed in range(wanted):
+    for seed in seeds:
         try:
             world = run_history(random.Random(seed), CALLS_PER_HISTORY)
             if seed % 10 == 0:
@@ -109,14 +109,21 @@ def test_random_histories(capsys: Any) -> None:
             error.add_note(f"run_history(random.Random({seed}), {CALLS_PER_HISTORY})")
             raise
         count_events(world, seen)
+    return seen
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seeds", some_and_all(2500, 10_000))
+def test_random_histories(seeds: range, capsys: Any) -> None:
+    seen = in_two_processes(check_histories, seeds)
     with capsys.disabled():
         print("\nscheduler histories:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
-    assert seen["histories"] == wanted
-    if wanted >= 1000:
+    assert seen["histories"] == len(seeds)
+    if len(seeds) >= 1000:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
         kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
-        assert min(rare.values()) >= wanted / 100, f"too rare to be tested: {rare}"
+        assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 
 
 @pytest.mark.processes

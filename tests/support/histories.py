@@ -5,7 +5,6 @@ Run as a program it prints the digest of one long history, so that two interpret
 
 import copy
 import hashlib
-import os
 import random
 from typing import Any
 
@@ -68,7 +67,7 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
         max_tokens=max_tokens,
         arrival=max(0.0, world.now - pick(dice, (0, 0, 0, 1))),
         priority=pick(dice, (0, 0, 0, 0, 1, -1)),
-        stop_ids=pick(dice, ((), (), (), (7,), (0,))),
+        stop_ids=frozenset(pick(dice, ((), (), (), (7,), (0,)))),
         cache_salt=pick(dice, ("", "", "", "tenant")),
         use_prefix_cache=odd != 2,
         background=dice.integer(0, 99) < world.background_percent,
@@ -145,10 +144,6 @@ def replay(world: World) -> list[Any]:
 
 def digest(answers: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(answers)).hexdigest()
-
-
-def num_histories() -> int:
-    return int(os.environ.get("CHAIRLIFT_HISTORIES", "10000"))
 
 
 if __name__ == "__main__":

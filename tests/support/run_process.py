@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.job_harness import batch_line
+from support.processes import end_with_tests
 
 MODELS = "worker_models"
 
@@ -28,6 +29,7 @@ class RunProcess:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,
+            preexec_fn=end_with_tests,
         )
 
     def wait(self, timeout: float = 1200) -> tuple[int, str]:

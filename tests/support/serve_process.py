@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
+from support.processes import end_with_tests
 from support.server_harness import TEMPLATE
 from support.text_tokenizers import build
 
@@ -59,6 +60,7 @@ class Server:
             text=True,
             cwd=tempfile.gettempdir(),
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            preexec_fn=end_with_tests,
         )
         assert self.process.stdout is not None
         self.lines = [self.process.stdout.readline()]

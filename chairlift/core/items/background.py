@@ -1,9 +1,9 @@
 """Background items: work without haste, for instances that no live item wants."""
 
-from chairlift.core.items.batch_time import LinearCost
 from chairlift.core.items.bisection import Bisections
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, fill
 from chairlift.core.items.item import Item
+from chairlift.core.items.learned import LinearCost
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.waiting import WaitingItems
 
@@ -18,12 +18,6 @@ class BackgroundItems:
         self.waiting = WaitingItems(limits.queue_order)
         self.bisections = Bisections(limits)
         self._seconds = limits.background_step
-
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.bisections)
-
-    def __contains__(self, item_id: str) -> bool:
-        return item_id in self.waiting or item_id in self.bisections
 
     def remove(self, item_id: str) -> None:
         """Forget one of them. Raises KeyError."""

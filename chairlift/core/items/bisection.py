@@ -25,29 +25,21 @@ class BatchPart(msgspec.Struct, eq=False):
     detail: str
 
 
-class Bisections:
-    """Who goes again, next first: halves of the batch that failed last, so that a search ends before another begins."""
+class Bisections(dict[str, BatchPart]):
+    """Items that go again, each by its id with the part that it goes in.
+
+    Next are halves of the batch that failed last, so that a search ends before another begins.
+    """
 
     def __init__(self, limits: BatchLimits) -> None:
+        super().__init__()
         self.num_bisections = 0
         self._limits = limits
         self._parts: deque[BatchPart] = deque()
-        self._homes: dict[str, BatchPart] = {}
-
-    def __len__(self) -> int:
-        """How many items wait here."""
-        return len(self._homes)
-
-    def __contains__(self, item_id: str) -> bool:
-        return item_id in self._homes
-
-    def find(self, item_id: str) -> BatchPart:
-        """Return what an item is a part of. Raises KeyError."""
-        return self._homes[item_id]
 
     def remove(self, item_id: str) -> None:
         """Forget an item. Raises KeyError."""
-        part = self._homes.pop(item_id)
+        part = self.pop(item_id)
         part.items = [item for item in part.items if item.id != item_id]
 
     def take(self) -> BatchPart | None:
@@ -56,7 +48,7 @@ class Bisections:
             part = self._parts.popleft()
             if part.items:
                 for item in part.items:
-                    del self._homes[item.id]
+                    del self[item.id]
                 return part
         return None
 
@@ -88,5 +80,5 @@ class Bisections:
                 detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(half)}"
                 part = BatchPart(half, search, detail)
                 self._parts.appendleft(part)
-                self._homes.update((item.id, part) for item in half)
+                self.update((item.id, part) for item in half)
         return None

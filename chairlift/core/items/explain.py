@@ -24,10 +24,10 @@ def explain_waiting(waiter: WaitingItem, waiting: WaitingItems, instances: Insta
 
 def explain_background(item_id: str, background: BackgroundItems, num_live: int) -> Decision:
     """Say why a background item waits while so many live ones do."""
-    count = len(background)
+    count = len(background.waiting) + len(background.bisections)
     if num_live:
         return Decision(Reason.LIVE, item_id, f"{num_live} live requests wait", count)
     if item_id in background.bisections:
-        return Decision(Reason.BATCH, item_id, background.bisections.find(item_id).detail)
+        return Decision(Reason.BATCH, item_id, background.bisections[item_id].detail)
     ahead = background.ahead(background.waiting.find(item_id).item)
     return Decision(Reason.SLOTS, item_id, f"{ahead} of {count} in the background are ahead of it", count)

@@ -6,7 +6,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from chairlift.core.items.batch_time import LinearCost
+from chairlift.core.items.learned import LinearCost
 from chairlift.core.items.waiting import WaitingItem
 
 # What losing an item counts, in items answered. Smaller batches save those who are nearly too late, and full ones give

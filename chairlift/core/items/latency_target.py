@@ -3,7 +3,7 @@
 from collections import deque
 from math import inf
 
-from chairlift.core.items.batch_time import LinearCost
+from chairlift.core.items.learned import LinearCost
 
 _MEMORY = 32
 # Whoever just missed a batch waits for it and then for its own.

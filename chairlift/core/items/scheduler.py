@@ -13,15 +13,14 @@ from math import inf
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.background import BackgroundItems
-from chairlift.core.items.batch_time import LinearCost
 from chairlift.core.items.bisection import Bisection, Bisections
 from chairlift.core.items.explain import explain_background, explain_waiting
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
 from chairlift.core.items.instance import Instance, Instances
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.latency_target import LatencyTarget
+from chairlift.core.items.learned import LinearCost, MemoryLimit
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.items.memory_limit import MemoryLimit
 from chairlift.core.items.waiting import ShapeQueue, WaitingItem, WaitingItems
 from chairlift.core.scheduler import Scheduler
 
@@ -72,8 +71,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
         An item without a deadline gets the default one, unless it is a background item.
         """
-        waits = item.id in self._waiting or item.id in self._bisections or item.id in self._background
-        if waits or item.id in self._in_flight:
+        if self._waits(item.id) or item.id in self._in_flight:
             raise ValueError(f"item id {item.id!r} is already in use")
         if not 0 < item.size < inf:
             raise ValueError(f"an item's size must be a positive number, got {item.size}")
@@ -93,13 +91,18 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             self._target.arrived(item.size, item.arrival)
         self._waiting.push(item)
 
+    def _waits(self, item_id: str) -> bool:
+        background = self._background
+        live = item_id in self._waiting or item_id in self._bisections
+        return live or item_id in background.waiting or item_id in background.bisections
+
     def abort(self, item_id: str) -> bool:
         """Forget an item: nothing more will be heard of it. False if it is not here."""
         if item_id in self._waiting:
             self._waiting.remove([self._waiting.find(item_id)])
         elif item_id in self._bisections:
             self._bisections.remove(item_id)
-        elif item_id in self._background:
+        elif self._waits(item_id):
             self._background.remove(item_id)
         elif item_id in self._in_flight and item_id not in self._aborted:
             self._aborted.add(item_id)
@@ -120,9 +123,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         batch = None
         if free:
             batch = self._try_again(self._bisections, free, now) or self._depart(free, now, now)
-            if batch is None and self._background and not self.num_waiting:
+            if batch is None and self.num_background_waiting and not self.num_waiting:
                 batch = self._try_again(self._background.bisections, free, now) or self._run_background(free, now)
-        elif self.ahead and not len(self._bisections):
+        elif self.ahead and not self._bisections:
             batch = self._send_ahead(now)
         if batch is None:
             deadline = self._waiting.next_deadline()
@@ -199,7 +202,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     @property
     def num_background_waiting(self) -> int:
         """Background items that are in no running batch."""
-        return len(self._background)
+        return len(self._background.waiting) + len(self._background.bisections)
 
     @property
     def num_background_running(self) -> int:
@@ -223,11 +226,11 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
             return Decision(Reason.ADMITTED, item_id, detail)
         if item_id in self._bisections:
-            return Decision(Reason.BATCH, item_id, self._bisections.find(item_id).detail)
-        if item_id in self._background:
-            return explain_background(item_id, self._background, self.num_waiting)
-        if item_id not in self._waiting:
+            return Decision(Reason.BATCH, item_id, self._bisections[item_id].detail)
+        if not self._waits(item_id):
             return None
+        if item_id not in self._waiting:
+            return explain_background(item_id, self._background, self.num_waiting)
         waiter = self._waiting.find(item_id)
         cost = self.instances.quickest()
         leaves = self._leaves_at(self._waiting.queues[waiter.item.shape_key], self._capacity(cost), cost, self._now)
@@ -244,9 +247,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         """
         limits = self.limits
         if item.background:
-            if len(self._background) < limits.max_waiting:
+            if self.num_background_waiting < limits.max_waiting:
                 return None
-            detail = f"{len(self._background)} background requests wait already, which is the limit"
+            detail = f"{self.num_background_waiting} background requests wait already, which is the limit"
             return Shed(ShedReason.QUEUE_FULL, detail, self._seconds(*self._background.waiting.load()) or 1.0)
         if self.num_waiting >= limits.max_waiting:
             detail = f"{self.num_waiting} requests wait already, which is the limit"
@@ -413,7 +416,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
     def _try_again(self, bisections: Bisections, free: list[int], now: float) -> Batch | None:
         """Send off a part of a batch that failed."""
-        while (part := bisections.take()) is not None:
+        while bisections and (part := bisections.take()) is not None:
             items = []
             for item in part.items:
                 if item.deadline is not None and item.deadline < now:

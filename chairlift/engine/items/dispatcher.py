@@ -18,6 +18,7 @@ import msgspec
 from chairlift.core.decision import Decision
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
+from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
@@ -28,9 +29,6 @@ log = logging.getLogger(__name__)
 
 # Of the time that there is for an item, delivery is expected to take no more than this share.
 _MOST_DELIVERY = 0.25
-# Nearly all deliveries take less than is expected: this share, and how far one moves it, relative to it; and where it
-# begins to grow, in seconds.
-_SHARE, _STEP, _LEAST = 0.95, 0.05, 1e-5
 
 OnPart = Callable[[Any], None]
 
@@ -82,20 +80,6 @@ class _Entry:
         self.payload = payload
         self.ticket = ticket
         self.on_part = on_part
-
-
-class HighQuantile:
-    """Follows the 95th percentile of positive values, by stochastic approximation (Robbins and Monro 1951)."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def observe(self, value: float) -> None:
-        """Take in a value."""
-        if value > self.value:
-            self.value = max(self.value * (1 + _STEP * _SHARE), _LEAST)
-        else:
-            self.value *= 1 - _STEP * (1 - _SHARE)
 
 
 class Dispatcher:

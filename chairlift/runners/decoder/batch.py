@@ -49,21 +49,21 @@ class Prepared:
 
 
 class PersistentBatch:
-    """Token ids, block tables and progress of up to `seats` sequences, one row each.
+    """Token ids, block tables and progress of up to `slots` sequences, one row each.
 
     The arrays are reserved for the longest sequences, but touched (so backed by memory) only as far as they are used.
     """
 
-    def __init__(self, seats: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, slots: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.row_of: dict[str, int] = {}
-        self._free = list(range(seats))[::-1]
+        self._free = list(range(slots))[::-1]
         # One more than the longest context: the last token of a full sequence is sampled but never computed.
-        self.tokens = np.zeros((seats, max_model_len + 1), np.int64)
-        self.block_tables = np.zeros((seats, -(-max_model_len // block_size)), np.int32)
-        self.num_tokens = np.zeros(seats, np.int64)
-        self.num_computed = np.zeros(seats, np.int64)
-        self._num_blocks = np.zeros(seats, np.int64)
+        self.tokens = np.zeros((slots, max_model_len + 1), np.int64)
+        self.block_tables = np.zeros((slots, -(-max_model_len // block_size)), np.int32)
+        self.num_tokens = np.zeros(slots, np.int64)
+        self.num_computed = np.zeros(slots, np.int64)
+        self._num_blocks = np.zeros(slots, np.int64)
 
     def add(self, start: Start) -> int:
         """Give a sequence a row and return it."""

@@ -19,7 +19,7 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
     With n = ceil(max_model_len / block_size), the blocks of one longest sequence, and B = bytes_per_token * block_size:
 
         kv_cache_gb given:  floor(kv_cache_gb * 2^30 / B)
-        kv_cache_gb unset:  min(seats * n, floor(0.4 * available memory / B), max(floor(4 GiB / B), n))
+        kv_cache_gb unset:  min(slots * n, floor(0.4 * available memory / B), max(floor(4 GiB / B), n))
 
     Raises ConfigError naming what to change if that is fewer than n.
     """

@@ -91,11 +91,11 @@ class DecoderRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a full prefill and decodes of one and of all seats, on blocks that nobody holds yet."""
+        """Run a full prefill and decodes of one and of all slots, on blocks that nobody holds yet."""
         longest = min(self.config.max_num_batched_tokens, self.info.max_model_len)
         self._dry_run(1, longest)
-        for seats in {1, self.config.slots}:
-            self._dry_run(seats, 1)
+        for slots in {1, self.config.slots}:
+            self._dry_run(slots, 1)
 
     def _dry_run(self, seqs: int, tokens: int) -> None:
         device, block_size = self.model.device, self.config.block_size

@@ -48,25 +48,25 @@ class Sampled:
 
 
 class Sampler:
-    """Each seat's sampling parameters as arrays, so that a step gathers instead of looping.
+    """Each slot's sampling parameters as arrays, so that a step gathers instead of looping.
 
     Order, as in vLLM: log-probabilities of the raw logits; logit_bias, min_tokens, penalties; greedy rows take the
     likeliest; temperature; min_p, top_k, top_p; draw.
     """
 
-    def __init__(self, seats: int, vocab_size: int, seed: int, device: torch.device, ops: Ops) -> None:
+    def __init__(self, slots: int, vocab_size: int, seed: int, device: torch.device, ops: Ops) -> None:
         self.ops = ops
         self.vocab_size = vocab_size
         self.seed = seed
         self.device = device
-        self._temperature = np.zeros(seats, np.float32)
-        self._min_p = np.zeros(seats, np.float32)
-        self._top_k = np.zeros(seats, np.int64)
-        self._top_p = np.ones(seats, np.float32)
-        self._seed = np.zeros(seats, np.uint64)
-        self._logprobs = np.full(seats, -1, np.int64)
+        self._temperature = np.zeros(slots, np.float32)
+        self._min_p = np.zeros(slots, np.float32)
+        self._top_k = np.zeros(slots, np.int64)
+        self._top_p = np.ones(slots, np.float32)
+        self._seed = np.zeros(slots, np.uint64)
+        self._logprobs = np.full(slots, -1, np.int64)
         # The first length at which stop tokens may be sampled: prompt + min_tokens.
-        self._may_stop = np.zeros(seats, np.int64)
+        self._may_stop = np.zeros(slots, np.int64)
         self._stop_ids: dict[int, Ints] = {}
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._counts: dict[int, TokenCounts] = {}
@@ -146,21 +146,21 @@ class Sampler:
         """Return logits after bias, min_tokens and penalties; the given logits themselves if there is none."""
         if not (self._bias or self._stop_ids or self._counts):
             return logits
-        seats = rows.tolist()
-        biased = [index for index, row in enumerate(seats) if row in self._bias]
-        stops = [index for index, row in enumerate(seats) if row in self._stop_ids]
-        stops = [index for index in stops if lengths[index] < self._may_stop[seats[index]]]
-        counted = [index for index, row in enumerate(seats) if row in self._counts]
+        slot_of = rows.tolist()
+        biased = [index for index, row in enumerate(slot_of) if row in self._bias]
+        stops = [index for index, row in enumerate(slot_of) if row in self._stop_ids]
+        stops = [index for index in stops if lengths[index] < self._may_stop[slot_of[index]]]
+        counted = [index for index, row in enumerate(slot_of) if row in self._counts]
         if not (biased or stops or counted):
             return logits
         edited = logits.clone()
         if biased:
-            ids, values = zip(*(self._bias[seats[index]] for index in biased), strict=True)
+            ids, values = zip(*(self._bias[slot_of[index]] for index in biased), strict=True)
             edited[self._pairs(biased, ids)] += torch.from_numpy(np.concatenate(values)).to(self.device)
         if stops:
-            edited[self._pairs(stops, [self._stop_ids[seats[index]] for index in stops])] = -torch.inf
+            edited[self._pairs(stops, [self._stop_ids[slot_of[index]] for index in stops])] = -torch.inf
         if counted:
-            apply_penalties(edited, counted, [self._counts[seats[index]] for index in counted])
+            apply_penalties(edited, counted, [self._counts[slot_of[index]] for index in counted])
         return edited
 
     def _pairs(self, indices: list[int], ids: Sequence[Ints]) -> tuple[Tensor, Tensor]:

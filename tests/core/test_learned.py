@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chairlift.core.items.batch_time import BatchTime
+from chairlift.core.items.learned import BatchTime
 
 EXECUTORS = [(0.008, 0.00025), (0.001, 0.004), (0.001, 0.00005), (0.0001, 0.01), (0.02, 0.0)]
 
