@@ -1,4 +1,4 @@
-"""The one-shot scheduler, rule by rule."""
+"""The scheduler of items, rule by rule."""
 
 import random
 from collections.abc import Callable, Iterable

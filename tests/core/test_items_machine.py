@@ -1,4 +1,4 @@
-"""Everything the one-shot scheduler promises, under random histories: some that shrink, and many that are fast."""
+"""Everything the scheduler of items promises, under random histories: some that shrink, and many that are fast."""
 
 import random
 from collections import Counter
@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from support.histories import SHARES, Dice, RandomDice, pick
+from support.dice import SHARES, Dice, HypothesisDice, RandomDice, pick
 from support.items_world import Setup, World, replay
 from support.parallel import in_two_processes, some_and_all
 
@@ -16,16 +16,6 @@ from chairlift.core.items.item import Failure, Item
 from chairlift.core.items.limits import BatchLimits
 
 CALLS_PER_HISTORY = 60
-
-
-class HypothesisDice:
-    """Choices that Hypothesis can shrink."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
-
-    def integer(self, low: int, high: int) -> int:
-        return self._data.draw(st.integers(low, high))
 
 
 def draw_setup(dice: Dice) -> Setup:
@@ -112,7 +102,7 @@ def lose_both(dice: Dice, world: World, number: int) -> None:
         world.finish(batch, failure, {}, 0.0)
 
 
-class OneShotMachine(RuleBasedStateMachine):
+class ItemsMachine(RuleBasedStateMachine):
     """The same calls and checks as in `test_random_histories`, for a failure to be shrunk to its essence."""
 
     world: World | None = None
@@ -133,8 +123,8 @@ class OneShotMachine(RuleBasedStateMachine):
             assert replay(self.world) == self.world.answers
 
 
-TestOneShotMachine = OneShotMachine.TestCase
-TestOneShotMachine.settings = settings(
+TestItemsMachine = ItemsMachine.TestCase
+TestItemsMachine.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
@@ -165,9 +155,7 @@ def check_histories(seeds: range) -> Counter[str]:
 def test_random_histories(seeds: range, capsys: Any) -> None:
     seen = in_two_processes(check_histories, seeds)
     with capsys.disabled():
-        print(
-            f"\none-shot histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common())
-        )
+        print(f"\nitem histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     if len(seeds) >= 500:
         kinds = (
             *Failure,

@@ -1,4 +1,4 @@
-"""What the one-shot scheduler achieves, in virtual time: the promises of docs and benchmarks, on short runs."""
+"""What the scheduler of items achieves, in virtual time: the promises of docs and benchmarks, on short runs."""
 
 import sys
 from pathlib import Path

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support import histories
-from support.histories import SHARES, digest, draw_request, draw_setup, pick, replay, run_history, take_step
+from support.dice import SHARES, HypothesisDice, pick
+from support.histories import digest, draw_request, draw_setup, replay, run_history, take_step
 from support.parallel import in_two_processes, some_and_all
 from support.sequences_world import STRATEGIES, Setup, World, make_request
 
@@ -24,17 +25,7 @@ NUM_SHRINKABLE = 150
 CALLS_PER_HISTORY = 16
 
 
-class HypothesisDice:
-    """Choices that Hypothesis can shrink."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
-
-    def integer(self, low: int, high: int) -> int:
-        return self._data.draw(st.integers(low, high))
-
-
-class SchedulerMachine(RuleBasedStateMachine):
+class SequencesMachine(RuleBasedStateMachine):
     """The same calls and checks as in `histories.run_history`, for a failure to be shrunk to its essence."""
 
     world: World | None = None
@@ -78,11 +69,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.world is not None and self.world.in_flight is None:
             self.world.drain(random.Random(0))
             assert replay(self.world) == self.world.answers
-            SchedulerMachine.num_run += 1
+            SequencesMachine.num_run += 1
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
+TestSequencesMachine = SequencesMachine.TestCase
+TestSequencesMachine.settings = settings(
     max_examples=NUM_SHRINKABLE,
     stateful_step_count=25,
     deadline=None,

@@ -6,37 +6,16 @@ Run as a program it prints the digest of one long history, so that two interpret
 import copy
 import hashlib
 import random
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
+from support.dice import SHARES, Dice, RandomDice, pick
 from support.sequences_world import Setup, World
 
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
 
 LONG = 600
-# Percent of background requests among all.
-SHARES = (0, 20, 50, 80)
-
-
-class Dice(Protocol):
-    """Where a history's choices come from."""
-
-    def integer(self, low: int, high: int) -> int: ...
-
-
-class RandomDice:
-    """Choices from a seeded generator."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._random = rng.random
-
-    def integer(self, low: int, high: int) -> int:
-        return low + int(self._random() * (high - low + 1))
-
-
-def pick(dice: Dice, options: Any) -> Any:
-    return options[dice.integer(0, len(options) - 1)]
 
 
 def draw_setup(dice: Dice) -> Setup:

@@ -1,4 +1,4 @@
-"""Makes every call on a one-shot scheduler, checks all that it answers, and records the calls for a replay."""
+"""Makes every call on a scheduler of items, checks all that it answers, and records the calls for a replay."""
 
 import copy
 import random
