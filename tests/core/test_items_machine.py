@@ -166,7 +166,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
     seen = in_two_processes(check_histories, seeds)
     with capsys.disabled():
         print(
-            f"\none-shot histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common())
+            f"\nitem histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common())
         )
     if len(seeds) >= 500:
         kinds = (
