@@ -76,7 +76,8 @@ def serve(kind: str, port: int, marks: Any, end: Any) -> None:
 
 async def _client(port: int, path: str, body: bytes, count: int, first: list[float]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    about = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{about}\r\n"
     for _ in range(count):
         began = time.perf_counter()
         writer.write(head.encode() + body)

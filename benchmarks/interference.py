@@ -50,7 +50,7 @@ class Client:
             reader, writer = await asyncio.open_connection(self.host, self.port)
         except OSError:
             return None
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         return body if b" 200 " in head.partition(b"\r\n")[0] else None
@@ -68,7 +68,7 @@ class Client:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         raw = json.dumps(body).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)

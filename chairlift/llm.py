@@ -9,14 +9,13 @@ from tqdm import tqdm
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.fan_out import fan_out
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from chairlift.text.output import TextStream
+from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -90,15 +89,18 @@ class LLM:
     def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> "_Job":
         text, ids = self._tokens(prompt)
         self._serial += 1
-        requests = fan_out(
-            f"{self._serial}",
-            ids,
-            params,
-            info=self.engine.info,
-            eos_ids=self.tokenizer.eos_ids,
-            arrival=time.monotonic(),
-            priority=priority,
-        )
+        try:
+            requests = fan_out(
+                f"{self._serial}",
+                ids,
+                params,
+                model=self.engine.info,
+                eos_ids=self.tokenizer.eos_ids,
+                arrival=time.monotonic(),
+                priority=priority,
+            )
+        except Unservable as error:
+            raise InvalidRequest(str(error), error.field) from None
         return _Job(self.tokenizer, text, requests)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -156,7 +158,8 @@ class _Job:
             RequestMetrics(first.arrival),
         )
         self._tokenizer = tokenizer
-        self._streams = [TextStream(tokenizer, request.params, request.prompt_ids) for request in requests]
+        automaton = stop_automaton(first.params)
+        self._streams = [TextStream(tokenizer, each.params, each.prompt_ids, automaton) for each in requests]
         self._unfinished = len(requests)
 
     def take(self, index: int, update: SequenceUpdate) -> bool:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvloop
+from thread_executor import ThreadExecutor
 
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
-from chairlift.engine.items.process_executor import ThreadExecutor
 from chairlift.errors import ChairliftError
 from chairlift.runners.items import ItemInfo
 

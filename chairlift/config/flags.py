@@ -54,10 +54,15 @@ HELP = {
     "port": "the port to listen on; 0 takes any free one",
     "grpc_port": "also serve the Open Inference Protocol over gRPC there (default: no gRPC)",
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
+    "allowed_origins": 'sites whose pages may use the server: JSON, ["https://app.example.com"], or ["*"] for all',
+    "allowed_hosts": 'names in Host that the server answers to beside its own: JSON, or ["*"] for all',
     "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
     "max_body_bytes": "bytes of a request body",
     "max_n": "samples of one request",
     "max_prompts_per_request": "prompts of one completion request",
+    "max_stop_strings": "stop strings of one request",
+    "max_stop_chars": "characters of one stop string",
+    "max_stop_chars_total": "characters of all stop strings of one request",
     "body_timeout_s": "seconds that a request body may take to arrive",
     "keep_alive_s": "seconds that an idle connection is kept",
     "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
@@ -74,7 +79,10 @@ HELP = {
 _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
-_OFF_LINE = {"max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"}
+_OFF_LINE = {
+    *("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"),
+    *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
+}
 # `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.
 _TAKEN = {"order"}
 
@@ -114,7 +122,7 @@ def dashed(name: str) -> str:
 
 def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo) -> None:
     kind, default, described = field.type, field.default, described_setting(field.name)
-    if default is not None and default is not msgspec.NODEFAULT and field.name not in _BY_KIND:
+    if default not in (None, (), msgspec.NODEFAULT) and field.name not in _BY_KIND:
         described = f"{described} (default: {default})"
     flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
     if kind is bool:

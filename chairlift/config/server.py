@@ -1,9 +1,12 @@
 """Every setting of the HTTP front, with its default, in one place."""
 
+import re
+from ipaddress import ip_address
 from typing import Literal
 
 import msgspec
 
+from chairlift.core.sequences.sampling import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
 from chairlift.errors import ConfigError
 
 _AT_LEAST_ONE = (
@@ -18,6 +21,15 @@ _AT_LEAST_ONE = (
     "max_batches",
     "max_running_batches",
 )
+# What stop strings cost is bounded for every request, so a server can only take fewer.
+_STOP_LIMITS = {
+    "max_stop_strings": MAX_STOP_STRINGS,
+    "max_stop_chars": MAX_STOP_CHARS,
+    "max_stop_chars_total": MAX_STOP_CHARS_TOTAL,
+}
+# A scheme and a host, perhaps a port, and no path: as browsers send it.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,10 +43,15 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     port: int = 8000
     grpc_port: int | None = None
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_waiting: int = 1024
     max_body_bytes: int = 4 * 2**20
     max_n: int = 64
     max_prompts_per_request: int = 256
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stop_chars: int = MAX_STOP_CHARS
+    max_stop_chars_total: int = MAX_STOP_CHARS_TOTAL
     body_timeout_s: float = 30.0
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
@@ -51,6 +68,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in _STOP_LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be between 1 and {most}, got {getattr(self, name)}")
         for name in ("port", "grpc_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
@@ -61,3 +81,16 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"drain_timeout_s must not be negative, got {self.drain_timeout_s}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty; leave it out to ask for none")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"allowed_origins must be like 'https://app.example.com', or '*', got {origin!r}")
+        for host in self.allowed_hosts:
+            if host != "*" and not _is_host(host):
+                raise ConfigError(f"allowed_hosts must be names or addresses without a port, or '*', got {host!r}")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        return bool(_NAME.fullmatch(text) or ip_address(text))
+    except ValueError:
+        return False

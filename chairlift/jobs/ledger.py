@@ -25,17 +25,18 @@ class _Pending(msgspec.Struct):
 class Ledger:
     """One job's results. Opening it cuts off whatever was written but not committed; those lines are to be done again.
 
-    Blocks while it opens. Otherwise all methods belong to one event loop. Raises JobError.
+    Blocks while it opens. Otherwise all methods belong to one event loop. New files get `mode` less the umask. Raises
+    JobError.
     """
 
-    def __init__(self, store: Store, job_id: str, output: Path, errors: Path) -> None:
+    def __init__(self, store: Store, job_id: str, output: Path, errors: Path, mode: int = 0o666) -> None:
         at = self.checkpoint = store.checkpoint(job_id)
         self.counts = msgspec.structs.replace(at.counts)
         self.progress = Progress.from_bytes(at.progress)
         self.pending_bytes = 0
         self._store, self._job_id = store, job_id
-        self._output = ResultFile(output, at.output_bytes)
-        self._errors = ResultFile(errors, at.error_bytes)
+        self._output = ResultFile(output, at.output_bytes, mode)
+        self._errors = ResultFile(errors, at.error_bytes, mode)
         self._new_output: list[bytes] = []
         self._new_errors: list[bytes] = []
         self._places: deque[tuple[int, int]] = deque()

@@ -15,13 +15,14 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class ResultFile:
     """One file of result lines. `append` puts bytes on the disk, and `keep` or `drop` says whether they count.
 
-    The file is made with its first byte. `committed` is the length that counts; whatever lies beyond it when the file
-    is opened was written by a process that died before it could commit, and is cut off. Raises JobError if the file is
-    shorter, or can't be opened or written; StorageFull if there is no space.
+    The file is made with its first byte, with `mode` less the umask. `committed` is the length that counts; whatever
+    lies beyond it when the file is opened was written by a process that died before it could commit, and is cut off.
+    Raises JobError if the file is shorter, or can't be opened or written; StorageFull if there is no space.
     """
 
-    def __init__(self, path: Path, committed: int) -> None:
+    def __init__(self, path: Path, committed: int, mode: int = 0o666) -> None:
         self.path = path
+        self._mode = mode
         self.committed = committed
         self._length = committed
         self._fd: int | None = None
@@ -74,7 +75,7 @@ class ResultFile:
 
     def _open(self) -> int:
         try:
-            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
             os.ftruncate(fd, self.committed)
             sync_folder(self.path.parent)
         except OSError as error:

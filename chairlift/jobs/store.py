@@ -1,6 +1,7 @@
 """The jobs and files that there are, and how far each job is: one SQLite database, one process at a time."""
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ JobState = Literal[
 T = TypeVar("T", "Job", "StoredFile")
 
 _VERSION = 1
+_MODE = 0o600
 _SCHEMA = """
 CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
 CREATE TABLE files (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
@@ -89,13 +91,14 @@ class Store:
     """Jobs, files and progress in one SQLite database, which is this process's own as long as it is open.
 
     Any thread may call; each call is one transaction, on the disk when it returns, and blocks for as long as that
-    takes. Raises JobError if another process has the store, or it can't be read or written; StorageFull if there is no
-    space, and then nothing has changed.
+    takes. Nobody but the owner may read it. Raises JobError if another process has the store, or it can't be read or
+    written; StorageFull if there is no space, and then nothing has changed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        _keep_private(path)
         with self._explained():
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             try:
@@ -248,3 +251,13 @@ class Store:
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"there is no space for {self.path} ({error}): make some, or raise the quota")
         return JobError(f"{self.path} can't be used: {error}")
+
+
+def _keep_private(path: Path) -> None:
+    """Make a new database, or one of an older release, its owner's alone. SQLite makes what is beside it alike."""
+    # What is wrong with it, if anything is, SQLite says.
+    with contextlib.suppress(OSError):
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+        for each in (path, path.with_name(f"{path.name}-wal")):
+            each.chmod(_MODE)

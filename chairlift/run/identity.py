@@ -16,6 +16,7 @@ from chairlift.jobs.lines import unreadable
 _OF_RESULTS = (
     *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed"),
     *("kind", "outputs", "options", "max_body_bytes", "max_n", "max_prompts_per_request"),
+    *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
 )
 _EDGE_BYTES = 2**16
 

@@ -15,6 +15,7 @@ from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.exchange import Key
+from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
 from chairlift.server.models.registry import Models
 from chairlift.server.routes import ENDPOINTS, shape_of
 from chairlift.server.status import Exposition
@@ -31,7 +32,11 @@ def create_app(models: Models, config: ServerConfig, batches: Batches | None = N
     app: ASGIApp = _Routes(State(state | {"docs": Docs(ENDPOINTS, asks_for_key=config.api_key is not None)}))
     if config.api_key is not None:
         app = _AskForKey(app, Key(config.api_key))
-    app = _CountAnswers(app, metrics, Direct(models, config, metrics))
+    origins = Origins(config)
+    direct = Direct(models, config, metrics, origins)
+    app = _CountAnswers(CheckOrigin(app, origins, shape_of), metrics, direct)
+    if config.allowed_origins:
+        app = ShareAnswers(app, origins, direct)
     batches.serve(app, ENDPOINTS)
     return app
 

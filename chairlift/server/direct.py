@@ -16,6 +16,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
 from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, terms_of, timing_headers
+from chairlift.server.http.origins import Origins
 from chairlift.server.models.item_service import ItemService, too_late
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
@@ -28,6 +29,8 @@ MAX_BYTES = 64 * 1024
 _BEGIN, _END = PATH.split("{name:path}")
 _STREAMS = tuple(kind.encode() for kind in STREAM_KINDS)
 _TYPES = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
+# Whoever sends these has more to be looked at: an encoded body, or a browser in between.
+_UNUSUAL = frozenset({b"content-encoding", b"origin", b"sec-fetch-site"})
 
 
 class Direct:
@@ -35,10 +38,11 @@ class Direct:
 
     end = _END
 
-    def __init__(self, models: Models, config: ServerConfig, metrics: Exposition) -> None:
+    def __init__(self, models: Models, config: ServerConfig, metrics: Exposition, origins: Origins) -> None:
         self._models = models
         self._max_bytes = min(config.max_body_bytes, MAX_BYTES)
         self._key = Key(config.api_key)
+        self._origins = origins
         self._count = metrics.http
 
     def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
@@ -60,7 +64,22 @@ class Direct:
             return None
         if not takes_json(service.info) or service.info.streams:
             return None
-        return service if _is_plain(scope["headers"]) and self._key.opens(scope) else None
+        return service if self._is_plain(scope["headers"]) and self._key.opens(scope) else None
+
+    def _is_plain(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether it is JSON as it is, asks for no more, and no browser may have been made to send it."""
+        has_type = False
+        for name, value in headers:
+            if name == b"content-type":
+                if value.lower() not in _TYPES:
+                    return False
+                has_type = True
+            elif name == b"host":
+                if not self._origins.knows(value):
+                    return False
+            elif name in _UNUSUAL or (name == b"accept" and any(kind in value for kind in _STREAMS)):
+                return False
+        return has_type
 
     def _reply(self, reply: SendReply, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._count["POST", PATH, status] += 1
@@ -136,14 +155,3 @@ class _Exchange:
         refusal = as_api_error(error)
         status, body = oip_shape(refusal)
         self._reply(status, refusal.headers, msgspec.json.encode(body))
-
-
-def _is_plain(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether it is JSON as it is, and asks for no more."""
-    for name, value in headers:
-        if name == b"content-type":
-            if value.lower() not in _TYPES:
-                return False
-        elif name == b"content-encoding" or (name == b"accept" and any(kind in value for kind in _STREAMS)):
-            return False
-    return True

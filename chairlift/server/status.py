@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift.server.http.api_errors import without_folders
 from chairlift.server.http.exchange import as_json
 from chairlift.server.models.registry import Models, ModelService, models_of
 
@@ -33,7 +34,7 @@ async def ready(request: Request) -> Response:
 
 def _about(name: str, state: str, failure: str | None) -> dict[str, Any]:
     about = {"status": state, "model": name}
-    return about | {"failure": failure} if failure else about
+    return about | {"failure": without_folders(failure)} if failure else about
 
 
 async def list_models(request: Request) -> Response:

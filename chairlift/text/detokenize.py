@@ -29,7 +29,7 @@ class Vocabulary:
         added = backend.get_added_tokens_decoder()
         self.size = max(backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
-        steps = _decoder_steps(backend)
+        steps = steps_of(backend.decoder, "decoders")
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
         self.strip_left = _sentencepiece_strip(steps)
@@ -52,7 +52,7 @@ class Vocabulary:
         if token is None:
             return b""
         if self._byte_level:
-            letters = _byte_of_letter()
+            letters = byte_of_letter()
             if all(letter in letters for letter in token):
                 return bytes(letters[letter] for letter in token)
             return token.encode()
@@ -162,11 +162,13 @@ class WindowDetokenizer:
         return self._vocabulary.decode(ids, self._skip)
 
 
-def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    if backend.decoder is None:
-        return []
-    state = json.loads(backend.decoder.__getstate__())
-    return list(state["decoders"]) if state["type"] == "Sequence" else [state]
+def steps_of(component: Any, name: str) -> list[dict[str, Any]]:
+    """The parts of a tokenizer's decoder, normalizer or pre-tokenizer; `name` is what a sequence calls its parts."""
+    return [] if component is None else _flat(json.loads(component.__getstate__()), name)
+
+
+def _flat(state: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [step for part in state[name] for step in _flat(part, name)] if state["type"] == "Sequence" else [state]
 
 
 def _sentencepiece_strip(steps: list[dict[str, Any]]) -> int | None:
@@ -185,7 +187,7 @@ def _sentencepiece_strip(steps: list[dict[str, Any]]) -> int | None:
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for letters from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]

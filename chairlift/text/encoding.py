@@ -35,7 +35,8 @@ class TextEncoder:
         """Read the folder's tokenizer. `lowercase` changes texts before it sees them. Raises UnsupportedModel."""
         self.max_tokens = max_tokens
         self._lowercase = lowercase
-        self._backend = Tokenizer.from_folder(folder).backend
+        tokenizer = Tokenizer.from_folder(folder)
+        self._backend, self._lengths = tokenizer.backend, tokenizer.lengths
 
     def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
         """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
@@ -52,7 +53,11 @@ class TextEncoder:
         limit = self.max_tokens if cut.length is None else min(cut.length, self.max_tokens)
         # Above this many tokens it takes a closer look: a second part may be too long in an input that is not.
         harmless = limit if cut.second is None else min(limit, cut.second)
+        if truncate is False:
+            self._refuse_long(given)
         try:
+            if truncate is not False and cut.side == "right":
+                given = [self._head(text, limit, cut) for text in given]
             # The fast batch call skips character offsets, which nobody here reads.
             encoded = self._backend.encode_batch_fast(list(given))
         except (TypeError, UnicodeError) as error:
@@ -67,6 +72,27 @@ class TextEncoder:
             types = encoding.type_ids
             found.append(Encoding(encoding.ids, types if any(types) else None))
         return found
+
+    def _refuse_long(self, given: Sequence[str | tuple[str, str]]) -> None:
+        """Raise InputTooLong for what is too long whatever its tokens are."""
+        for index, text in enumerate(given):
+            parts = (text,) if isinstance(text, str) else text
+            least = sum(map(self._lengths.least_tokens, parts))
+            if least > self.max_tokens:
+                message = f"an input has at least {least} tokens, but the model takes {self.max_tokens}"
+                raise InputTooLong(message, "input", index)
+
+    def _head(self, text: str | tuple[str, str], limit: int, cut: Cut) -> str | tuple[str, str]:
+        """As much of a text or pair as matters where `limit` tokens are kept; what follows need not be tokenized."""
+        lengths = self._lengths
+        if isinstance(text, str):
+            return lengths.head(text, limit)
+        most = limit if cut.second is None else min(cut.second, limit)
+        heads = lengths.head(text[0], limit), lengths.head(text[1], most)
+        # Of two long parts the longer one may lose a token more, so it must be known which one that is.
+        if heads == text or most < limit or min(map(lengths.count, heads)) < limit:
+            return heads
+        return text
 
     def _cut(self, text: str | tuple[str, str], limit: int, cut: Cut) -> tokenizers.Encoding:
         """Encode a text or pair that is too long: cut before the special tokens are put around it."""

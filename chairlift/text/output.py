@@ -7,7 +7,7 @@ import msgspec
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.text.detokenize import make_detokenizer
-from chairlift.text.stop import StopStrings
+from chairlift.text.stop import StopAutomaton, StopStrings
 from chairlift.text.tokenizer import Tokenizer
 
 
@@ -27,19 +27,30 @@ class TextDelta(msgspec.Struct, frozen=True):
     stopped: bool = False
 
 
+def stop_automaton(params: SamplingParams) -> StopAutomaton | None:
+    """What finds a request's stop strings; None if there are none."""
+    stops = params.stop_strings
+    return StopAutomaton(stops) if stops else None
+
+
 class TextStream:
     """Turns one sequence's tokens into text: whole characters, stop strings cut off, nothing after the end.
 
     `num_tokens` counts the tokens of the text so far, an EOS and the tokens of a cut stop string included. `offsets`
     holds, for each of them, where in the text it starts, held-back text counted in; it is kept only if `params` asks
     for logprobs. Give `prompt_ids` where the answer continues the prompt's text (completions): some tokenizers drop
-    the space at the start of a text.
+    the space at the start of a text. `automaton` is `stop_automaton(params)`, one for all samples of a request.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        automaton: StopAutomaton | None = None,
+    ) -> None:
         self._detokenizer = make_detokenizer(tokenizer.vocabulary, params.skip_special_tokens, prompt_ids)
-        stops = params.stop_strings
-        self._stops = StopStrings(stops, params.include_stop_str_in_output) if stops else None
+        self._stops = StopStrings(automaton, params.include_stop_str_in_output) if automaton is not None else None
         self._params = params
         self._end: TextDelta | None = None
         self._length = 0

@@ -15,6 +15,7 @@ import tokenizers
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.detokenize import Vocabulary
+from chairlift.text.lengths import TextLengths
 
 
 class Tokenizer:
@@ -38,6 +39,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template or ChatTemplate({}, {})
         self.vocabulary = Vocabulary(backend)
+        self.lengths = TextLengths(backend)
         self.vocab_size = self.vocabulary.size
         self.eos_ids = eos_ids
         self.bos_id = bos_id

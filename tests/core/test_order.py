@@ -6,7 +6,7 @@ from hypothesis import given
 
 from chairlift.core.items.item import Item
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.items.waiting import Waiting
+from chairlift.core.items.waiting import WaitingItems
 from chairlift.core.order import ORDERS, QueueOrder
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
@@ -36,11 +36,11 @@ def by_sequences(order: QueueOrder, work: list[tuple[float, int, int]]) -> list[
 
 def by_items(order: QueueOrder, work: list[tuple[float, int, int]]) -> list[int]:
     """The same for items."""
-    waiting = Waiting(order)
+    waiting = WaitingItems(order)
     for index, (arrival, priority, size) in enumerate(work):
         waiting.push(Item(id=str(index), arrival=arrival, priority=priority, size=size))
-    (line,) = waiting.lines.values()
-    return [int(waiter.item.id) for waiter in line.waiters]
+    (queue,) = waiting.queues.values()
+    return [int(waiter.item.id) for waiter in queue.waiting]
 
 
 @given(ORDER, WORK)
@@ -62,10 +62,10 @@ def test_both_queues_give_out_the_same_and_nobody_is_overtaken_beyond_the_bound(
 @given(ORDER, WORK)
 def test_what_counts_as_ahead_is_nearly_what_is(order: QueueOrder, work: list[tuple[float, int, int]]) -> None:
     """Of those that came before: all that are ahead in both respects, and nobody behind by more than rounding."""
-    waiting = Waiting(order)
+    waiting = WaitingItems(order)
     for index, (_, priority, size) in enumerate(work):
         newcomer = Item(id=str(index), arrival=float(index), priority=priority, size=size)
-        here = [waiter.item for line in waiting.lines.values() for waiter in line.waiters]
+        here = [waiter.item for queue in waiting.queues.values() for waiter in queue.waiting]
         larger = 1.0 if order.name == "arrival" or not order.size_ageing else 1.126
         least = sum(i.priority <= priority and (larger == 1 or i.size <= size) for i in here)
         most = sum(i.priority <= priority and (larger == 1 or i.size <= size * larger) for i in here)

@@ -59,7 +59,7 @@ def test_a_request_from_its_prompt_to_its_end() -> None:
 
 
 def test_a_stop_token_ends_a_request_but_not_before_min_tokens() -> None:
-    w = world(make_request("a", 3, stop_ids=(7,), params=SamplingParams(max_tokens=None, min_tokens=2)))
+    w = world(make_request("a", 3, stop_ids=frozenset({7}), params=SamplingParams(max_tokens=None, min_tokens=2)))
     go(w, token=7)
     assert w.records
     go(w, token=7)

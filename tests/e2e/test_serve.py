@@ -93,11 +93,11 @@ def test_prompt_scores_do_not_depend_on_the_prefix_cache(server: Server) -> None
 RUBBISH = [
     b"GARBAGE\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: nine\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: nine\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
     b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 40_000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 40_000,
     b"GET /v1/models\x00 HTTP/1.1\r\n\r\n",
 ]
 
@@ -155,7 +155,8 @@ def test_many_streams_a_third_dropped(server: Server) -> None:
 def test_hanging_up_frees_seat_and_blocks(server: Server, stream: bool) -> None:
     before = server.metric("requests_finished_total", reason="abort")
     body = json.dumps({"prompt": "hello", "n": 8, "max_tokens": 400, "stream": stream}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(head % len(body) + body)
     _until(lambda: server.metric("requests_running") == 8)

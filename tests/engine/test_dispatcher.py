@@ -175,7 +175,7 @@ def test_deadlines_come_earlier_by_what_delivery_takes() -> None:
         deadlines = []
         for timeout in (None, 2.0, 0.2):
             dispatcher.submit(None, timeout=timeout)
-            waiters = dispatcher.scheduler._waiting.lines[None].waiters
+            waiters = dispatcher.scheduler._waiting.queues[None].waiting
             deadlines.append(waiters[-1].item.deadline)
         assert deadlines == pytest.approx([1.0, 2.0, 0.25], abs=0.02), "but never by more than a quarter"
         await dispatcher.close()

@@ -19,10 +19,13 @@ from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine import supervisor
 from chairlift.engine.items.call import CallFailed
-from chairlift.engine.items.process_executor import ProcessExecutor, ThreadExecutor
+from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.errors import Unavailable
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
+from thread_executor import ThreadExecutor
 
 pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"

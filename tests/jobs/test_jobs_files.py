@@ -124,6 +124,26 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         Store(tmp_path / "no" / "state")
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_store_is_its_owners_alone(umask: int, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    before = os.umask(umask)
+    try:
+        store = Store(path)
+        store.add_job(Job(id="j", state="in_progress", entered={}))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+        assert modes == {"state": 0o600, "state-wal": 0o600}
+        store.close()
+        # As an older release left it.
+        path.chmod(0o644)
+        store = Store(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert store.job("j") is not None
+        store.close()
+    finally:
+        os.umask(before)
+
+
 def test_the_store_remembers(tmp_path: Path) -> None:
     path = tmp_path / "state"
     store = Store(path)

@@ -104,7 +104,7 @@ def test_one_bad_request_does_not_disturb_the_others(runner: DecoderRunner) -> N
     harness.add(make_request("negative", [-1]))
     harness.add(make_request("huge", [2**70], SamplingParams(logit_bias={2**70: 1.0})))
     none_left = dict.fromkeys(range(320), -100.0)
-    stops = make_request("stops", PROMPT, SamplingParams(min_tokens=5, logit_bias=none_left), tuple(range(320)))
+    stops = make_request("stops", PROMPT, SamplingParams(min_tokens=5, logit_bias=none_left), frozenset(range(320)))
     harness.add(stops)
     harness.add(make_request("good", PROMPT))
     result = harness.step()

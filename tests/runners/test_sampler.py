@@ -47,7 +47,7 @@ def random_logits(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int =
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def make_request(id: str, params: SamplingParams, prompt: list[int], stop_ids: tuple[int, ...] = ()) -> Request:
+def make_request(id: str, params: SamplingParams, prompt: list[int], stop_ids: frozenset[int] = frozenset()) -> Request:
     return Request(id=id, prompt_ids=prompt, params=params, max_tokens=9999, arrival=0.0, stop_ids=stop_ids)
 
 
@@ -56,7 +56,7 @@ def sample(
     params: list[SamplingParams],
     prompts: list[list[int]] | None = None,
     outputs: list[list[int]] | None = None,
-    stop_ids: tuple[int, ...] = (),
+    stop_ids: frozenset[int] = frozenset(),
 ) -> Sampled:
     """Sample once for one request per row of logits."""
     count = len(params)
@@ -285,7 +285,9 @@ def test_logit_bias_and_min_tokens() -> None:
     patient = SamplingParams(temperature=0, min_tokens=2)
     logits[:, 3] = 1.0
     for outputs, last in (([], 3), ([3], 3), ([3, 3], 4)):
-        got = sample(logits, [greedy, biased, patient], outputs=[outputs] * 3, stop_ids=(4, 99, -1)).token_ids
+        got = sample(
+            logits, [greedy, biased, patient], outputs=[outputs] * 3, stop_ids=frozenset({4, 99, -1})
+        ).token_ids
         assert got.tolist() == [4, 7, last]
 
 

@@ -533,6 +533,33 @@ def _fits(room: int, offset: int) -> int:
     return room - offset
 
 
+def test_what_is_kept_is_its_owners_alone(start: Callable[..., Api]) -> None:
+    before = os.umask(0)
+    try:
+        api = start()
+        over = api.run([*doubling(2), line("wrong", {"instances": []})])
+        assert {over["output_file_id"], over["error_file_id"]} < files_in(api.folder)
+        modes = {each.name: each.stat().st_mode & 0o777 for each in api.folder.rglob("*")}
+        assert set(modes) >= {"jobs.sqlite", "jobs.sqlite-wal", "files", over["input_file_id"], over["output_file_id"]}
+        assert modes.pop("files") == 0o700
+        assert set(modes.values()) == {0o600}
+        assert api.folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_no_answer_says_where_files_lie(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    file_id = api.upload(doubling(1)).json()["id"]
+    path = api.folder / "files" / file_id
+    path.unlink()
+    over = api.wait(api.create(file_id).json()["id"])
+    (problem,) = over["errors"]["data"]
+    assert problem["message"] == f"{file_id} can't be read: No such file or directory"
+    assert str(path) in caplog.text
+    lost = api.http.get(f"/files/{file_id}/content")
+    assert (lost.status_code, str(api.folder) in lost.text) == (500, False)
+
+
 def test_results_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch, results=100_000)
     batch = api.begin(doubling(3000))
@@ -582,6 +609,7 @@ def test_an_upload_without_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> No
     answer = api.upload(b"x" * 3_000_000)
     assert (answer.status_code, error(answer)["code"]) == (507, "storage_full")
     assert "make some" in error(answer)["message"]
+    assert str(api.folder) not in answer.text
     assert files_in(api.folder) == set()
     assert api.upload(b"x" * 1_000_000).status_code == 200
     disk.uploads = 10**9

@@ -28,7 +28,7 @@ def server(model: Model) -> Iterator[Listening]:
 
 
 def head_and_body(body: bytes, name: str = "function", headers: str = "") -> tuple[bytes, bytes]:
-    head = f"POST /v1/models/{name}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = f"POST /v1/models/{name}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return head.encode(), body
 
 

@@ -279,7 +279,7 @@ def test_metrics_of_two_models_share_families() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"input": NaN}', json.dumps({"input": "\ud800"}).encode()])
 def test_rubbish_is_400(case: Case, raw: bytes) -> None:
-    answer = case.http.post("/v1/embeddings", content=raw)
+    answer = case.http.post("/v1/embeddings", content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
 

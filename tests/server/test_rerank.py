@@ -243,7 +243,7 @@ def test_tei_failures(error: Exception, status: int, kind: str) -> None:
 @pytest.mark.parametrize("path", ["/embed", "/predict", "/rerank"])
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"texts": 5}'])
 def test_rubbish_has_the_routes_shape(server: Listening, path: str, raw: bytes) -> None:
-    answer = httpx.post(server.url + path, content=raw)
+    answer = httpx.post(server.url + path, content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422)
     assert ("error_type" in answer.json()) == (path != "/rerank" or b"texts" in raw)
     wrong = httpx.get(server.url + path)

@@ -100,7 +100,7 @@ def test_extras_reach_the_core() -> None:
         request = front.client.requests[0]
         for name, value in extras.items():
             assert getattr(request.params, name) == value
-        assert (request.priority, request.cache_salt, request.stop_ids) == (-3, "mine", (7,))
+        assert (request.priority, request.cache_salt, request.stop_ids) == (-3, "mine", {7})
         assert not request.use_prefix_cache
         assert request.params.logit_bias == {9: -100}
         assert request.params.skip_special_tokens is False
@@ -293,8 +293,11 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"logit_bias": {"400": 1}}, "logit_bias", None),
         ({"logit_bias": {"1": 101}}, "logit_bias", None),
         ({"stop_token_ids": [330]}, "stop_token_ids", None),
+        ({"stop_token_ids": [1] * 257}, "stop_token_ids", None),
         ({"stop": ""}, "stop", None),
         ({"stop": ["a"] * 17}, "stop", None),
+        ({"stop": "a" * 257}, "stop", None),
+        ({"stop": ["a" * 205] * 5}, "stop", None),
         ({"logprobs": 21}, "logprobs", None),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),

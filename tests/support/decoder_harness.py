@@ -38,7 +38,7 @@ def make_runner(folder: Path, **settings: Any) -> DecoderRunner:
 
 
 def make_request(
-    id: str, prompt: list[int], params: SamplingParams = GREEDY, stop_ids: tuple[int, ...] = ()
+    id: str, prompt: list[int], params: SamplingParams = GREEDY, stop_ids: frozenset[int] = frozenset()
 ) -> Request:
     return Request(
         id=id, prompt_ids=prompt, params=params, max_tokens=params.max_tokens or 10_000, arrival=0.0, stop_ids=stop_ids

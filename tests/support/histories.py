@@ -88,7 +88,7 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
         max_tokens=max_tokens,
         arrival=max(0.0, world.now - pick(dice, (0, 0, 0, 1))),
         priority=pick(dice, (0, 0, 0, 0, 1, -1)),
-        stop_ids=pick(dice, ((), (), (), (7,), (0,))),
+        stop_ids=frozenset(pick(dice, ((), (), (), (7,), (0,)))),
         cache_salt=pick(dice, ("", "", "", "tenant")),
         use_prefix_cache=odd != 2,
         background=dice.integer(0, 99) < world.background_percent,

@@ -184,7 +184,7 @@ class World:
 
     def _check_background(self, batch: Batch, items: list[Item]) -> None:
         """A batch that a live item may have to wait for is short, or of one item, or spends half on the call itself."""
-        time = self.scheduler._time(batch.instance)
+        time = self.scheduler.instances.time_of(batch.instance)
         assert time.num_observed or len(items) == 1
         most = max(self.limits.background_step, 2 * time.expected.call)
         assert len(items) == 1 or batch.predicted <= most + 1e-9
@@ -306,8 +306,8 @@ class World:
         assert not self.guests, "somebody never ends"
         assert self.added == self.ended
         assert self.scheduler.queue_seconds() == 0
-        assert not self.scheduler._waiting.lines
-        assert not self.scheduler._background.waiting.lines
+        assert not self.scheduler._waiting.queues
+        assert not self.scheduler._background.waiting.queues
         assert not self.scheduler._aborted
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ from support.text_tokenizers import SAMPLE, build
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.text import TextDelta, TextStream, Tokenizer
+from chairlift.text.output import stop_automaton
 
 TOKENIZER = Tokenizer(build("bytelevel"))
 END = TOKENIZER.encode("<|end|>")[0]
@@ -20,7 +21,8 @@ def ids(text: str) -> list[int]:
 
 
 def stream(**params: Any) -> TextStream:
-    return TextStream(TOKENIZER, SamplingParams(**params))
+    wanted = SamplingParams(**params)
+    return TextStream(TOKENIZER, wanted, automaton=stop_automaton(wanted))
 
 
 def test_plain_text_then_length() -> None:

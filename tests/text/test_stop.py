@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.text.stop import StopStrings
+from chairlift.text.stop import StopAutomaton, StopStrings
+
+
+def watch(stops: list[str], include: bool = False) -> StopStrings:
+    return StopStrings(StopAutomaton(stops), include)
 
 
 def oracle(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -30,7 +34,7 @@ few_letters = st.text("ab😀", min_size=1, max_size=5)
 )
 def test_equals_the_oracle_and_never_shows_part_of_a_stop(chunks: list[str], stops: list[str], include: bool) -> None:
     text, stop = oracle("".join(chunks), stops, include)
-    watcher = StopStrings(stops, include)
+    watcher = watch(stops, include)
     shown = ""
     for chunk in chunks:
         shown += watcher.push(chunk)
@@ -43,7 +47,7 @@ def test_equals_the_oracle_and_never_shows_part_of_a_stop(chunks: list[str], sto
 @settings(max_examples=200, deadline=None)
 @given(chunks=st.lists(st.text("abc", max_size=6), max_size=12), stops=st.lists(few_letters, min_size=1, max_size=4))
 def test_holds_back_no_more_than_it_must(chunks: list[str], stops: list[str]) -> None:
-    watcher = StopStrings(stops)
+    watcher = watch(stops)
     shown = seen = ""
     for chunk in chunks:
         shown += watcher.push(chunk)
@@ -56,26 +60,26 @@ def test_holds_back_no_more_than_it_must(chunks: list[str], stops: list[str]) ->
 
 
 def test_a_stop_string_across_chunks() -> None:
-    watcher = StopStrings(["\n\nUser:"])
+    watcher = watch(["\n\nUser:"])
     assert [watcher.push(c) for c in ["Hi.\n", "\nUs", "e me\n\n", "User", ": no"]] == ["Hi.", "", "\n\nUse me", "", ""]
     assert watcher.matched == "\n\nUser:"
     assert watcher.finish() == ""
 
 
 def test_the_first_complete_match_wins() -> None:
-    watcher = StopStrings(["abcd", "c"])
+    watcher = watch(["abcd", "c"])
     assert watcher.push("xabcd") == "xab"
     assert watcher.matched == "c"
 
 
 def test_an_unfinished_stop_string_is_shown_at_the_end() -> None:
-    watcher = StopStrings(["END"])
+    watcher = watch(["END"])
     assert watcher.push("the EN") == "the "
     assert watcher.finish() == "EN"
 
 
 def test_long_near_misses_cost_linear_time() -> None:
-    watcher = StopStrings(["a" * 20_000 + "b"])
+    watcher = watch(["a" * 20_000 + "b"])
     start = time.perf_counter()
     for _ in range(40_000):
         watcher.push("a")
@@ -84,4 +88,12 @@ def test_long_near_misses_cost_linear_time() -> None:
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopStrings([""])
+        StopAutomaton([""])
+
+
+def test_streams_share_an_automaton_and_no_state() -> None:
+    automaton = StopAutomaton(["END"])
+    one, other = StopStrings(automaton), StopStrings(automaton)
+    assert (one.push("a EN"), other.push("b E")) == ("a ", "b ")
+    assert (one.push("D"), other.push("D")) == ("", "ED")
+    assert (one.matched, other.matched) == ("END", None)

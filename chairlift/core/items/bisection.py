@@ -25,39 +25,31 @@ class BatchPart(msgspec.Struct, eq=False):
     detail: str
 
 
-class Bisections:
-    """Who goes again, next first: halves of the batch that failed last, so that a search ends before another begins."""
+class Bisections(dict[str, BatchPart]):
+    """Items that go again, each by its id with the part that it goes in.
+
+    Next are halves of the batch that failed last, so that a search ends before another begins.
+    """
 
     def __init__(self, limits: BatchLimits) -> None:
+        super().__init__()
         self.num_bisections = 0
         self._limits = limits
-        self._trials: deque[BatchPart] = deque()
-        self._homes: dict[str, BatchPart] = {}
-
-    def __len__(self) -> int:
-        """How many items wait here."""
-        return len(self._homes)
-
-    def __contains__(self, item_id: str) -> bool:
-        return item_id in self._homes
-
-    def find(self, item_id: str) -> BatchPart:
-        """Return what an item is a part of. Raises KeyError."""
-        return self._homes[item_id]
+        self._parts: deque[BatchPart] = deque()
 
     def remove(self, item_id: str) -> None:
         """Forget an item. Raises KeyError."""
-        trial = self._homes.pop(item_id)
-        trial.items = [item for item in trial.items if item.id != item_id]
+        part = self.pop(item_id)
+        part.items = [item for item in part.items if item.id != item_id]
 
     def take(self) -> BatchPart | None:
         """Return who goes next, or None."""
-        while self._trials:
-            trial = self._trials.popleft()
-            if trial.items:
-                for item in trial.items:
-                    del self._homes[item.id]
-                return trial
+        while self._parts:
+            part = self._parts.popleft()
+            if part.items:
+                for item in part.items:
+                    del self[item.id]
+                return part
         return None
 
     def split(
@@ -65,7 +57,7 @@ class Bisections:
     ) -> str | None:
         """Put what is left of a failed batch to the front, in halves; return None, or why its items must fail instead.
 
-        `search` is that of the trial which the batch was, if it was one.
+        `search` is that of the part which the batch was, if it was one.
         """
         alone = len(batch.items) == 1
         if failure in (Failure.RAISED, Failure.OUT_OF_MEMORY):
@@ -83,10 +75,10 @@ class Bisections:
             search.calls_left -= 2
         self.num_bisections += not alone
         middle = (len(items) + 1) // 2
-        for part in (items[middle:], items[:middle]):
-            if part:
-                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(part)}"
-                trial = BatchPart(part, search, detail)
-                self._trials.appendleft(trial)
-                self._homes.update((item.id, trial) for item in part)
+        for half in (items[middle:], items[:middle]):
+            if half:
+                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(half)}"
+                part = BatchPart(half, search, detail)
+                self._parts.appendleft(part)
+                self.update((item.id, part) for item in half)
         return None

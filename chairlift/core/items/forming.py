@@ -1,4 +1,4 @@
-"""Who of a line goes into the batch that leaves now."""
+"""Who of those who wait goes into the batch that leaves now."""
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
@@ -6,8 +6,8 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from chairlift.core.items.batch_time import LinearCost
-from chairlift.core.items.waiting import Waiter
+from chairlift.core.items.learned import LinearCost
+from chairlift.core.items.waiting import WaitingItem
 
 # What losing an item counts, in items answered. Smaller batches save those who are nearly too late, and full ones give
 # the most answers under overload. Simulated with 8 + 0.25 b and 1 + 4 b ms a batch (benchmarks/dynamic): 0 loses 3% of
@@ -28,7 +28,7 @@ class BatchCapacity(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Whether the runner pads, and in how many batches at most later ones may board before somebody."""
+    """Whether the runner pads, and in how many batches at most later ones may be before somebody."""
 
     pads: bool
     max_passed_over: int
@@ -37,47 +37,49 @@ class Rules(NamedTuple):
 class Formed(NamedTuple):
     """The batch, what the runner computes for it, and who of the window would have been late in it."""
 
-    chosen: list[Waiter]
+    chosen: list[WaitingItem]
     computed: float
-    late: list[Waiter]
+    late: list[WaitingItem]
 
 
-def form(window: list[Waiter], room: BatchCapacity, time: LinearCost, rules: Rules, now: float) -> Formed:
+def form(window: list[WaitingItem], capacity: BatchCapacity, time: LinearCost, rules: Rules, now: float) -> Formed:
     """Choose the batch that leaves at `now` from the window, which is in order of rank.
 
     First comes how much the batch may hold, which says how long it takes; whoever has less time than that stays out.
-    Then the line boards in order, or where the runner pads, its most urgent and others of like length. Nobody boards
+    Then all are taken in order, or where the runner pads, the most urgent and others of like length. Nobody is taken
     before one that stays behind and has been passed over as often as is allowed. Nobody is chosen only if everyone is
     too late already.
     """
-    eligible: list[Waiter] = window
-    late: list[Waiter] = []
+    eligible: list[WaitingItem] = window
+    late: list[WaitingItem] = []
     if any(waiter.item.deadline is not None for waiter in window):
         slacks = [inf if w.item.deadline is None else w.item.deadline - now + _EPSILON for w in window]
         hopeful = [(w, s) for w, s in zip(window, slacks, strict=True) if s >= time.seconds(w.item.size)]
         if not hopeful:
             return Formed([], 0.0, window)
-        room = _best_room(hopeful, room, time, rules)
-        eligible = [w for w, s in hopeful if s >= time.seconds(max(room.size, w.item.size))]
+        capacity = _best_capacity(hopeful, capacity, time, rules)
+        eligible = [w for w, s in hopeful if s >= time.seconds(max(capacity.size, w.item.size))]
         staying = {w.rank[1] for w in eligible}
         late = [w for w in window if w.rank[1] not in staying]
-    return Formed(*fill(eligible, room, time, rules), late)
+    return Formed(*fill(eligible, capacity, time, rules), late)
 
 
-def fill(eligible: list[Waiter], room: BatchCapacity, time: LinearCost, rules: Rules) -> tuple[list[Waiter], float]:
-    """Choose without a look at deadlines; return who boards, and what the runner computes for them."""
-    return _alike(eligible, room, time, rules) if rules.pads else _in_order(eligible, room, rules)
+def fill(
+    eligible: list[WaitingItem], capacity: BatchCapacity, time: LinearCost, rules: Rules
+) -> tuple[list[WaitingItem], float]:
+    """Choose without a look at deadlines; return who goes, and what the runner computes for them."""
+    return _alike(eligible, capacity, time, rules) if rules.pads else _in_order(eligible, capacity, rules)
 
 
-def _best_room(
-    hopeful: list[tuple[Waiter, float]], room: BatchCapacity, time: LinearCost, rules: Rules
+def _best_capacity(
+    hopeful: list[tuple[WaitingItem, float]], capacity: BatchCapacity, time: LinearCost, rules: Rules
 ) -> BatchCapacity:
-    """Limit the room so that the most are answered in time for each second, a loss counting as a part of an answer.
+    """Limit the capacity so that the most are answered in time for each second, a loss counting as a part of an answer.
 
     Lost is who has less time than the batch takes, or who stays behind with less than the next one takes as well.
     """
     slacks = sorted(slack for _, slack in hopeful)
-    sizes = [waiter.item.size for waiter, _ in hopeful[: room.items]]
+    sizes = [waiter.item.size for waiter, _ in hopeful[: capacity.items]]
     if rules.pads:
         computed = [longest * (i + 1) for i, longest in enumerate(accumulate(sizes, max))]
     else:
@@ -87,24 +89,24 @@ def _best_room(
     for count, size in enumerate(computed, 1):
         seconds = time.seconds(size)
         too_late = bisect_left(slacks, seconds)
-        if count > 1 and (size > room.size or len(slacks) - too_late < count):
+        if count > 1 and (size > capacity.size or len(slacks) - too_late < count):
             break
         lost = max(too_late, bisect_left(slacks, seconds + following) - count)
         score = (count - _LOSS * lost) / seconds if seconds > 0 else count
         if score >= best:
             best, limit = score, size
-    return BatchCapacity(room.items, limit)
+    return BatchCapacity(capacity.items, limit)
 
 
-def _in_order(eligible: list[Waiter], room: BatchCapacity, rules: Rules) -> tuple[list[Waiter], float]:
-    """Board by rank; whoever is too large for what is left is passed over."""
-    chosen: list[Waiter] = []
+def _in_order(eligible: list[WaitingItem], capacity: BatchCapacity, rules: Rules) -> tuple[list[WaitingItem], float]:
+    """Take them by rank; whoever is too large for what is left is passed over."""
+    chosen: list[WaitingItem] = []
     total = 0.0
     for waiter in eligible:
-        if len(chosen) == room.items:
+        if len(chosen) == capacity.items:
             break
         size = waiter.item.size
-        if not chosen or total + size <= room.size:
+        if not chosen or total + size <= capacity.size:
             chosen.append(waiter)
             total += size
         elif waiter.passed_over >= rules.max_passed_over:
@@ -112,8 +114,10 @@ def _in_order(eligible: list[Waiter], room: BatchCapacity, rules: Rules) -> tupl
     return chosen, total
 
 
-def _alike(eligible: list[Waiter], room: BatchCapacity, time: LinearCost, rules: Rules) -> tuple[list[Waiter], float]:
-    """Board the first, whoever may not be passed over again, and those of like length that make the best use of time.
+def _alike(
+    eligible: list[WaitingItem], capacity: BatchCapacity, time: LinearCost, rules: Rules
+) -> tuple[list[WaitingItem], float]:
+    """Take the first, whoever may not be passed over again, and those of like length that make the best use of time.
 
     Best is the most size for each second, padding included. The others are neighbours by length, so all there is to
     choose is how many that are longer than the first ones, and how many that are not.
@@ -124,7 +128,7 @@ def _alike(eligible: list[Waiter], room: BatchCapacity, time: LinearCost, rules:
         if waiter.passed_over < rules.max_passed_over:
             rest.append(waiter)
             continue
-        if len(anchors) == room.items or max(longest, waiter.item.size) * (len(anchors) + 1) > room.size:
+        if len(anchors) == capacity.items or max(longest, waiter.item.size) * (len(anchors) + 1) > capacity.size:
             return anchors, longest * len(anchors)
         anchors.append(waiter)
         longest = max(longest, waiter.item.size)
@@ -135,9 +139,9 @@ def _alike(eligible: list[Waiter], room: BatchCapacity, time: LinearCost, rules:
     useful = sum(waiter.item.size for waiter in anchors)
     call, each = time if time.call > 0 or time.size > 0 else (_GUESSED_ITEMS * useful / len(anchors), 1.0)
     best, low, high, computed = -inf, middle, middle, longest * len(anchors)
-    for end in range(middle, min(len(rest), middle + room.items - len(anchors)) + 1):
+    for end in range(middle, min(len(rest), middle + capacity.items - len(anchors)) + 1):
         top = sizes[end - 1] if end > middle else longest
-        free = int(min(room.size / top, room.items)) - len(anchors) - (end - middle)
+        free = int(min(capacity.size / top, capacity.items)) - len(anchors) - (end - middle)
         shorter = min(free, middle)
         while shorter >= 0:
             size = top * (len(anchors) + end - middle + shorter)

@@ -1,13 +1,14 @@
-"""One executor, as the scheduler sees it."""
+"""The executors, as the scheduler sees them."""
 
-from chairlift.core.items.batch_time import BatchTime
+from math import inf
+
 from chairlift.core.items.bisection import Bisection
 from chairlift.core.items.item import Batch, BatchResult
-from chairlift.core.items.lead import Lead
+from chairlift.core.items.learned import BatchTime, Lead, LinearCost
 
 
 class Instance:
-    """Whether it is there, what it runs, what was sent ahead to run next, and how fast it is.
+    """One executor: whether it is there, what it runs, what was sent ahead to run next, and how fast it is.
 
     `search` is that of the batch that runs, if it is part of one that failed.
     """
@@ -57,3 +58,37 @@ class Instance:
         self.time.observe(outcome.seconds, batch.predicted + late, batch.computed, len(batch.items))
         if batch.ahead and outcome.idle is not None:
             self.lead.observe(outcome.idle, batch.predicted)
+
+
+class Instances(dict[int, Instance]):
+    """All instances by number, and what is to be expected of them."""
+
+    def free(self) -> list[int]:
+        """Return those that are up and have nothing to do."""
+        return [number for number, instance in self.items() if instance.alive and instance.batch is None]
+
+    def time_of(self, number: int) -> BatchTime:
+        """Return what is known of an instance's speed; until it has run something, that of another."""
+        time = self[number].time
+        if time.num_observed:
+            return time
+        return next((other.time for other in self.values() if other.time.num_observed), time)
+
+    def quickest(self) -> LinearCost:
+        """Return the times of the instance that takes the least for one more item."""
+        costs = [instance.time.expected for instance in self.values() if instance.time.num_observed]
+        return min(costs, key=lambda cost: cost.call, default=LinearCost(0.0, 0.0))
+
+    def next_free(self, now: float) -> float:
+        """Return when an instance should next be free; now, if none is up to tell."""
+        soonest = inf
+        for instance in self.values():
+            if instance.alive:
+                soonest = min(soonest, instance.free_at(now))
+        return soonest if soonest < inf else now
+
+    def seconds(self, max_batch_size: int, count: int, size: float) -> float:
+        """Return the time that this much work takes in full batches on all instances that are up."""
+        call, each = self.quickest()
+        num_alive = sum(instance.alive for instance in self.values())
+        return (-(-count // max_batch_size) * call + each * size) / max(num_alive, 1)

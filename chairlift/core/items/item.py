@@ -1,4 +1,4 @@
-"""One-shot batching: an item of work that ends in one call, the batch that carries it, and what became of it."""
+"""An item of work that ends in one call, the batch that carries it, and what became of it."""
 
 import enum
 from collections.abc import Hashable

@@ -3,7 +3,7 @@
 from collections import deque
 from math import inf
 
-from chairlift.core.items.batch_time import LinearCost
+from chairlift.core.items.learned import LinearCost
 
 _MEMORY = 32
 # Whoever just missed a batch waits for it and then for its own.
@@ -35,7 +35,7 @@ class LatencyTarget:
         """Return the computed size that a batch may have.
 
         So much that two batches in a row are within the target, or where that would not keep up with the arrivals, as
-        much as keeps up: then the line must not grow, or everyone would be late.
+        much as keeps up: then the queue must not grow, or everyone would be late.
         """
         if time.size <= 0:
             return inf

@@ -1,4 +1,4 @@
-"""What a one-shot model's batches, and the line for them, are held to."""
+"""What the batches of a model that answers in one call, and those who wait for them, are held to."""
 
 from math import inf
 
@@ -20,9 +20,9 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     "shortest", one unit of size `order_ageing`. A batch of background items is to take `background_step` seconds at
     most, or twice what a call costs by itself. As many of them may wait; they have no deadline unless they bring one.
 
-    A runner that pads each item to the longest sets `sort_window`: the most urgent so many batches of the line, among
-    whom those of like length are put together; 0 says that nothing is padded. Nobody is passed over by later items of
-    its shape in more than `max_passed_over` batches.
+    A runner that pads each item to the longest sets `sort_window`: the most urgent so many batches' worth of those
+    who wait, among whom those of like length are put together; 0 says that nothing is padded. Nobody is passed over by
+    later items of its shape in more than `max_passed_over` batches.
 
     A call that raised, or ran out of memory, is tried again in halves if `bisect`. One that died or timed out is tried
     again in halves, and an item alone until it was in `retries` such calls more than its first; 0 tries nothing again.

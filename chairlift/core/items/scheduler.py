@@ -13,18 +13,18 @@ from math import inf
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.background import BackgroundItems
-from chairlift.core.items.batch_time import BatchTime, LinearCost
 from chairlift.core.items.bisection import Bisection, Bisections
+from chairlift.core.items.explain import explain_background, explain_waiting
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
-from chairlift.core.items.instance import Instance
+from chairlift.core.items.instance import Instance, Instances
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.latency_target import LatencyTarget
+from chairlift.core.items.learned import LinearCost, MemoryLimit
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.items.memory_limit import MemoryLimit
-from chairlift.core.items.waiting import ShapeLine, Waiter, Waiting
+from chairlift.core.items.waiting import ShapeQueue, WaitingItem, WaitingItems
 from chairlift.core.scheduler import Scheduler
 
-# Batches' worth of the line that are looked at where nothing is sorted, and at least so many items.
+# Batches' worth of those who wait that are looked at where nothing is sorted, and at least so many items.
 _WINDOW, _LEAST_WINDOW = 4, 64
 # Asking again a little after somebody has become too late, not a rounding error before.
 _LATER = 1e-6
@@ -47,15 +47,15 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
     def __init__(self, limits: BatchLimits, num_instances: int = 1, ahead: bool = False) -> None:
         self.limits = limits
-        self.instances = {number: Instance() for number in range(num_instances)}
+        self.instances = Instances({number: Instance() for number in range(num_instances)})
         self.ahead = ahead
         self.memory = MemoryLimit()
         self.closed = False
         self.ask_again: float | None = None
         self.num_batches = 0
         self.num_shed: Counter[ShedReason] = Counter()
-        self._waiting = Waiting(limits.queue_order)
-        self._trials = Bisections(limits)
+        self._waiting = WaitingItems(limits.queue_order)
+        self._bisections = Bisections(limits)
         self._background = BackgroundItems(limits)
         self._in_flight: dict[str, Batch] = {}
         self._aborted: set[str] = set()
@@ -67,12 +67,11 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     # What the engine calls
 
     def add(self, item: Item) -> None:
-        """Put an item in the line. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
+        """Queue an item. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
 
         An item without a deadline gets the default one, unless it is a background item.
         """
-        waits = item.id in self._waiting or item.id in self._trials or item.id in self._background
-        if waits or item.id in self._in_flight:
+        if self._waits(item.id) or item.id in self._in_flight:
             raise ValueError(f"item id {item.id!r} is already in use")
         if not 0 < item.size < inf:
             raise ValueError(f"an item's size must be a positive number, got {item.size}")
@@ -92,13 +91,18 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             self._target.arrived(item.size, item.arrival)
         self._waiting.push(item)
 
+    def _waits(self, item_id: str) -> bool:
+        background = self._background
+        live = item_id in self._waiting or item_id in self._bisections
+        return live or item_id in background.waiting or item_id in background.bisections
+
     def abort(self, item_id: str) -> bool:
         """Forget an item: nothing more will be heard of it. False if it is not here."""
         if item_id in self._waiting:
             self._waiting.remove([self._waiting.find(item_id)])
-        elif item_id in self._trials:
-            self._trials.remove(item_id)
-        elif item_id in self._background:
+        elif item_id in self._bisections:
+            self._bisections.remove(item_id)
+        elif self._waits(item_id):
             self._background.remove(item_id)
         elif item_id in self._in_flight and item_id not in self._aborted:
             self._aborted.add(item_id)
@@ -114,26 +118,26 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         """Return a batch for an instance that is free or about to be, or None: nothing leaves before `ask_again`."""
         self._now = now
         self.ask_again = None
-        free = [number for number, instance in self.instances.items() if instance.alive and instance.batch is None]
+        free = self.instances.free()
         self._expire(now, bool(free))
         batch = None
         if free:
-            batch = self._try_again(self._trials, free, now) or self._depart(free, now, now)
-            if batch is None and self._background and not self.num_waiting:
-                batch = self._try_again(self._background.trials, free, now) or self._run_background(free, now)
-        elif self.ahead and not len(self._trials):
+            batch = self._try_again(self._bisections, free, now) or self._depart(free, now, now)
+            if batch is None and self.num_background_waiting and not self.num_waiting:
+                batch = self._try_again(self._background.bisections, free, now) or self._run_background(free, now)
+        elif self.ahead and not self._bisections:
             batch = self._send_ahead(now)
         if batch is None:
             deadline = self._waiting.next_deadline()
             if deadline is not None:
-                self._ask_by(deadline - (0.0 if free else self._quickest().call) + _LATER)
+                self._ask_by(deadline - (0.0 if free else self.instances.quickest().call) + _LATER)
             deadline = self._background.waiting.next_deadline()
             if deadline is not None:
                 self._ask_by(deadline + _LATER)
         return batch
 
     def take_dropped(self) -> list[Finished]:
-        """Return who was shed from the line since the last call."""
+        """Return who was shed while they waited since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -179,7 +183,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     @property
     def has_free(self) -> bool:
         """Whether an instance is up and has nothing to do."""
-        return any(instance.alive and instance.batch is None for instance in self.instances.values())
+        return bool(self.instances.free())
 
     def has(self, batch: Batch) -> bool:
         """Whether a batch is still to be updated."""
@@ -188,7 +192,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     @property
     def num_waiting(self) -> int:
         """Live items that are in no running batch."""
-        return len(self._waiting) + len(self._trials)
+        return len(self._waiting) + len(self._bisections)
 
     @property
     def num_running(self) -> int:
@@ -198,7 +202,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     @property
     def num_background_waiting(self) -> int:
         """Background items that are in no running batch."""
-        return len(self._background)
+        return len(self._background.waiting) + len(self._background.bisections)
 
     @property
     def num_background_running(self) -> int:
@@ -209,7 +213,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     @property
     def num_bisections(self) -> int:
         """How often a failed batch was split."""
-        return self._trials.num_bisections + self._background.trials.num_bisections
+        return self._bisections.num_bisections + self._background.bisections.num_bisections
 
     def queue_seconds(self) -> float:
         """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
@@ -221,42 +225,21 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             batch = self._in_flight[item_id]
             detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
             return Decision(Reason.ADMITTED, item_id, detail)
-        if item_id in self._trials:
-            return Decision(Reason.BATCH, item_id, self._trials.find(item_id).detail)
-        if item_id in self._background:
-            return self._explain_background(item_id)
-        if item_id not in self._waiting:
+        if item_id in self._bisections:
+            return Decision(Reason.BATCH, item_id, self._bisections[item_id].detail)
+        if not self._waits(item_id):
             return None
+        if item_id not in self._waiting:
+            return explain_background(item_id, self._background, self.num_waiting)
         waiter = self._waiting.find(item_id)
-        line = self._waiting.lines[waiter.item.shape_key]
-        ahead = sum(other.rank < waiter.rank for each in self._waiting.lines.values() for other in each.waiters)
-        place = f"{ahead} of {len(self._waiting)} are ahead of it"
-        if waiter.passed_over:
-            place += f", and it was passed over {waiter.passed_over} times"
-        alive = [instance for instance in self.instances.values() if instance.alive]
-        if not any(instance.batch is None for instance in alive):
-            state = f"all {len(alive)} instances are busy" if alive else "no instance is up"
-            return Decision(Reason.SLOTS, item_id, f"{state}; {place}", len(self._waiting))
-        leaves = self._leaves_at(line, self._room(self._quickest()), self._quickest(), self._now)
-        detail = (
-            f"{len(line.waiters)} of its shape wait up to {max(leaves - self._now, 0.0):.3g} s for company; {place}"
-        )
-        return Decision(Reason.WINDOW, item_id, detail, len(self._waiting))
-
-    def _explain_background(self, item_id: str) -> Decision:
-        background = self._background
-        count = len(background)
-        if self.num_waiting:
-            return Decision(Reason.LIVE, item_id, f"{self.num_waiting} live requests wait", count)
-        if item_id in background.trials:
-            return Decision(Reason.BATCH, item_id, background.trials.find(item_id).detail)
-        ahead = background.ahead(background.waiting.find(item_id).item)
-        return Decision(Reason.SLOTS, item_id, f"{ahead} of {count} in the background are ahead of it", count)
+        cost = self.instances.quickest()
+        leaves = self._leaves_at(self._waiting.queues[waiter.item.shape_key], self._capacity(cost), cost, self._now)
+        return explain_waiting(waiter, self._waiting, self.instances, leaves - self._now)
 
     # Refusing
 
     def _refusal(self, item: Item, now: float) -> Shed | None:
-        """Say why an item may not join the line, or return None.
+        """Say why an item may not wait, or return None.
 
         By its deadline it is refused only if even the best that can happen is too late: those ahead leave in full
         batches, and it follows alone. Nothing is refused so while an instance is free, so a wrong prediction is
@@ -264,9 +247,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         """
         limits = self.limits
         if item.background:
-            if len(self._background) < limits.max_waiting:
+            if self.num_background_waiting < limits.max_waiting:
                 return None
-            detail = f"{len(self._background)} background requests wait already, which is the limit"
+            detail = f"{self.num_background_waiting} background requests wait already, which is the limit"
             return Shed(ShedReason.QUEUE_FULL, detail, self._seconds(*self._background.waiting.load()) or 1.0)
         if self.num_waiting >= limits.max_waiting:
             detail = f"{self.num_waiting} requests wait already, which is the limit"
@@ -280,8 +263,8 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
                 return Shed(ShedReason.QUEUE_SECONDS, detail, excess)
         if item.deadline is None:
             return None
-        start = self._next_free(now)
-        done = start + self._ahead(item, start) + self._quickest().seconds(item.size)
+        start = self.instances.next_free(now)
+        done = start + self._ahead(item, start) + self.instances.quickest().seconds(item.size)
         if start > now and done > item.deadline:
             detail = f"it would be done {done - item.deadline:.3g} s after its deadline"
             return Shed(ShedReason.DEADLINE, detail, done - item.deadline)
@@ -297,19 +280,19 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         # If the first can't be in a full batch any more, a batch of them may be dropped in favour of those behind.
         mean = size / count
         first = self._waiting.next_deadline()
-        if first is not None and first < start + self._quickest().seconds(mean * most):
+        if first is not None and first < start + self.instances.quickest().seconds(mean * most):
             full -= most
         return self._seconds(full, mean * full)
 
     def _expire(self, now: float, is_free: bool) -> None:
         """Drop who is past the deadline, or while all instances are busy, can't be done by it any more."""
-        for waiter in self._waiting.take_expired(now if is_free else now + self._quickest().call):
+        for waiter in self._waiting.take_expired(now if is_free else now + self.instances.quickest().call):
             self._drop(waiter.item, now)
         for waiter in self._background.waiting.take_expired(now):
             self._drop(waiter.item, now)
 
     def _drop(self, item: Item, now: float) -> None:
-        late = now + self._quickest().seconds(item.size) - (item.deadline or 0.0)
+        late = now + self.instances.quickest().seconds(item.size) - (item.deadline or 0.0)
         detail = f"it waited {now - item.arrival:.3g} s and would be done {max(late, 0.0):.3g} s after its deadline"
         self.num_shed[ShedReason.DEADLINE] += 1
         self._dropped.append(Finished(item.id, FinishReason.SHED, detail, ShedReason.DEADLINE))
@@ -334,28 +317,29 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         return None
 
     def _depart(self, free: list[int], now: float, start: float) -> Batch | None:
-        """Send off a batch of the line that is next among those whose time has come when it starts."""
-        number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
-        time = self._time(number).cautious
-        room = self._room(time)
-        skipped: list[ShapeLine] = []
-        while (line := self._next_line(room, time, skipped, start)) is not None:
-            window = line.waiters[: self._window()]
-            formed = form(window, room, time, self._rules, start)
+        """Send off a batch of the queue that is next among those whose time has come when it starts."""
+        number = min(free, key=lambda each: self.instances.time_of(each).expected.seconds(1.0))
+        time = self.instances.time_of(number).cautious
+        capacity = self._capacity(time)
+        skipped: list[ShapeQueue] = []
+        while (queue := self._next_queue(capacity, time, skipped, start)) is not None:
+            window = queue.waiting[: self._window()]
+            formed = form(window, capacity, time, self._rules, start)
             if not formed.chosen and not self._in_flight:
                 # All are too late, it is said. Nothing runs that could tell otherwise, so one of them does.
                 last = max(window, key=lambda waiter: waiter.item.deadline or inf)
                 formed = Formed([last], last.item.size, [waiter for waiter in window if waiter is not last])
-            full = len(line.waiters) >= room.items or line.size >= room.size
+            full = len(queue.waiting) >= capacity.items or queue.size >= capacity.size
             if not self._settle(window, formed, number, now):
-                skipped.append(line)
+                skipped.append(queue)
             if formed.chosen:
-                why = "it is full" if full else "the line is closed" if self.closed else "its oldest waited long enough"
-                return self._send(number, [w.item for w in formed.chosen], formed.computed, why, now)
+                detail = "the queue is closed" if self.closed else "its oldest waited long enough"
+                items = [waiter.item for waiter in formed.chosen]
+                return self._send(number, items, formed.computed, "it is full" if full else detail, now)
         return None
 
-    def _settle(self, window: list[Waiter], formed: Formed, number: int, now: float) -> bool:
-        """Take the batch out of the line, drop who is late for every instance, and note who was passed over.
+    def _settle(self, window: list[WaitingItem], formed: Formed, number: int, now: float) -> bool:
+        """Take the batch out of the queue, drop who is late for every instance, and note who was passed over.
 
         Return whether anybody left.
         """
@@ -373,30 +357,31 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             if other == number or not instance.alive:
                 continue
             start = instance.free_at(now)
-            if item.deadline is None or start + self._time(other).cautious.seconds(item.size) <= item.deadline:
+            seconds = self.instances.time_of(other).cautious.seconds(item.size)
+            if item.deadline is None or start + seconds <= item.deadline:
                 return True
         return False
 
-    def _next_line(
-        self, room: BatchCapacity, time: LinearCost, skipped: list[ShapeLine], now: float
-    ) -> ShapeLine | None:
-        """Return the line whose first is the most urgent among those that at this moment need wait no longer."""
-        best: ShapeLine | None = None
-        for line in self._waiting.lines.values():
-            leaves = self._leaves_at(line, room, time, now)
+    def _next_queue(
+        self, capacity: BatchCapacity, time: LinearCost, skipped: list[ShapeQueue], now: float
+    ) -> ShapeQueue | None:
+        """Return the queue whose first is the most urgent among those that at this moment need wait no longer."""
+        best: ShapeQueue | None = None
+        for queue in self._waiting.queues.values():
+            leaves = self._leaves_at(queue, capacity, time, now)
             if leaves > now:
                 self._ask_by(leaves)
-            elif line not in skipped and (best is None or line.waiters[0].rank < best.waiters[0].rank):
-                best = line
+            elif queue not in skipped and (best is None or queue.waiting[0].rank < best.waiting[0].rank):
+                best = queue
         return best
 
-    def _leaves_at(self, line: ShapeLine, room: BatchCapacity, time: LinearCost, now: float) -> float:
-        """Return when a batch of this line should leave if nobody else comes."""
-        if self.closed or len(line.waiters) >= room.items or line.size >= room.size:
+    def _leaves_at(self, queue: ShapeQueue, capacity: BatchCapacity, time: LinearCost, now: float) -> float:
+        """Return when a batch of this queue should leave if nobody else comes."""
+        if self.closed or len(queue.waiting) >= capacity.items or queue.size >= capacity.size:
             return now
         if self._target is not None:
-            return self._target.leaves_at(len(line.waiters), line.oldest, time, line.size, now)
-        return line.oldest + self.limits.max_wait
+            return self._target.leaves_at(len(queue.waiting), queue.oldest, time, queue.size, now)
+        return queue.oldest + self.limits.max_wait
 
     def _ask_by(self, moment: float) -> None:
         self.ask_again = moment if self.ask_again is None else min(self.ask_again, moment)
@@ -406,9 +391,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         background = self._background
         if not background.waiting:
             return None
-        number = min(free, key=lambda each: self._time(each).expected.seconds(1.0))
-        time = self._time(number).expected
-        formed = background.board(background.room(self._most(), time), time, self._rules, self._window())
+        number = min(free, key=lambda each: self.instances.time_of(each).expected.seconds(1.0))
+        time = self.instances.time_of(number).expected
+        formed = background.form(background.limited(self._most(), time), time, self._rules, self._window())
         items = [waiter.item for waiter in formed.chosen]
         return self._send(number, items, formed.computed, "no live request waits", now)
 
@@ -418,22 +403,22 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         size = min(limits.max_batch_tokens or inf, memory.max_size)
         return BatchCapacity(int(min(limits.max_batch_size, memory.max_items)), size)
 
-    def _room(self, time: LinearCost) -> BatchCapacity:
-        room = self._most()
+    def _capacity(self, time: LinearCost) -> BatchCapacity:
+        capacity = self._most()
         if self._target is None:
-            return room
+            return capacity
         most = self._target.most_computed(time, max(len(self.instances), 1), self._now)
-        return room._replace(size=min(room.size, most))
+        return capacity._replace(size=min(capacity.size, most))
 
     def _window(self) -> int:
         limits = self.limits
         return max((limits.sort_window or _WINDOW) * limits.max_batch_size, _LEAST_WINDOW)
 
-    def _try_again(self, trials: Bisections, free: list[int], now: float) -> Batch | None:
+    def _try_again(self, bisections: Bisections, free: list[int], now: float) -> Batch | None:
         """Send off a part of a batch that failed."""
-        while (trial := trials.take()) is not None:
+        while bisections and (part := bisections.take()) is not None:
             items = []
-            for item in trial.items:
+            for item in part.items:
                 if item.deadline is not None and item.deadline < now:
                     self._drop(item, now)
                 else:
@@ -441,14 +426,14 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             if items:
                 size = sum(item.size for item in items)
                 computed = max(item.size for item in items) * len(items) if self._rules.pads else size
-                batch = self._send(free[0], items, computed, trial.detail, now)
-                self.instances[free[0]].search = trial.search
+                batch = self._send(free[0], items, computed, part.detail, now)
+                self.instances[free[0]].search = part.search
                 return batch
         return None
 
-    def _send(self, number: int, items: list[Item], computed: float, why: str, now: float) -> Batch:
+    def _send(self, number: int, items: list[Item], computed: float, detail: str, now: float) -> Batch:
         instance = self.instances[number]
-        start, predicted = instance.free_at(now), self._time(number).expected.seconds(computed)
+        start, predicted = instance.free_at(now), self.instances.time_of(number).expected.seconds(computed)
         batch = Batch(
             id=self.num_batches,
             instance=number,
@@ -457,7 +442,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             computed=computed,
             predicted=predicted,
             started=start,
-            reason=Decision(Reason.ADMITTED, items[0].id, why, len(items)),
+            reason=Decision(Reason.ADMITTED, items[0].id, detail, len(items)),
             ahead=instance.batch is not None,
             due=start + predicted,
         )
@@ -483,37 +468,13 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             self.memory.exceeded(batch.computed, len(batch.items))
         if not items:
             return []
-        trials = self._background.trials if items[0].background else self._trials
-        refusal = trials.split(batch, items, failure, search, _WHAT[failure])
+        bisections = self._background.bisections if items[0].background else self._bisections
+        refusal = bisections.split(batch, items, failure, search, _WHAT[failure])
         if refusal is None:
             return []
         detail = (outcome.detail or f"the call {_WHAT[failure]}") + refusal
         return [Finished(item.id, FinishReason.ERROR, detail) for item in items]
 
-    # Predictions
-
-    def _time(self, number: int) -> BatchTime:
-        """What is known of an instance's speed; until it has run something, that of another."""
-        time = self.instances[number].time
-        if time.num_observed:
-            return time
-        return next((other.time for other in self.instances.values() if other.time.num_observed), time)
-
-    def _quickest(self) -> LinearCost:
-        """The times of the instance that takes the least for one more item."""
-        lines = [instance.time.expected for instance in self.instances.values() if instance.time.num_observed]
-        return min(lines, key=lambda line: line.call, default=LinearCost(0.0, 0.0))
-
-    def _next_free(self, now: float) -> float:
-        """When an instance should next be free; now, if none is up to tell."""
-        soonest = inf
-        for instance in self.instances.values():
-            if instance.alive:
-                soonest = min(soonest, instance.free_at(now))
-        return soonest if soonest < inf else now
-
     def _seconds(self, count: int, size: float) -> float:
         """The time that this much work takes in full batches on all instances that are up."""
-        call, each = self._quickest()
-        num_alive = sum(instance.alive for instance in self.instances.values())
-        return (-(-count // self.limits.max_batch_size) * call + each * size) / max(num_alive, 1)
+        return self.instances.seconds(self.limits.max_batch_size, count, size)

@@ -1,5 +1,8 @@
 """The contract between deciding and computing: what nearly every other file speaks."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from chairlift.core.decision import Decision
@@ -22,7 +25,7 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int
     arrival: float
     priority: int = 0
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
     cache_salt: str = ""
     use_prefix_cache: bool = True
     background: bool = False
@@ -88,21 +91,101 @@ class StepResult(msgspec.Struct):
     errors: dict[str, str] = {}
 
 
+class Unservable(ValueError):
+    """The request can never be served as it is; `field` is the one at fault."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ModelLimits(Protocol):
+    """What a loaded model can take, in tokens and blocks."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+
 def check_fits(num_prompt: int, max_tokens: int, *, max_model_len: int, num_blocks: int, block_size: int) -> None:
-    """Raise ValueError, saying what to change, if a sequence of these lengths (in tokens) can never fit."""
+    """Raise Unservable, saying what to change, if a sequence of these lengths (in tokens) can never fit."""
     if num_prompt < 1 or max_tokens < 1:
-        raise ValueError(
-            f"a request needs a prompt and max_tokens of at least 1 token, got {num_prompt} and {max_tokens}"
+        raise Unservable(
+            f"a request needs a prompt and max_tokens of at least 1 token, got {num_prompt} and {max_tokens}",
+            "prompt",
         )
     total = num_prompt + max_tokens
     if total > max_model_len:
-        raise ValueError(
+        raise Unservable(
             f"This model's maximum context length is {max_model_len} tokens. However, you asked for {total}: "
-            f"{num_prompt} in the prompt and {max_tokens} of output. Shorten the prompt or max_tokens."
+            f"{num_prompt} in the prompt and {max_tokens} of output. Shorten the prompt or max_tokens.",
+            "prompt",
         )
     # The last token generated is never fed back, so it needs no place.
     if -(-(total - 1) // block_size) > num_blocks:
-        raise ValueError(
+        raise Unservable(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} need more than the KV cache's "
-            f"{num_blocks * block_size} tokens. Shorten the request, or have the server raise kv_cache_gb."
+            f"{num_blocks * block_size} tokens. Shorten the request, or have the server raise kv_cache_gb.",
+            "prompt",
         )
+
+
+def fan_out(
+    request_id: str,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    *,
+    model: ModelLimits,
+    eos_ids: Sequence[int],
+    arrival: float,
+    priority: int = 0,
+    cache_salt: str = "",
+    use_prefix_cache: bool = True,
+    background: bool = False,
+    hold_updates: bool = False,
+) -> list[Request]:
+    """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
+
+    Raises Unservable, naming the field, for lengths or token ids that this model can't take.
+    """
+    max_tokens = params.max_tokens or max(model.max_model_len - len(prompt_ids), 1)
+    check_fits(
+        len(prompt_ids),
+        max_tokens,
+        max_model_len=model.max_model_len,
+        num_blocks=model.num_blocks,
+        block_size=model.block_size,
+    )
+    _check_token_ids("prompt", prompt_ids, model.vocab_size)
+    _check_token_ids("stop_token_ids", params.stop_token_ids or [], model.vocab_size)
+    _check_token_ids("logit_bias", list(params.logit_bias or {}), model.vocab_size)
+    stop_ids = frozenset((*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)))
+    requests = []
+    for index in range(params.n):
+        one = params
+        if params.n > 1:
+            seed = None if params.seed is None else params.seed + index
+            one = msgspec.structs.replace(params, n=1, seed=seed)
+        requests.append(
+            Request(
+                id=request_id if params.n == 1 else f"{request_id}-{index}",
+                prompt_ids=prompt_ids,
+                params=one,
+                max_tokens=max_tokens,
+                arrival=arrival,
+                priority=priority,
+                stop_ids=stop_ids,
+                cache_salt=cache_salt,
+                use_prefix_cache=use_prefix_cache,
+                background=background,
+                hold_updates=hold_updates,
+            )
+        )
+    return requests
+
+
+def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if bad is not None:
+        raise Unservable(f"{name} holds token id {bad}, outside the vocabulary of {vocab_size}", name)

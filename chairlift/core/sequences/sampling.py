@@ -5,7 +5,11 @@ import math
 import msgspec
 
 MAX_LOGPROBS = 20
+# Limits of `stop`: strings, characters of one, characters of all together.
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_CHARS_TOTAL = 1024
+MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 
 
@@ -49,11 +53,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
-        stops = self.stop_strings
-        if len(stops) > MAX_STOP_STRINGS:
-            raise ValueError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(stops)}")
-        if any(not s for s in stops):
-            raise ValueError("stop must not contain an empty string")
+        check_stop(self.stop)
+        if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise ValueError(f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}")
         if self.logit_bias is not None:
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
                 raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}")
@@ -64,14 +66,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def stop_strings(self) -> list[str]:
         """`stop` as a list, whatever form it was given in."""
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        return _as_list(self.stop)
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
+
+
+def check_stop(
+    stop: str | list[str] | None,
+    max_strings: int = MAX_STOP_STRINGS,
+    max_chars: int = MAX_STOP_CHARS,
+    max_chars_total: int = MAX_STOP_CHARS_TOTAL,
+) -> None:
+    """Raise ValueError, naming the limit, for stop strings that are empty, too many or too long."""
+    stops = _as_list(stop)
+    if len(stops) > max_strings:
+        raise ValueError(f"stop takes at most {max_strings} strings (max_stop_strings), got {len(stops)}")
+    if not all(stops):
+        raise ValueError("stop must not contain an empty string")
+    longest = max(map(len, stops), default=0)
+    if longest > max_chars:
+        raise ValueError(f"stop takes strings of at most {max_chars} characters (max_stop_chars), got {longest}")
+    total = sum(map(len, stops))
+    if total > max_chars_total:
+        limit = f"at most {max_chars_total} characters in all (max_stop_chars_total)"
+        raise ValueError(f"stop takes {limit}, got {total}")
+
+
+def _as_list(stop: str | list[str] | None) -> list[str]:
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else stop
 
 
 # `not low <= value <= high` is also true for NaN, so NaN is refused by every row.

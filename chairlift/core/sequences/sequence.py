@@ -60,18 +60,8 @@ class Sequence:
         known = len(self.token_ids)
         return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
 
-    def hash_blocks(self, count: int, block_size: int) -> None:
-        """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""
-        hashes = self.hashes
-        if len(hashes) >= count:
-            return
-        parent = hashes[-1] if hashes else root_hash(self.request.cache_salt)
-        for start in range(len(hashes) * block_size, count * block_size, block_size):
-            parent = block_hash(parent, self.token_ids[start : start + block_size])
-            hashes.append(parent)
-
     def take(self, tokens: list[int] | None) -> Finished | None:
-        """Append what was sampled; say if that ends it."""
+        """Append what was sampled; say if that ends the sequence."""
         if not tokens:
             if self.num_computed_tokens < len(self.token_ids):
                 return None  # the prompt goes on in the next step
@@ -85,3 +75,13 @@ class Sequence:
             if made >= request.max_tokens:
                 return Finished(self.id, FinishReason.LENGTH)
         return None
+
+    def hash_blocks(self, count: int, block_size: int) -> None:
+        """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""
+        hashes = self.hashes
+        if len(hashes) >= count:
+            return
+        parent = hashes[-1] if hashes else root_hash(self.request.cache_salt)
+        for start in range(len(hashes) * block_size, count * block_size, block_size):
+            parent = block_hash(parent, self.token_ids[start : start + block_size])
+            hashes.append(parent)

@@ -1,4 +1,4 @@
-"""One call of a one-shot model: what comes of it, wherever it runs."""
+"""One call with a batch of items: what comes of it, wherever it runs."""
 
 import logging
 import time

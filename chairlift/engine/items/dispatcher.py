@@ -18,9 +18,9 @@ import msgspec
 from chairlift.core.decision import Decision
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Failure, Item
+from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.core.quantile import HighQuantile
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct):
 
 
 class Ticket(asyncio.Future[Answer]):
-    """What `submit` returns. Cancelling it, or a task that awaits it, takes the item out of the line at once."""
+    """What `submit` returns. Cancelling it, or a task that awaits it, takes the item out of the queue at once."""
 
     def __init__(self, dispatcher: "Dispatcher", item_id: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -83,7 +83,7 @@ class _Entry:
 
 
 class Dispatcher:
-    """One model's line, and the executors that serve it. All calls come from one event loop's thread.
+    """One model's queue, and the executors that serve it. All calls come from one event loop's thread.
 
     A result that is an exception is raised to its caller as it is. A call that failed as a whole gives RequestFailed,
     or with `raise_originals` the exception that it raised, where there is one. `on_batch` hears of every call's end.
@@ -124,7 +124,7 @@ class Dispatcher:
     def configure(self, limits: BatchLimits) -> None:
         """Set other limits, before the first item. Raises RuntimeError after it."""
         if self._serial:
-            raise RuntimeError("the limits of a line with items can't be changed")
+            raise RuntimeError("the limits of a queue with items can't be changed")
         self.limits = limits
         self.scheduler = self._scheduler()
 

@@ -1,4 +1,4 @@
-"""What the front and a one-shot model's worker say to each other.
+"""What the front and a worker of items say to each other.
 
 A message is a header, one of these in msgpack, and where it says so, frames as `arrays.encode` makes them.
 """
@@ -20,7 +20,7 @@ class RunBatch(msgspec.Struct, tag=True):
 ItemsToWorker = RunBatch | Shutdown
 
 
-class Loaded(msgspec.Struct, tag=True):
+class InstanceReady(msgspec.Struct, tag=True):
     """Worker to front: loaded and warmed up."""
 
     info: ItemInfo
@@ -54,4 +54,4 @@ class Failed(msgspec.Struct, tag=True):
     detail: str
 
 
-ItemsToFront = Loaded | LoadFailed | Parts | Done | Failed
+ItemsToFront = InstanceReady | LoadFailed | Parts | Done | Failed

@@ -1,11 +1,9 @@
-"""Executors run a one-shot model's batches: in a worker process of their own, or in a thread of this one."""
+"""Runs batches of items in a worker process of its own."""
 
 import asyncio
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -14,12 +12,12 @@ import zmq
 from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, compute, describe
-from chairlift.engine.items.messages import Done, Failed, ItemsToFront, Loaded, Parts, RunBatch
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
+from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch
 from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import RequestFailed, Unavailable
-from chairlift.runners.items import ItemInfo, ItemRunner
+from chairlift.runners.items import ItemInfo
 
 # The batch that runs, and the one that follows it at once.
 _MOST_CALLS = 2
@@ -59,7 +57,7 @@ class _Call:
 
 
 class ProcessExecutor(Supervised):
-    """One instance of a one-shot model, in a worker process. All methods belong to the event loop that called `start`.
+    """One instance of a model, in a worker process. All methods belong to the event loop that called `start`.
 
     It takes a call while it is at another, and begins it right after that. A worker that dies is replaced, and costs
     the call that it was at. One that takes longer than `call_timeout_s` over a call, or over the next part of a stream,
@@ -145,7 +143,7 @@ class ProcessExecutor(Supervised):
         message = self._decoder.decode(frames[0].buffer)
         buffers = [frame.buffer for frame in frames[1:]]
         match message:
-            case Loaded(info=info):
+            case InstanceReady(info=info):
                 self.info = info
                 self._worker.loaded()
                 return
@@ -194,42 +192,3 @@ class ProcessExecutor(Supervised):
             self._was_ready = self.ready
             if self.on_ready is not None:
                 self.on_ready(self.ready)
-
-
-class ThreadExecutor:
-    """A loaded runner in a thread of this process. A call that hangs can't be ended, so there is no timeout.
-
-    As a `ProcessExecutor` it takes a call while it is at another.
-    """
-
-    queues = True
-
-    def __init__(self, runner: ItemRunner, info: ItemInfo) -> None:
-        self.info = info
-        self._runner = runner
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="one-shot model")
-        self._ended = time.perf_counter()
-
-    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
-        """Compute one batch, as `ProcessExecutor.run` does; `on_parts` is called in the calling loop."""
-        loop = asyncio.get_running_loop()
-
-        def emit(parts: dict[int, Any]) -> None:
-            loop.call_soon_threadsafe(lambda: on_parts(parts) if on_parts else None)
-
-        streams = on_parts is not None and self.info.streams
-        return await loop.run_in_executor(self._thread, self._compute, payloads, emit if streams else None)
-
-    def _compute(self, payloads: Sequence[Any], emit: OnParts | None) -> CallResult:
-        idle = time.perf_counter() - self._ended
-        try:
-            result = compute(self._runner, payloads, emit)
-        finally:
-            self._ended = time.perf_counter()
-        result.idle = idle
-        return result
-
-    async def stop(self) -> None:
-        """Wait for the call that runs, and release the model."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.close)
-        self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""One instance of a one-shot model, in a process of its own: `python -m ... ADDRESS CONFIG_JSON`.
+"""One instance of a model that answers in one call, in a process of its own: `python -m ... ADDRESS CONFIG_JSON`.
 
 It computes the batches that it is sent, one after the other, and sleeps in between. Its standard input is a pipe from
 the front: when that closes, the front is gone and so is the worker.
@@ -22,7 +22,7 @@ from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
 from chairlift.engine.items.call import CallFailed, compute, describe
-from chairlift.engine.items.messages import Done, Failed, ItemsToFront, ItemsToWorker, Loaded, Parts, RunBatch
+from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import ChairliftError
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner
@@ -117,7 +117,7 @@ def main(address: str, config_json: str) -> int:
     # A full collection walks every object that the model's imports made, in the middle of somebody's batch.
     gc.collect()
     gc.freeze()
-    socket.send(msgspec.msgpack.encode(Loaded(info)))
+    socket.send(msgspec.msgpack.encode(InstanceReady(info)))
     ItemWorker(runner, info, socket).serve()
     runner.close()
     socket.close(linger=0)

@@ -16,11 +16,11 @@ from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import JsonLines, parse_batch_line
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
-from chairlift.server.batches.data_folder import Folder
+from chairlift.server.batches.data_folder import FILE_MODE, Folder
 from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import About, Problem, about, note
 from chairlift.server.batches.validate import Validation
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, without_folders
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.registry import ModelService
 from chairlift.server.models.sequence_service import SequenceService
@@ -104,9 +104,11 @@ class BatchRun:
         except _Leaving:
             return
         except Exception as error:
-            if not isinstance(error, JobError | ApiError):
+            if isinstance(error, JobError | ApiError):
+                log.error("%s failed: %s", self.job.id, error)
+            else:
                 log.exception("%s failed", self.job.id)
-            problem = str(error)
+            problem = without_folders(str(error))
             with contextlib.suppress(_Leaving):
                 async with self._changing:
                     await self._persist(lambda: self._close("failed", [Problem("batch_failed", problem)]))
@@ -215,7 +217,7 @@ class BatchRun:
         source = folder.place(noted.input_file_id)
         if self._leaving.is_set():
             raise _Leaving
-        ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors))
+        ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors, FILE_MODE))
         self._counts = ledger.counts
         try:
             self._executor = executor = JobExecutor(

@@ -17,6 +17,8 @@ from chairlift.server.batches.record import OVER, about
 
 log = logging.getLogger(__name__)
 
+# Whoever may not read the prompts of others in memory shall not read them here.
+FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 # What OpenAI's list of files holds at most.
 MAX_FILES = 10_000
 
@@ -37,9 +39,8 @@ class Folder:
         self.path = path
         self._files = path / _FILES
         try:
-            # Whoever may not read the prompts of others in memory shall not read them here.
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            self._files.mkdir(mode=_FOLDER_MODE, exist_ok=True)
         except OSError as error:
             raise explain(error, path) from error
         self.store = _open_store(path)

@@ -46,7 +46,6 @@ _FIELDS = frozenset(FileForm.__struct_encode_fields__) - {"file"}
 
 async def create_file(request: Request) -> Response:
     """POST: keep a file."""
-    _check_origin(request)
     batches: Batches = request.app.state.batches
     folder = await batches.upload_folder()
     file_id = new_file_id()
@@ -145,10 +144,3 @@ def _life(fields: Mapping[str, str]) -> int | None:
     if seconds is None or not _NUMBER.fullmatch(seconds):
         raise ApiError(400, f"{_SECONDS} must be a number of seconds, got {seconds!r}", _SECONDS)
     return check_life(int(seconds), _SECONDS)
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse the pages of other sites: a browser sends their forms to any server without asking it first."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise ApiError(403, f"pages of {origin} may not send files here", code="cross_origin")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from chairlift.config.server import ServerConfig
 from chairlift.errors import JobError
 from chairlift.jobs.results import explain, sync_folder
-from chairlift.server.batches.data_folder import Folder
+from chairlift.server.batches.data_folder import FILE_MODE, Folder
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import DRAIN_FACTOR
 
@@ -211,7 +211,7 @@ class Upload:
         sync_folder(self._path.parent)
 
     def _open(self) -> int:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         return self._fd
 
     def _close(self) -> None:

@@ -6,6 +6,7 @@ TEI: {"error", "error_type"}. Cohere: {"message"}. Jina: {"detail"}.
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -145,18 +146,20 @@ def as_api_error(error: BaseException) -> ApiError:
         case Unavailable():
             retry = _retry_after(error.retry_after)
             code = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
-            return ApiError(503, str(error), code=code, kind="service_unavailable", headers=retry)
+            return ApiError(503, without_folders(str(error)), code=code, kind="service_unavailable", headers=retry)
         case DeadlineExceeded():
             return ApiError(504, str(error), code="deadline_exceeded", kind="timeout")
         case ConfigError() | UnsupportedModel():
-            return ApiError(400, str(error))
+            return ApiError(400, _told_without_folders(error))
         case RequestFailed():
-            return ApiError(500, str(error), code="request_failed", kind="server_error")
+            message = _told_without_folders(error)
+            return ApiError(500, message, code="request_failed", kind="server_error")
         case StorageFull():
-            return ApiError(507, str(error), code="storage_full", kind="server_error")
+            message = _told_without_folders(error)
+            return ApiError(507, message, code="storage_full", kind="server_error")
         case JobError():
-            log.error("%s", error)
-            return ApiError(500, str(error), code="storage_failed", kind="server_error")
+            message = _told_without_folders(error)
+            return ApiError(500, message, code="storage_failed", kind="server_error")
         case HTTPException():
             return ApiError(error.status_code, error.detail, headers=error.headers)
         case _:
@@ -165,6 +168,25 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)
+
+
+def without_folders(text: str) -> str:
+    """A text with only the last part of each absolute path: where things lie is not a client's business."""
+    return _FOLDERS.sub("", text)
+
+
+# In quotes a path may have spaces, and goes on up to the quote.
+_FOLDERS = re.compile(
+    r"""(?<=['"])/(?:[^'"\n/]*/)*(?=[^'"\n/]+['"])|(?<![\w./~'"*)-])/(?!/)(?:[^\s'"/,;:()<>]+/)*(?=[\w.-])"""
+)
+
+
+def _told_without_folders(error: Exception) -> str:
+    """What to tell of an error; the log gets all of it, if that is more."""
+    told = without_folders(str(error))
+    if told != str(error) or isinstance(error, JobError):
+        log.error("%s", error)
+    return told
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

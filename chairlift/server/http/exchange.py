@@ -6,6 +6,7 @@ import hmac
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,12 +31,16 @@ OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 DRAIN_FACTOR = 4
 # Below this many characters tokenizing takes less time than a thread's round trip is worth.
 INLINE_SIZE = 16_384
+# Above this many it takes long enough to keep others waiting, so that it has threads of its own.
+LARGE_SIZE = 2**18
 
 # The status of requests whose clients did not wait for an answer.
 CLIENT_GONE = 499
 # The last event of a stream.
 DONE = b"data: [DONE]\n\n"
 
+# Few: they share the cores with the model.
+_large = ThreadPoolExecutor(2, thread_name_prefix="chairlift-large")
 _MAX_PRIORITY = 2**31
 _OCTETS = "application/octet-stream"
 # Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
@@ -119,13 +124,20 @@ async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
     return decode(await read_body(request), decoder)
 
 
-async def read_body(request: Request, binary: bool = False) -> bytes:
-    """The whole body: JSON, or with `binary` also octets.
+async def read_body(request: Request, binary: bool = False, untyped: bool = False) -> bytes:
+    """The whole body: JSON, or with `binary` also octets, and with `untyped` also one without Content-Type.
 
     Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds.
     """
     config: ServerConfig = request.app.state.config
-    _check_type(request, binary)
+    kind = _check_type(request, binary)
+    body = await _read_in_time(request, config)
+    if body and not kind and not untyped:
+        raise _wrong_type("a body without one")
+    return body
+
+
+async def _read_in_time(request: Request, config: ServerConfig) -> bytes:
     if stays(request.receive):
         return await _read(request, config.max_body_bytes)
     try:
@@ -136,14 +148,19 @@ async def read_body(request: Request, binary: bool = False) -> bytes:
         raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
 
 
-def _check_type(request: Request, binary: bool) -> None:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    # Any other type could be posted by any web page that the user of a local server happens to visit.
-    if kind != "application/json" and not kind.endswith("+json") and not (binary and kind == _OCTETS):
-        raise ApiError(415, f"send JSON with 'Content-Type: application/json', not {kind}", code="unsupported_type")
+def _check_type(request: Request, binary: bool) -> str:
+    """The body's type, empty where none is given: pages of other sites can post without one, and with most others."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json") and not kind.endswith("+json") and not (binary and kind == _OCTETS):
+        raise _wrong_type(kind)
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise ApiError(415, f"a body with Content-Encoding {encoding} is not supported", code="unsupported_encoding")
+    return kind
+
+
+def _wrong_type(given: str) -> ApiError:
+    return ApiError(415, f"send JSON with 'Content-Type: application/json', not {given}", code="unsupported_type")
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -189,7 +206,11 @@ class ShortWay(Protocol):
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
     """Do work here and now, or in a thread if its `size` in characters (or numbers to print) would hold up the loop."""
-    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
+    if size <= INLINE_SIZE:
+        return work()
+    if size <= LARGE_SIZE:
+        return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_large, work)
 
 
 def stays(receive: Receive) -> bool:

@@ -10,17 +10,17 @@ import msgspec
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, TokenLogprob
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
+from chairlift.core.sequences.sampling import SamplingParams, check_stop
 from chairlift.engine.sequences.client import Stream
-from chairlift.engine.sequences.fan_out import fan_out
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.text.output import TextStream
+from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import Tokenizer
 
 
@@ -89,10 +89,15 @@ class SequenceService:
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, n: int | None) -> None:
-        """Refuse samples beyond the limit."""
-        if n is not None and n > self.config.max_n:
-            raise InvalidRequest(f"n is {n}, above this server's limit of {self.config.max_n} (max_n)", "n")
+    def check(self, n: int | None, stop: str | list[str] | None = None) -> None:
+        """Refuse samples and stop strings beyond the limits."""
+        config = self.config
+        if n is not None and n > config.max_n:
+            raise InvalidRequest(f"n is {n}, above this server's limit of {config.max_n} (max_n)", "n")
+        try:
+            check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
+        except ValueError as error:
+            raise InvalidRequest(str(error), "stop") from None
 
     @property
     def ready(self) -> bool:
@@ -113,6 +118,16 @@ class SequenceService:
     def max_model_len(self) -> int | None:
         """Tokens of prompt and answer together; None before the model is loaded."""
         return self.client.info.max_model_len if self.client.info is not None else None
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts. Raises ApiError, before it tokenizes, if one is too long whatever its tokens are."""
+        limit = self.max_model_len
+        if limit is not None:
+            least = max(map(self.tokenizer.lengths.least_tokens, texts), default=0)
+            if least >= limit:
+                message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
+                raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
+        return self.tokenizer.encode_batch(texts, add_special_tokens)
 
     def submit(
         self,
@@ -139,17 +154,18 @@ class SequenceService:
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             requests += self._fan_out(name, prompt, params, terms, options, info)
         streams = self.client.submit(*requests)
-        samples = [
-            Sample(index, stream, self._text(stream.request, options.continues), self.metrics, options.discard)
-            for index, stream in enumerate(streams)
-        ]
+        automaton = stop_automaton(params)
+        samples = []
+        for index, stream in enumerate(streams):
+            text = self._text(stream.request, options.continues, automaton)
+            samples.append(Sample(index, stream, text, self.metrics, options.discard))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
         return samples
 
-    def _text(self, request: Request, continues: bool) -> TextStream:
-        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else ())
+    def _text(self, request: Request, continues: bool, automaton: StopAutomaton | None) -> TextStream:
+        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else (), automaton)
 
     def _fan_out(
         self,
@@ -165,7 +181,7 @@ class SequenceService:
                 name,
                 prompt,
                 params,
-                info=info,
+                model=info,
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
                 priority=terms.priority,
@@ -175,10 +191,9 @@ class SequenceService:
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
             )
-        except InvalidRequest as error:
-            if len(prompt) + (params.max_tokens or 1) > info.max_model_len:
-                raise ApiError(400, str(error), error.param, "context_length_exceeded") from None
-            raise
+        except Unservable as error:
+            too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len
+            raise InvalidRequest(str(error), error.field, "context_length_exceeded" if too_long else None) from None
 
 
 class Piece(msgspec.Struct):

@@ -70,7 +70,8 @@ _change_decoder = msgspec.json.Decoder(ChangeBody)
 async def infer_route(request: Request) -> Response:
     """Run a model on tensors."""
     path = request.path_params
-    raw = await read_body(request, binary=True)
+    # Triton's clients send no Content-Type.
+    raw = await read_body(request, binary=True, untyped=True)
     service = tensor_model(models_of(request), path["name"], path.get("version"))
     body, binary = _open(request, raw)
     if body.model_name not in (None, path["name"]):
@@ -212,5 +213,5 @@ async def unload_route(request: Request) -> Response:
 
 
 async def _optional(request: Request, decoder: "msgspec.json.Decoder[T]", default: T) -> T:
-    raw = await read_body(request)
+    raw = await read_body(request, untyped=True)
     return decode(raw, decoder) if raw else default

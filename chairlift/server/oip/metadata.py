@@ -4,6 +4,7 @@ from typing import Any
 
 from chairlift import __version__
 from chairlift.runners.items import TensorSpec
+from chairlift.server.http.api_errors import without_folders
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, wrong_task
 from chairlift.server.oip.tensor_items import shape_of, signature
@@ -50,7 +51,7 @@ def index(models: Models, only_ready: bool) -> list[dict[str, str]]:
             entry = {"name": name, "version": "", "state": "UNAVAILABLE", "reason": "not loaded"}
         else:
             state = _STATES.get(model.state, "UNAVAILABLE")
-            reason = "" if model.ready else model.failure or model.state
+            reason = "" if model.ready else without_folders(model.failure or model.state)
             entry = {"name": name, "version": model.version, "state": state, "reason": reason}
         if not only_ready or entry["state"] == "READY":
             entries.append(entry)

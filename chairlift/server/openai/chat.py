@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     raw = await read_body(request)
     body = decode(raw, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body.n)
+    service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     params = _params(body)
@@ -65,7 +65,7 @@ def _prompt(service: SequenceService, body: ChatBody) -> list[int]:
         raise InvalidRequest(f"chat_template_kwargs can't set {taken[0]!r}", "chat_template_kwargs")
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
     text = service.tokenizer.render_chat(body.messages, generation, **arguments)
-    return service.tokenizer.encode(text, add_special_tokens=False)
+    return service.encode([text], add_special_tokens=False)[0]
 
 
 class ChatAnswer(SequenceAnswer):

@@ -26,7 +26,7 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     body = await read_json(request, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body.n)
+    service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     params = _params(body)
@@ -64,7 +64,7 @@ async def _prompts(service: SequenceService, prompt: str | list[Any]) -> list[li
         wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise InvalidRequest(f"prompt must be {wanted}, not {'empty' if not kinds else 'a mixture'}", "prompt")
     texts = cast(list[str], prompt)
-    return await off_loop(sum(map(len, texts)), lambda: service.tokenizer.encode_batch(texts))
+    return await off_loop(sum(map(len, texts)), lambda: service.encode(texts))
 
 
 class _Echo:

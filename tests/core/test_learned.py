@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chairlift.core.items.batch_time import BatchTime
+from chairlift.core.items.learned import BatchTime
 
 EXECUTORS = [(0.008, 0.00025), (0.001, 0.004), (0.001, 0.00005), (0.0001, 0.01), (0.02, 0.0)]
 
@@ -34,7 +34,6 @@ def test_noise_and_outliers(alpha: float, beta: float) -> None:
     before = time.expected.seconds(8)
     time.observe(20 * before, 20 * before, 8, 8)
     assert time.expected.seconds(8) == pytest.approx(before, rel=0.02)
-    assert time.error < 0.15
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 3.0, 100.0])
@@ -67,7 +66,6 @@ def test_caution_covers_noise_and_answers_that_come_after_the_call() -> None:
     assert time.cautious.seconds(16) == pytest.approx(exact + 0.002, rel=0.05)
     noisy = BatchTime()
     feed(noisy, 0.008, 0.00025, [1, 4, 9, 16, 32] * 40, noise=0.1)
-    assert 0.04 < noisy.error < 0.15
     assert 1.08 < noisy.cautious.seconds(16) / noisy.expected.seconds(16) < 1.3
 
 

@@ -1,0 +1,112 @@
+"""What one request may ask for is bounded, so that no request holds up the others."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from support.server_harness import Front
+
+from chairlift.engine.sequences.messages import Add, SequencesToWorker
+from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
+from chairlift.text.stop import StopAutomaton
+
+
+def run(go: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop", "name"),
+    [
+        ({"max_stop_strings": 1}, ["a", "b"], "max_stop_strings"),
+        ({"max_stop_chars": 3}, "abcd", "max_stop_chars"),
+        ({"max_stop_chars_total": 5}, ["abc", "def"], "max_stop_chars_total"),
+    ],
+)
+def test_a_server_may_take_fewer_and_shorter_stop_strings(limits: dict[str, int], stop: Any, name: str) -> None:
+    async def go() -> None:
+        front = Front(**limits)
+        for answer in (await front.complete(stop=stop), await front.chat(stop=stop)):
+            assert (answer.status, answer.error["param"]) == (400, "stop")
+            assert f"({name})" in answer.error["message"]
+        assert (await front.complete(stop="abc", max_tokens=1)).status == 200
+
+    run(go)
+
+
+def test_samples_of_a_request_share_one_automaton(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[list[str]] = []
+
+    class Counted(StopAutomaton):
+        def __init__(self, stops: Any) -> None:
+            built.append(list(stops))
+            super().__init__(stops)
+
+    monkeypatch.setattr("chairlift.text.output.StopAutomaton", Counted)
+
+    async def go() -> None:
+        made = (await Front().complete(prompt=["a"] * 4, n=8, stop=["wor", "x" * 256], max_tokens=10)).json()
+        assert [choice["stop_reason"] for choice in made["choices"]] == ["wor"] * 32
+
+    run(go)
+    assert built == [["wor", "x" * 256]]
+
+
+def test_stop_ids_are_one_set_for_all_samples_and_reach_the_worker_as_a_set() -> None:
+    async def go() -> None:
+        front = Front()
+        wanted = [*range(250), 3, 3]
+        assert (await front.complete(n=3, stop_token_ids=wanted, max_tokens=1)).status == 200
+        first, *others = front.client.requests
+        assert first.stop_ids == {*wanted, *front.tokenizer.eos_ids}
+        assert all(other.stop_ids is first.stop_ids for other in others)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Add(first)), type=SequencesToWorker)
+        assert isinstance(sent, Add)
+        assert isinstance(sent.request.stop_ids, frozenset)
+        assert sent.request == first
+
+    run(go)
+
+
+def test_small_texts_do_not_wait_for_large_ones() -> None:
+    async def go() -> None:
+        opened = threading.Event()
+        large = [asyncio.ensure_future(off_loop(LARGE_SIZE + 1, opened.wait)) for _ in range(64)]
+        try:
+            await asyncio.sleep(0)
+            assert await off_loop(INLINE_SIZE + 1, lambda: "small") == "small"
+            assert not any(task.done() for task in large)
+        finally:
+            opened.set()
+        assert all(await asyncio.gather(*large))
+
+    run(go)
+
+
+def test_prompts_that_are_too_long_in_any_case_are_refused_untokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        front = Front()
+        tokenized: list[str] = []
+        encode = front.tokenizer.encode_batch
+
+        def note(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+            tokenized.extend(texts)
+            return encode(texts, add_special_tokens)
+
+        monkeypatch.setattr(front.tokenizer, "encode_batch", note)
+        long = "hello world " * 50_000
+        for answer in (
+            await front.complete(prompt=long),
+            await front.complete(prompt=["short", long]),
+            await front.chat(messages=[{"role": "user", "content": long}]),
+        ):
+            assert (answer.status, answer.error["param"]) == (400, "prompt")
+            assert answer.error["code"] == "context_length_exceeded"
+        assert tokenized == []
+        assert (await front.complete(prompt="short", max_tokens=1)).status == 200
+        assert tokenized == ["short"]
+
+    run(go)
