@@ -165,9 +165,7 @@ def check_histories(seeds: range) -> Counter[str]:
 def test_random_histories(seeds: range, capsys: Any) -> None:
     seen = in_two_processes(check_histories, seeds)
     with capsys.disabled():
-        print(
-            f"\nitem histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common())
-        )
+        print(f"\nitem histories: {len(seeds)}:", ", ".join(f"{count} {name}" for name, count in seen.most_common()))
     if len(seeds) >= 500:
         kinds = (
             *Failure,
