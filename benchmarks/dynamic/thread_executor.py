@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from chairlift.engine.items.call import CallResult, OnParts, compute
+from chairlift.engine.items.call import CallResult, OnParts
+from chairlift.engine.items.worker import compute
 from chairlift.runners.items import ItemInfo, ItemRunner
 
 

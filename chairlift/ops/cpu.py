@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
@@ -37,6 +38,28 @@ MAX_HEAD_DIM = 256
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
 _NO_NORMS = native.HeadNormsStruct()
+
+
+class PlainHead:
+    """A last projection that is used as it is given: oneDNN would have to copy it. Implements `Head`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.nbytes = weight.nbytes
+        self._weight = weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return hidden [R, in] -> [R, out]."""
+        return functional.linear(hidden, self._weight)
+
+    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32, and its first token, [R]."""
+        # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
+        values, indices = self.logits(hidden).float().max(-1)
+        return values, indices
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, [T, in], for ids [T]."""
+        return functional.embedding(ids, self._weight)
 
 
 class OneDnnLinear:
@@ -123,8 +146,8 @@ class CpuOps:
         return self._pack(weight, bias, activation) or GatedLinear(self.linear(weight, bias), self, activation)
 
     def head(self, weight: Tensor) -> Head:
-        """Return the last projection of weight [V, H]. Where oneDNN would have to copy it, it is used as it is."""
-        return self._pack(weight, None) or ReferenceLinear(weight, None, "none")
+        """Return the last projection of weight [V, H]."""
+        return self._pack(weight, None) or PlainHead(weight)
 
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""

@@ -21,11 +21,11 @@ import zmq
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, compute, describe
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import ChairliftError
-from chairlift.runners.items import Encoding, ItemInfo, ItemRunner
+from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
 from chairlift.runners.out_of_memory import is_out_of_memory
 
@@ -33,6 +33,28 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # as <linux/prctl.h> has it
 _OF_TEXTS = ("embed", "classify", "rerank")
+
+
+def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+    """Run one batch in the calling thread.
+
+    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
+    traceback.
+    """
+    started = time.perf_counter()
+    try:
+        if on_parts is None:
+            results = runner.run(payloads)
+        else:
+            streaming: StreamingRunner = runner  # type: ignore[assignment]
+            results = streaming.stream(payloads, on_parts)
+        if len(results) != len(payloads):
+            raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
+    except Exception as error:
+        log.warning("a call of %d items failed", len(payloads), exc_info=True)
+        failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
+        raise CallFailed(failure, describe(error)) from error
+    return CallResult(results, time.perf_counter() - started)
 
 
 class ItemWorker:
