@@ -77,6 +77,9 @@ class TextEncoder:
         """Raise InputTooLong for what is too long whatever its tokens are."""
         for index, text in enumerate(given):
             parts = (text,) if isinstance(text, str) else text
+            # A character has at most four bytes, and a token at least one: short texts need no look.
+            if 4 * sum(map(len, parts)) <= self.max_tokens:
+                continue
             least = sum(map(self._lengths.least_tokens, parts))
             if least > self.max_tokens:
                 message = f"an input has at least {least} tokens, but the model takes {self.max_tokens}"

@@ -123,7 +123,9 @@ class SequenceService:
         """Token ids of prompts. Raises ApiError, before it tokenizes, if one is too long whatever its tokens are."""
         limit = self.max_model_len
         if limit is not None:
-            least = max(map(self.tokenizer.lengths.least_tokens, texts), default=0)
+            # A character has at most four bytes, and a token at least one: short texts need no look.
+            suspects = [text for text in texts if 4 * len(text) >= limit]
+            least = max(map(self.tokenizer.lengths.least_tokens, suspects), default=0)
             if least >= limit:
                 message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
                 raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
