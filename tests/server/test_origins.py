@@ -255,3 +255,15 @@ def test_triton_clients_send_no_type(path: str, body: bytes, server: Listening) 
 
 def test_no_body_needs_no_type(server: Listening) -> None:
     assert post(server, {}, "/v2/repository/index", b"") == 200
+
+
+def test_long_names_are_neither_remembered_nor_repeated() -> None:
+    origins = Origins(ServerConfig(host="0.0.0.0"))
+    assert origins.knows(b"a" * 300)
+    assert not origins.knows(b"a" * 301)
+    assert origins._known.cache_info().currsize == 1
+    refused = call(Front(), "GET", "/v1/models", Host="a" * 60_000)
+    assert refused.status == 421
+    foreign = call(Front(), "POST", "/v1/completions", {}, Origin="https://" + "a" * 60_000)
+    assert foreign.status == 403
+    assert max(len(refused.body), len(foreign.body)) < 500

@@ -21,6 +21,8 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # What a browser says of a page elsewhere; another port of the same machine is `same-site`.
 _FOREIGN = frozenset({"cross-site", "same-site"})
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE", "Access-Control-Max-Age": "600"}
+# Names have at most 253 characters; what is longer is none, and not worth remembering or repeating.
+_MAX_HOST, _MAX_SHOWN = 300, 100
 _EXPOSED = b"Retry-After, X-Queue-Time-Ms, X-Inference-Time-Ms, X-Batch-Size, Inference-Header-Content-Length"
 
 
@@ -34,7 +36,11 @@ class Origins:
         # An address is never a name that somebody else could point here, and probes and scrapers use the machine's own.
         self._any_address = not is_loopback(config.host)
         self._hosts = hosts | {config.host.lower()}
-        self.knows = lru_cache(maxsize=128)(self._knows)
+        self._known = lru_cache(maxsize=128)(self._knows)
+
+    def knows(self, header: bytes) -> bool:
+        """Whether this `Host` is one that the server has."""
+        return len(header) <= _MAX_HOST and self._known(header)
 
     def allows(self, origin: str) -> bool:
         """Whether pages of this origin may send anything and read the answers."""
@@ -58,7 +64,7 @@ class Origins:
         return None if own and site not in _FOREIGN else _cross_origin(origin or "another site")
 
     def _knows(self, header: bytes) -> bool:
-        """Whether this `Host` is one that the server has. Its port may be any, as that of a forwarded one is."""
+        """Look it up. Its port may be any, as that of a forwarded one is."""
         if self._any_host:
             return True
         name = _name_of(header.decode("latin-1").lower())
@@ -93,12 +99,15 @@ def _name_of(host: str) -> str:
 
 
 def _wrong_host(host: str) -> ApiError:
-    message = f"this server does not answer to the name {host!r}; whoever runs it can add names to allowed_hosts"
+    message = (
+        f"this server does not answer to the name {host[:_MAX_SHOWN]!r}; whoever runs it can add names to allowed_hosts"
+    )
     return ApiError(421, message, code="wrong_host")
 
 
 def _cross_origin(origin: str) -> ApiError:
-    message = f"pages of {origin} may not use this server; whoever runs it can add their origin to allowed_origins"
+    shown = origin[:_MAX_SHOWN]
+    message = f"pages of {shown} may not use this server; whoever runs it can add their origin to allowed_origins"
     return ApiError(403, message, code="cross_origin")
 
 
