@@ -1,12 +1,14 @@
 """Chairlift beside its peers, in process: python benchmarks/compare.py MODEL_DIR --out benchmarks/results/NAME.json
 ENGINES
 
-Each round starts every engine in turn, alone on the machine, so that a slow quarter of an hour hits all alike. Results
+Each round starts every engine in turn, alone on the machine, so that a slow quarter of an hour hits all alike; every
+second round goes backwards. `--before CHECKOUT` measures an older Chairlift in the same rounds. Results
 are saved after every engine; `--render-only FILE...` writes the table and the picture of saved ones again.
 """
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -50,7 +52,7 @@ def measure(args: argparse.Namespace) -> None:
     results = start_results(args.model, args.rounds)
     with tqdm(total=args.rounds * len(engines), unit="engine", dynamic_ncols=True) as bar:
         for number in range(1, args.rounds + 1):
-            for engine in engines:
+            for engine in engines if number % 2 else reversed(engines):
                 bar.set_description(f"round {number}: {engine.name} {engine.precision}")
                 about = {"name": engine.name, "precision": engine.precision, "round": number}
                 lines, error = run(engine, args.workloads, args.repeat, args.timeout)
@@ -93,6 +95,9 @@ def start_results(model: str, rounds: int) -> dict[str, Any]:
     """Results without runs: what is measured, where and when."""
     return {
         "model": Path(model).name,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
         "machine": f"{os.cpu_count()} cores of {_processor()}",
         "date": datetime.date.today().isoformat(),
         "started": time.strftime("%H:%M"),
@@ -107,6 +112,12 @@ def save(results: dict[str, Any], path: Path) -> None:
     results["ended"] = time.strftime("%H:%M")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """The commit of this checkout, marked where files differ from it."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def _processor() -> str:

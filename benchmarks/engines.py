@@ -13,6 +13,7 @@ from typing import NamedTuple
 PEERS = Path(__file__).parent / "peers"
 BF16, INT8 = "bf16", "8 bit"
 SERVED_NAME = "bench"
+BEFORE = "Chairlift before"
 
 
 class Engine(NamedTuple):
@@ -43,6 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--int8", nargs="*", default=['quantization="int8"', 'kv_cache_dtype="int8"'],
                         metavar="SETTING=VALUE",
                         help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
+    parser.add_argument("--before", metavar="CHECKOUT",
+                        help="Chairlift as of another checkout, its native library built, in the same rounds")  # fmt: skip
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
     parser.add_argument("--openvino-model", metavar="DIR", help="the exported model, float16, which runs as bfloat16")
@@ -57,6 +60,8 @@ def chosen(args: argparse.Namespace) -> list[Engine]:
     engines = [_chairlift(args.model, BF16, args.settings)]
     if args.int8:
         engines.append(_chairlift(args.model, INT8, [*args.settings, *args.int8]))
+    if args.before:
+        engines += [_before(engine, args.before) for engine in engines]
     if args.vllm:
         engines.append(_vllm(args.vllm, args.model))
     if args.openvino:
@@ -94,6 +99,13 @@ def _chairlift(model: str, precision: str, settings: list[str]) -> Engine:
         server=(sys.executable, "-m", "chairlift.cli", "serve", model, "--served-model-name", SERVED_NAME, *flags),
         ready="/health/ready",
     )
+
+
+def _before(engine: Engine, checkout: str) -> Engine:
+    """The same program, with the package of another checkout; the machine's limit is measured once, by this one."""
+    settings = tuple(setting for setting in engine.settings if setting != "--roofline")
+    path = {"PYTHONPATH": str(Path(checkout).resolve())}
+    return engine._replace(name=BEFORE, settings=settings, server=(), env=path)
 
 
 def _vllm(python: str, model: str) -> Engine:

@@ -9,13 +9,17 @@ from collections.abc import Callable
 import workloads
 
 Jobs = list[tuple[list[int], int]]
+# A workload is repeated until its runs took this long: a short one would be a coin's toss.
+MEASURED_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, WORKLOADS and --repeat."""
     parser.add_argument("model")
     parser.add_argument("workloads", type=_names, help="single, uniform, varied; several joined by commas")
-    parser.add_argument("--repeat", type=int, default=3, help="timed runs of each workload")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help=f"timed runs of each workload at least; more until {MEASURED_SECONDS:g} s"
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -43,7 +47,7 @@ def report(
         jobs = workloads.requests(name)
         run = prepare(jobs)
         seconds = []
-        for _ in range(args.repeat):
+        while len(seconds) < args.repeat or sum(seconds) < MEASURED_SECONDS:
             start = time.perf_counter()
             made = run()
             seconds.append(time.perf_counter() - start)
@@ -51,7 +55,7 @@ def report(
             if made != wanted:
                 raise SystemExit(f"{engine} made {made} tokens of {wanted}")
         median = statistics.median(seconds)
-        line: dict[str, str | float] = {
+        line: dict[str, str | float | list[float]] = {
             "engine": engine,
             **about,
             "workload": name,
@@ -59,6 +63,7 @@ def report(
             "seconds": round(median, 2),
             "output_tok_s": round(made / median, 1),
             "best_tok_s": round(made / min(seconds), 1),
+            "runs_s": [round(each, 4) for each in seconds],
         }
         if limit is not None:
             most = limit(name)
