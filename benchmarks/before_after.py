@@ -53,6 +53,7 @@ class Side:
         self._process.stdin.flush()
 
     def end(self) -> None:
+        """Let it go."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
