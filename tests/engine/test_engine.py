@@ -203,11 +203,13 @@ class FailsOnce(DecoderRunner):
 
     def execute(self, step: Step) -> StepResult:
         if step.id == 2:
-            raise MemoryError("no room for the activations")
+            raise MemoryError("no room for the activations\nof 4 sequences")
         return super().execute(step)
 
 
-def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> None:
+def test_failed_step_ends_only_its_own_requests(
+    alone: dict[str, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     settings = config(max_num_seqs=4)
     engine = Engine(settings, FailsOnce(settings))
     jobs = requests()
@@ -227,6 +229,10 @@ def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> 
     assert all("no room for the activations" in str(ends[name].detail) for name in failed)
     assert {n: t for n, t in tokens.items() if n not in failed} == {n: t for n, t in alone.items() if n not in failed}
     assert engine.pool.num_used == 0
+    (line,) = caplog.messages
+    assert line.startswith("step 2 with ")
+    assert line.endswith(" ran out of memory: MemoryError: no room for the activations")
+    assert caplog.records[0].exc_info is None
 
 
 def test_prompt_logprobs_come_once_and_whole_across_a_preemption() -> None:

@@ -74,6 +74,8 @@ def test_results_errors_and_arrays() -> None:
             assert made.results[3] == "1"
             assert str(made.results[4]).startswith("the result can't be sent: TypeError: builtins.complex")
             assert made.results[5] == "aa"
+            refused = await executor.run(["refused", 2])
+            assert shown(refused.results) == ["BadItem: a number is wanted", 4]
             raised = await failure_of(executor, 1, "poison")
             assert (raised.failure, raised.detail) == (Failure.RAISED, "RuntimeError: poisoned")
             unsent = await failure_of(executor, 1, object())

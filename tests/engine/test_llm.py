@@ -96,6 +96,10 @@ def test_prompt_logprobs_of_one_token_are_a_lone_none(llm: LLM) -> None:
     assert plain.prompt_logprobs is None
 
 
+def test_the_package_lists_what_it_has() -> None:
+    assert dir(chairlift) == sorted(chairlift.__all__)
+
+
 def test_an_ignored_eos_is_not_sampled_before_min_tokens(llm: LLM) -> None:
     eos_ids = llm.tokenizer.eos_ids
     wanted = dict.fromkeys(eos_ids, 100.0)
@@ -150,6 +154,8 @@ def test_parameters_out_of_range_are_refused_by_name(field: str, value: float) -
 
 
 def test_settings_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no folder 'no/such'.* names of the Hub are not downloaded"):
+        LLM("no/such")
     with pytest.raises(TypeError, match="max_num_sequences"):
         chairlift.LLM(demo_path(), max_num_sequences=3)
     with pytest.raises(TypeError, match="served_model_name"):

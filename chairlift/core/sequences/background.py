@@ -31,10 +31,16 @@ class BackgroundSequences:
 
     def in_turn(self) -> list[Sequence]:
         """Return all that run, those who decode before those with a prompt, and whoever was left out last first."""
-        return sorted(self.running, key=lambda sequence: sequence.reads_prompt)
+        prompts = [sequence for sequence in self.running if sequence.reads_prompt]
+        if not prompts:
+            return list(self.running)
+        return [sequence for sequence in self.running if not sequence.reads_prompt] + prompts
 
     def take_turns(self, served: list[Sequence]) -> None:
         """Put those who got tokens behind those who did not."""
+        if len(served) == len(self.running):
+            self.running = served
+            return
         ids = {sequence.id for sequence in served}
         self.running = [sequence for sequence in self.running if sequence.id not in ids] + served
 

@@ -1,6 +1,7 @@
 """How much of a step prompts may have, when the time between two tokens of everyone else is to stay inside a target."""
 
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol
 
 from chairlift.core.cost import CostModel
@@ -30,6 +31,10 @@ class StepBudget(Protocol):
 
     def grant(self, computed: int, wanted: int, starts: bool) -> int:
         """Give a sequence up to `wanted` tokens more: from none if it starts, else beyond its one."""
+        ...
+
+    def takes_decode(self, computed: int) -> bool:
+        """Give one token to a sequence that joins with so many computed; the same as `grant` of 1, but many times."""
         ...
 
     def end(self, running: Iterable[Sequence], step: Step) -> None:
@@ -66,6 +71,9 @@ class LatencyBudget:
         self._given_out = False
         self._decodes = 0
         self._holds = (0, 0, 0)
+        # While one decode after the other joins: seconds left, and what one costs by itself and for each KV token.
+        self._spare: float | None = None
+        self._decode = self._decode_kv = 0.0
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """Start with one token for each, attending to all before it."""
@@ -77,6 +85,7 @@ class LatencyBudget:
         self._given_out = False
         self._decodes = count
         self._holds = count, read, read
+        self._spare = None
         self.tokens = min(count + self.capacity(0), self.most)
 
     def capacity(self, computed: int) -> int:
@@ -91,10 +100,40 @@ class LatencyBudget:
         # The context of one that runs is among what is read already.
         given = min(wanted, self._time_for(computed, read if starts else read - computed))
         self._given_out |= given < wanted
+        self._spare = None
         self._floor = max(self._floor - given, 0)
         read += given + computed if starts else given
         self._holds = tokens + given, read, pairs + given * computed + given * (given + 1) // 2
         return given
+
+    def takes_decode(self, computed: int) -> bool:
+        """Give one token to a sequence that joins with `computed` in the KV cache, if there is time for it.
+
+        A decode's time is linear in what it reads, so nothing is left of the prediction but to take it off.
+        """
+        if self._spare is None:
+            self._open()
+        assert self._spare is not None
+        context = computed + 1
+        seconds = self._decode + self._decode_kv * context
+        if seconds > self._spare and not self._floor:
+            return False
+        self._spare -= seconds
+        if self._floor:
+            self._floor -= 1
+        tokens, read, pairs = self._holds
+        self._holds = tokens + 1, read + context, pairs + context
+        return True
+
+    def _open(self) -> None:
+        """Find out what there is for decodes that join the step as it is."""
+        if self._given_out or not self.model.num_observed:
+            self._spare = -inf
+            self._floor = 0 if self._given_out else self._floor
+            return
+        _, token, kv_token, pair = self.model.coefficients
+        self._decode, self._decode_kv = token, kv_token + pair
+        self._spare = self.target - self.model.predict(*self._holds)
 
     def _time_for(self, computed: int, read: int) -> int:
         if self._given_out:

@@ -413,27 +413,29 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def _continue_background(self, step: Step) -> tuple[Reason, str] | None:
         """Give tokens to those that run, in turn; return why some got none, or None if nobody was left out."""
         background, limit = self.background, self.background.budget
-        budget = self.max_num_batched_tokens - step.total_tokens
+        budget, block_size = self.max_num_batched_tokens - step.total_tokens, self.block_size
         served, refusal = [], None
         for sequence in background.in_turn():
             computed = sequence.num_computed_tokens
             if not sequence.block_table:
                 continue  # it gave way to another
-            wanted = min(len(sequence.token_ids) - computed, budget)
-            given = wanted if limit is None else min(wanted, limit.capacity(computed))
-            if given < 1:
+            given = wanted = min(len(sequence.token_ids) - computed, budget)
+            if limit is not None:
+                given = min(wanted, limit.capacity(computed)) if wanted > 1 else int(limit.takes_decode(computed))
+            if given < 1 or budget < 1:
                 refusal = Reason.TOKENS, self._spent(budget)
                 break
-            grows = computed + given > len(sequence.block_table) * self.block_size
+            grows = computed + given > len(sequence.block_table) * block_size
             if grows and not self._grow(step, sequence, given):
                 refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
-            if limit is not None:
+            if limit is not None and wanted > 1:
                 limit.grant(computed, wanted, starts=True)
             step.num_tokens[sequence.id] = given
             budget -= given
             served.append(sequence)
-            self.prefixes.publish(sequence, computed + given)
+            if (computed + given) // block_size > sequence.num_published:
+                self.prefixes.publish(sequence, computed + given)
         background.take_turns(served)
         return refusal
 

@@ -15,6 +15,7 @@ from chairlift.core.sequences.request import Request, Step, StepResult, TokenLog
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,11 @@ class Engine:
         try:
             return self.runner.execute(step)
         except Exception as error:
-            log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
+            if is_out_of_memory(error):
+                count = len(step.num_tokens)
+                log.error("step %d with %d requests ran out of memory: %s", step.id, count, one_line(error))
+            else:
+                log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
             return _failure(step, f"{type(error).__name__}: {error}")
         except BaseException:
             # Interrupted: nobody may find the blocks that this step was to fill.
