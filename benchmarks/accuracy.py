@@ -19,8 +19,8 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import stdev
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import chairlift

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     started = time.monotonic()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser: argparse.ArgumentParser = _Parser(prog="chairlift", description="Serve a model with the batching that suits it.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="chairlift", description="Serve a model with the batching that suits it."
+    )
     parser.add_argument("--version", action="version", version=f"chairlift {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)

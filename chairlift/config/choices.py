@@ -9,7 +9,6 @@ import msgspec
 
 from chairlift.errors import ConfigError
 
-
 # As msgspec says it, and in words.
 _EXPECTED = re.compile(r"Expected `(?P<types>.+?)`(?:, got `.+?`)?(?: - at `\$(?P<place>.+)`)?")
 _WORDS = {

@@ -27,7 +27,9 @@ OURS = {
     "threads": "num_threads",
 }
 
-_ONE_DEVICE = "a model runs on one device; for more requests at once start more servers, or more `instances` of an encoder"
+_ONE_DEVICE = (
+    "a model runs on one device; for more requests at once start more servers, or more `instances` of an encoder"
+)
 _LOCAL = "models are read from local folders, and nothing is downloaded"
 _FIRST = "name the model as the first argument of `chairlift serve`, or as the key `model` of chairlift.toml"
 _TOOLS = "tools are not implemented"

@@ -207,9 +207,7 @@ class FailsOnce(DecoderRunner):
         return super().execute(step)
 
 
-def test_failed_step_ends_only_its_own_requests(
-    alone: dict[str, list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]], caplog: pytest.LogCaptureFixture) -> None:
     settings = config(max_num_seqs=4)
     engine = Engine(settings, FailsOnce(settings))
     jobs = requests()

@@ -68,6 +68,7 @@ class LatencyBudget:
         self.predicted = 0.0
         self.seconds = 0.0
         self._floor = 0
+        self._gives = False
         self._given_out = False
         self._decodes = 0
         self._holds = (0, 0, 0)
@@ -82,6 +83,7 @@ class LatencyBudget:
             count += 1
             read += sequence.num_computed_tokens + 1
         self._floor = FLOOR
+        self._gives = True
         self._given_out = False
         self._decodes = count
         self._holds = count, read, read
@@ -112,28 +114,27 @@ class LatencyBudget:
         A decode's time is linear in what it reads, so nothing is left of the prediction but to take it off.
         """
         if self._spare is None:
-            self._open()
-        assert self._spare is not None
+            self._spare = self._left()
         context = computed + 1
-        seconds = self._decode + self._decode_kv * context
-        if seconds > self._spare and not self._floor:
-            return False
-        self._spare -= seconds
+        left = self._spare - self._decode - self._decode_kv * context
         if self._floor:
             self._floor -= 1
+        elif left < 0:
+            return False
+        self._spare = left
         tokens, read, pairs = self._holds
         self._holds = tokens + 1, read + context, pairs + context
         return True
 
-    def _open(self) -> None:
-        """Find out what there is for decodes that join the step as it is."""
+    def _left(self) -> float:
+        """The seconds that there are for decodes that join the step as it is."""
+        if self._given_out:
+            self._floor = 0
         if self._given_out or not self.model.num_observed:
-            self._spare = -inf
-            self._floor = 0 if self._given_out else self._floor
-            return
+            return -inf
         _, token, kv_token, pair = self.model.coefficients
         self._decode, self._decode_kv = token, kv_token + pair
-        self._spare = self.target - self.model.predict(*self._holds)
+        return self.target - self.model.predict(*self._holds)
 
     def _time_for(self, computed: int, read: int) -> int:
         if self._given_out:
@@ -146,14 +147,17 @@ class LatencyBudget:
 
     def end(self, running: Iterable[Sequence], step: Step) -> None:
         """Predict the step as it is: whoever was preempted is not in it."""
-        tokens = read = pairs = 0
-        for sequence in running:
-            given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
-            tokens += given
-            read += computed + given
-            pairs += given * computed + given * (given + 1) // 2
-        self._holds = tokens, read, pairs
-        self.predicted = self.model.predict(tokens, read, pairs)
+        # All that is in the step was given here, if this budget gave it; so where nothing is missing, nothing changed.
+        if not self._gives or self._holds[0] != step.total_tokens:
+            tokens = read = pairs = 0
+            for sequence in running:
+                given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
+                tokens += given
+                read += computed + given
+                pairs += given * computed + given * (given + 1) // 2
+            self._holds = tokens, read, pairs
+        self._gives = False
+        self.predicted = self.model.predict(*self._holds)
 
     def observe(self, seconds: float) -> None:
         """Learn from the step that just ended."""

@@ -132,7 +132,9 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if not step.num_tokens:
             return None
         if self._learner is not None:
-            others = [sequence for sequence in self.background.running if sequence.id in step.num_tokens]
+            given, others = step.num_tokens, self.background.running
+            if len(given) < len(self.running) + len(others):
+                others = [sequence for sequence in others if sequence.id in given]
             self._learner.end(self.running + others, step)
         self.num_steps += 1
         step.released, self._released = self._released, []
@@ -416,17 +418,19 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         budget, block_size = self.max_num_batched_tokens - step.total_tokens, self.block_size
         served, refusal = [], None
         for sequence in background.in_turn():
-            computed = sequence.num_computed_tokens
-            if not sequence.block_table:
+            computed, held = sequence.num_computed_tokens, len(sequence.block_table)
+            if not held:
                 continue  # it gave way to another
-            given = wanted = min(len(sequence.token_ids) - computed, budget)
-            if limit is not None:
-                given = min(wanted, limit.capacity(computed)) if wanted > 1 else int(limit.takes_decode(computed))
+            given = wanted = len(sequence.token_ids) - computed
+            if wanted > 1:
+                wanted = min(wanted, budget)
+                given = wanted if limit is None else min(wanted, limit.capacity(computed))
+            elif limit is not None and not limit.takes_decode(computed):
+                given = 0
             if given < 1 or budget < 1:
                 refusal = Reason.TOKENS, self._spent(budget)
                 break
-            grows = computed + given > len(sequence.block_table) * block_size
-            if grows and not self._grow(step, sequence, given):
+            if computed + given > held * block_size and not self._grow(step, sequence, given):
                 refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
             if limit is not None and wanted > 1:
