@@ -107,12 +107,12 @@ def rows(model: Path, title: str, windows: list[list[int]]) -> Iterator[tuple[st
         found = measure(model, windows, **settings)
         exact = exact or found
         ratio, error = found.ratio(exact)
-        agreement, prefix = found.agreement(exact), found.prefix(exact)
+        agreement, prefix, ops = found.agreement(exact), found.prefix(exact), found.ops
         print(
-            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} ±{error:.4f} {agreement:11.4f} {prefix:13.1f}  {found.ops}",
+            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} ±{error:.4f} {agreement:11.4f} {prefix:13.1f}  {ops}",
             flush=True,
         )
-        about = {"ratio": ratio, "standard_error": error, "agreement": agreement, "prefix": prefix, "ops": found.ops}
+        about = {"ratio": ratio, "standard_error": error, "agreement": agreement, "prefix": prefix, "ops": ops}
         yield name, {"perplexity": found.perplexity, **about, "nats_a_token_by_window": found.losses}
 
 

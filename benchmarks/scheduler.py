@@ -32,7 +32,7 @@ STEP_SECONDS = 100.0
 
 
 class Workload(NamedTuple):
-    """How many tokens a request makes and a step may hold, whether one prompt is very long, and whether all can wait."""
+    """How many tokens a request makes and a step may hold, whether one prompt is very long, whether all can wait."""
 
     output: int
     budget: int
@@ -132,9 +132,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     print(f"microseconds per running request and step; {args.running} running, median of {args.runs} runs")
-    print(
-        f"{'workload':10}{'waiting':>9}{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'to decode':>11}{'ends/step':>11}"
-    )
+    columns = f"{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'to decode':>11}{'ends/step':>11}"
+    print(f"{'workload':10}{'waiting':>9}{columns}")
     runs = {(name, waiting): [] for name in WORKLOADS for waiting in args.waiting}
     for _ in range(args.runs):
         for name, waiting in runs:  # alternating, so that a slow moment hits all

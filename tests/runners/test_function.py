@@ -381,7 +381,7 @@ def test_a_file_is_imported_under_its_own_name_and_finds_its_neighbours(folder: 
         ("json.py:WrongHook", r"preprocess\(one, two\) can't be called as WrongHook.preprocess\(item\)"),
         ("json.py:NotMethod", "NotMethod.predict must be a method, not int"),
         ("json.py:BadSize", "BadSize.max_batch_size must be at least 1, got 0"),
-        ("json.py:BadType", "BadType.max_batch_size: expected `int | null`, got `str`, got 'many'"),
+        ("json.py:BadType", "BadType.max_batch_size: must be a whole number, got 'many'"),
         ("json.py:HalfSpecs", "declares only one of inputs and outputs"),
         ("json.py:BadSpecs", r"BadSpecs.inputs must be a list of .* data type 'FLOAT' is not one of BOOL"),
     ],
