@@ -204,10 +204,10 @@ def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], 
 
 def _from_environment(environ: Mapping[str, str]) -> _Found:
     """The settings of the environment. Raises ConfigError for a variable whose name is nearly one of them."""
-    for variable, value in environ.items():
+    for variable, given in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         # Kubernetes sets variables for services: CHAIRLIFT_HTTP_PORT=tcp://... for one called chairlift-http.
-        if not variable.startswith(ENV_PREFIX) or name in _KNOWN or not value or "://" in value:
+        if not variable.startswith(ENV_PREFIX) or name in _KNOWN or not given or "://" in given:
             continue
         if guess := hint(name, _KNOWN, lambda known: ENV_PREFIX + known.upper(), least=_ALIKE):
             raise ConfigError(f"{variable} is no setting{guess}")
