@@ -62,18 +62,22 @@ def test_the_prose_is_in_no_training_text(accuracy: ModuleType) -> None:
 
 def test_one_text_is_known_to_the_model_and_the_other_is_not(exact: Any, title: str) -> None:
     """Of a text that says nothing at all to it, no rounding would spoil anything."""
-    low, high = {"chats": (1.5, 6), "prose": (20, 800)}[title]
+    low, high = {"chats": (1.5, 6), "prose": (5_000, 200_000)}[title]
     assert low < exact.perplexity < high
     assert (exact.agreement(exact), exact.prefix(exact)) == (1, 64)
 
 
 @pytest.mark.parametrize("variant", ["bfloat16", "int8", "int8, KV int8"])
-def test_perplexity_and_choices_stay(accuracy: ModuleType, windows: list[list[int]], exact: Any, variant: str) -> None:
+def test_perplexity_and_choices_stay(
+    accuracy: ModuleType, windows: list[list[int]], exact: Any, variant: str, title: str
+) -> None:
+    # Of what it never saw the model makes nothing, so many choices are nearly ties.
+    most, least, shortest = {"chats": (0.01, 0.985, 32), "prose": (0.02, 0.93, 12)}[title]
     rounded = accuracy.measure(demo_path(), windows, **accuracy.VARIANTS[variant])
     ratio, error = rounded.ratio(exact)
     assert ratio == pytest.approx(rounded.perplexity / exact.perplexity)
-    assert abs(ratio - 1) < 0.01
+    assert abs(ratio - 1) < most
     assert 0 < error < 0.01
-    assert 0.97 < rounded.agreement(exact) <= 1
+    assert least < rounded.agreement(exact) <= 1
     assert rounded.perplexity != exact.perplexity
-    assert rounded.prefix(exact) > 16
+    assert rounded.prefix(exact) > shortest

@@ -37,6 +37,10 @@ class StepBudget(Protocol):
         """Give one token to a sequence that joins with so many computed; the same as `grant` of 1, but many times."""
         ...
 
+    def returns_decode(self, computed: int) -> None:
+        """Hear that the one which `takes_decode` was last asked for does not join after all."""
+        ...
+
     def end(self, running: Iterable[Sequence], step: Step) -> None:
         """The step is what it will be."""
         ...
@@ -125,6 +129,17 @@ class LatencyBudget:
         tokens, read, pairs = self._holds
         self._holds = tokens + 1, read + context, pairs + context
         return True
+
+    def returns_decode(self, computed: int) -> None:
+        """Have back what the last `takes_decode` gave, for others."""
+        assert self._spare is not None
+        # Where there was time for it the floor may have paid; that is left as it is, as there is time for others too.
+        if self._floor or self._spare < 0:
+            self._floor += 1
+        context = computed + 1
+        self._spare += self._decode + self._decode_kv * context
+        tokens, read, pairs = self._holds
+        self._holds = tokens - 1, read - context, pairs - context
 
     def _left(self) -> float:
         """The seconds that there are for decodes that join the step as it is."""

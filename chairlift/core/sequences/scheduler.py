@@ -431,6 +431,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 refusal = Reason.TOKENS, self._spent(budget)
                 break
             if computed + given > held * block_size and not self._grow(step, sequence, given):
+                if limit is not None and wanted == 1:
+                    limit.returns_decode(computed)
                 refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
             if limit is not None and wanted > 1:
