@@ -423,8 +423,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 continue  # it gave way to another
             given = wanted = len(sequence.token_ids) - computed
             if wanted > 1:
-                wanted = min(wanted, budget)
-                given = wanted if limit is None else min(wanted, limit.capacity(computed))
+                most = budget if limit is None else min(budget, limit.capacity(computed))
+                given = min(wanted, most)
             elif limit is not None and not limit.takes_decode(computed):
                 given = 0
             if given < 1 or budget < 1:
@@ -436,7 +436,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
             if limit is not None and wanted > 1:
-                limit.grant(computed, wanted, starts=True)
+                limit.grant(computed, min(wanted, budget), starts=True)
             step.num_tokens[sequence.id] = given
             budget -= given
             served.append(sequence)
