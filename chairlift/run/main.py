@@ -55,6 +55,8 @@ def main(args: argparse.Namespace) -> int:
     config = run_config(args)
     settings = for_throughput(load(model_flags(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
+    if settings.note:
+        print(settings.note, file=sys.stderr)
     logging.basicConfig(level=settings.server.log_level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = settings.server.log_level  # the workers' too
     with _opened(config, settings) as (store, job, ledger):

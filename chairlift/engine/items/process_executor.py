@@ -16,7 +16,7 @@ from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describ
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch
 from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import RequestFailed, Unavailable
+from chairlift.errors import BadItem, RequestFailed, Unavailable
 from chairlift.runners.items import ItemInfo
 
 # The batch that runs, and the one that follows it at once.
@@ -157,10 +157,10 @@ class ProcessExecutor(Supervised):
             case Parts(indices=indices):
                 self._set_timer(call)
                 call.take(dict(zip(indices, decode(buffers), strict=True)))
-            case Done(seconds=seconds, idle=idle, errors=errors):
+            case Done(seconds=seconds, idle=idle, errors=errors, refused=refused):
                 results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():
-                    results[index] = RequestFailed(text)
+                    results[index] = BadItem(text) if index in refused else RequestFailed(text)
                 self._end().succeed(CallResult(results, seconds, idle))
             case Failed(failure=failure, detail=detail):
                 self._end().fail(failure, detail)
