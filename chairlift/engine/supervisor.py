@@ -50,17 +50,18 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._was_ready = False
+        self._was_ready = self._hurried = False
 
     @property
     def returning(self) -> bool:
         """Whether a worker that was ready has died in a hurry, and no other since."""
-        return self.state == "restarting" and self._was_ready and self._hurry.is_set()
+        return self.state == "restarting" and self._hurried
 
     def hurry(self, on: bool) -> None:
         """Replace a worker that was ready at once when it dies, or no longer so: it is known why it does."""
         if on:
             self._hurry.set()
+            self._hurried = self._was_ready
         else:
             self._hurry.clear()
 
@@ -139,6 +140,7 @@ class Supervisor:
                 self._lost(self.failure or "the server is shutting down")
                 return
             self._was_ready = reached_ready = self.state == "ready"
+            self._hurried = reached_ready and self._hurry.is_set()
             self._become("restarting")
             self._lost(f"the model's worker died ({_describe(status)}) and is being restarted; send it again")
             self.restarts += 1
@@ -147,7 +149,7 @@ class Supervisor:
                 if reached_ready and time.monotonic() - started > 30
                 else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
             )
-            if reached_ready and self._hurry.is_set():
+            if self._hurried:
                 backoff = 0.0
             log.error("the worker died (%s); starting another within %.2f s", _describe(status), backoff)
             if await self._pause(backoff, reached_ready):
