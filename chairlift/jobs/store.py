@@ -25,6 +25,8 @@ JobState = Literal[
 T = TypeVar("T", "Job", "StoredFile")
 
 _VERSION = 1
+# SQLite's own measure.
+_LOG_BYTES = 1000 * 4096
 _MODE = 0o600
 _SCHEMA = """
 CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
@@ -117,6 +119,8 @@ class Store:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
+        # All is written to the log, and the database only when we say so: any other change of it is somebody else's.
+        db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
@@ -253,15 +257,20 @@ class Store:
                 with self._explained():
                     yield self._db
             finally:
-                now = _Place.of(self.path)
-                if self._left is not None and now.is_same(self._left):
-                    self._left = now
                 self._check()
 
     def _check(self) -> None:
-        if self._left is None or _Place.of(self.path) != self._left:
+        now = _Place.of(self.path)
+        if self._left is None or not now.is_same(self._left) or now.written != self._left.written:
             self._left = None
             raise StorageLost(f"{self.path} was taken away, replaced or written to by another program")
+        self._left = now
+        if now.log_bytes > _LOG_BYTES:
+            # If it fails, the log only grows on until the next time.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            after = _Place.of(self.path)
+            self._left = after if after.is_same(now) else None
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -280,12 +289,12 @@ class Store:
 
 
 class _Place(NamedTuple):
-    """Which files a database and its log are, and how long the former is and when it was last written to."""
+    """Which files a database and its log are, when the former was last `written` and how long it was then."""
 
     database: tuple[int, int] | None
     log: tuple[int, int] | None
-    size: int = 0
-    changed: int = 0
+    written: tuple[int, int] = (0, 0)
+    log_bytes: int = 0
 
     @classmethod
     def of(cls, path: Path) -> "_Place":
@@ -293,8 +302,10 @@ class _Place(NamedTuple):
         database, log = _stat(path), _stat(path.with_name(f"{path.name}-wal"))
         if database is None:
             return cls(None, None)
-        name = None if log is None else (log.st_dev, log.st_ino)
-        return cls((database.st_dev, database.st_ino), name, database.st_size, database.st_mtime_ns)
+        written = (database.st_mtime_ns, database.st_size)
+        if log is None:
+            return cls((database.st_dev, database.st_ino), None, written)
+        return cls((database.st_dev, database.st_ino), (log.st_dev, log.st_ino), written, log.st_size)
 
     def is_same(self, before: "_Place") -> bool:
         """Whether these are the files of before, changed or not. SQLite makes the log when it is first needed."""
