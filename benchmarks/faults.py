@@ -50,9 +50,11 @@ class Cost(NamedTuple):
     refused: float
 
 
-async def _send_on(service: ItemService, waits: list[float], refused: list[Exception]) -> None:
-    """Send one item after the other, until cancelled."""
-    while True:
+async def _send_on(
+    service: ItemService, over: asyncio.Future[Any], waits: list[float], refused: list[Exception]
+) -> None:
+    """Send one item after the other, until it is over."""
+    while not over.done():
         began = time.perf_counter()
         try:
             await service.infer([0], Terms())
@@ -75,17 +77,15 @@ async def measure(config: ItemConfig, fault: str, items: int) -> Cost:
         payloads[items // 2] = fault
         futures = service.submit(payloads, Terms())
         began = time.perf_counter()
-        sending = asyncio.create_task(_send_on(service, waits, refused))
         culprit = futures.pop(items // 2)
+        sending = asyncio.create_task(_send_on(service, culprit, waits, refused))
         answers = await asyncio.gather(*futures, return_exceptions=True)
         others = time.perf_counter() - began
         if failed := [each for each in answers if isinstance(each, BaseException)]:
             raise SystemExit(f"{len(failed)} of the others failed: {failed[0]}")
         await asyncio.wait([culprit])
         spent = time.perf_counter() - began
-        await asyncio.sleep(_EVERY_S)
-        sending.cancel()
-        await asyncio.wait([sending])
+        await sending
     finally:
         await host.stop()
     return Cost(others, spent, max(waits, default=0.0), len(refused))
