@@ -329,7 +329,8 @@ def batched(
 
     If a call raises, halves of its batch are tried, so that only the culprit gets the exception. With `bisect=False` it
     runs once, and all get it. A result that is an exception is raised to its caller, and costs the others nothing. A
-    call that takes longer than `call_timeout_ms` is given up, and tried again in halves up to `retries` times.
+    call that takes longer than `call_timeout_ms` is given up, and its items are tried again one by one, each up to
+    `retries` times.
 
     Raises ValueError if a setting is absurd, TypeError if the function is a generator, or no function.
     """

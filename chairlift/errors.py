@@ -81,5 +81,9 @@ class StoreBusy(JobError):
     """Another process works with a job store."""
 
 
+class StorageLost(JobError):
+    """What a job has kept was taken away, or replaced, while it ran: what it does from here on would be lost."""
+
+
 class StorageFull(JobError):
     """There is no space for a job's results. Nothing that was committed is lost, and nothing half-written stays."""

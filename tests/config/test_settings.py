@@ -276,6 +276,7 @@ ODD: dict[str, Any] = {
     "order": "shortest",
     "enable_prefix_caching": False,
     "bisect": False,
+    "standby": "always",
     "log_level": "debug",
     "max_wait_ms": 2.5,
     "kv_cache_gb": 1.5,
