@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from chairlift.demo import demo_path
 HERE = Path(__file__).resolve().parent
 PAUSE_SECONDS = 0.02
 MOST_SECONDS = 240.0
+VICTIM_AFTER_SECONDS = 1.0
 
 
 class Attack(NamedTuple):
@@ -42,12 +44,14 @@ def _stop() -> list[dict[str, Any]]:
 
 
 def _stop_token_ids() -> list[dict[str, Any]]:
-    return [{"prompt": "a", "n": 64, "max_tokens": 32, "stop_token_ids": [1_000_000 + i for i in range(100_000)]}]
+    return [{"prompt": "a", "n": 64, "max_tokens": 32, "stop_token_ids": [1 + i % 50 for i in range(100_000)]}]
 
 
 def _large_chats() -> list[dict[str, Any]]:
-    text = "what is batching and why does it help? " * 100_000
-    return [{"messages": [{"role": "user", "content": text[:3_900_000]}], "max_tokens": 1}] * 8
+    # Words that no tokenizer has seen, so that it can't remember them.
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=3_900_000)) for _ in range(8)]
+    return [{"messages": [{"role": "user", "content": text}], "max_tokens": 1} for text in texts]
 
 
 def _nested() -> list[dict[str, Any]]:
@@ -102,7 +106,7 @@ async def _measure(port: int, attack: Attack) -> dict[str, Any]:
     prober = asyncio.create_task(_probe(port))
     victim = 0.0
     if attack.chat_bytes:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(VICTIM_AFTER_SECONDS)
         text = ("a small question " * attack.chat_bytes)[: attack.chat_bytes]
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
         began = time.perf_counter()
