@@ -23,7 +23,7 @@ ARROWS = {
     "bodies": "errors",
     "ops": "errors",
     "runners": "config core errors folders ops",
-    "text": "core errors runners",
+    "text": "bodies core errors folders runners",
     "engine": "config core errors runners",
     "jobs": "bodies config errors",
     "outputs": "",

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -34,6 +35,7 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import ChairliftError
+from chairlift.runners.decoder.config import read_config
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +174,11 @@ def main(address: str, config_json: str, turns: str = "") -> int:
     socket.set_hwm(0)
     socket.connect(address)
     try:
+        config = msgspec.json.decode(config_json, type=SequenceConfig)
+        # What can't be served is refused before torch is loaded, which takes seconds.
+        read_config(Path(config.model))
         from chairlift.runners.decoder.runner import DecoderRunner
 
-        config = msgspec.json.decode(config_json, type=SequenceConfig)
         engine = Engine(config, DecoderRunner(config))
     except (ChairliftError, OSError, ValueError) as error:
         socket.send(msgspec.msgpack.encode(LoadFailed(str(error))))

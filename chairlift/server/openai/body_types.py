@@ -72,6 +72,8 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[str | list[str | int | list[int]], Meta(examples=["Batching is"])]
     echo: bool | None = None
     logprobs: Int | None = None
+    # As in llama.cpp: true finds special tokens in the prompt's text; chat templates bring their own.
+    parse_special: bool | None = None
     # Not implemented.
     best_of: Int | None = None
     suffix: Any = None

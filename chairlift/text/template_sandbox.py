@@ -1,0 +1,487 @@
+"""Jinja as chat templates need it, with limits: a template can't escape, run on, or fill the memory.
+
+A template is a stranger's program. What it does is paid for as work (about a node of its syntax tree a unit) and as text
+(characters made), and it ends in OverLimit when either runs out, or before it does what would take too much at once.
+Paying for loops, macros, output and comparisons is put into the syntax tree; for calls, operators, filters and tests Jinja
+has hooks. The same template and messages come to the same counts on every machine.
+"""
+
+import re
+import threading
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from functools import wraps
+from itertools import chain
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import BlockReference, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Cycler, Namespace
+from jinja2.visitor import NodeTransformer
+
+
+class Budget(NamedTuple):
+    """What one rendering may use: units of work, some 50 to 100 ns each, and characters of all texts that it makes."""
+
+    work: int
+    text: int
+
+
+class OverLimit(Exception):
+    """A template does too much, or what can't be limited. The text completes "the chat template ..."."""
+
+
+# A list counts as so many characters for each of its entries.
+_ENTRY = 16
+_MAX_BITS = 4096
+_MAX_PADDING = 10_000
+_MAX_PARTS = 100_000
+_MAX_DIGITS = 4000
+_MAX_INDENT = 16
+_MAX_PRECISION = 100
+# Texts up to this length are compared for nothing, longer ones for a unit of work for so many characters.
+_SHORT = 1024
+_CHARS_A_UNIT = 256
+# Widths of five digits, or taken from the arguments.
+_WIDE = re.compile(r"%[^a-zA-Z%]*\*|\d{5}")
+_SMALL = frozenset({bool, float, type(None)})
+_METHODS: dict[type, frozenset[str]] = {
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    range: frozenset({"count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    int: frozenset({"bit_length", "is_integer"}),
+    float: frozenset({"is_integer"}),
+    LoopContext: frozenset({"changed", "cycle"}),
+    Cycler: frozenset({"next", "reset"}),
+}
+_REFUSED_TEXT_METHODS = frozenset({"encode", "escape", "maketrans", "translate"})
+# These search from the right, for which Python has no algorithm that is linear in all cases.
+_FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
+_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+# They look no deeper into a container than to hand on what is in it.
+_SHALLOW = frozenset(
+    {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject"}
+    | {"rejectattr", "reverse", "select", "selectattr", "slice"}
+)
+# No chat template has use for them, and what they cost is hard to tell.
+_REFUSED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+_COMPARING_TESTS = (
+    *("!=", "<", "<=", "==", ">", ">=", "divisibleby", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le"),
+    *("lessthan", "lower", "lt", "ne", "upper"),
+)
+
+
+class _Meter(threading.local):
+    """What is left of the budget of the rendering that this thread is at."""
+
+    work = 0
+    text = 0
+
+    def spend(self, work: int, text: int = 0) -> None:
+        """Take from the budget. Raises OverLimit."""
+        self.work -= work
+        self.text -= text
+        if self.work < 0:
+            raise OverLimit("does too much work for one prompt")
+        if self.text < 0:
+            raise OverLimit("makes too much text for one prompt")
+
+    def need(self, text: int) -> None:
+        """Raise OverLimit if a text of so many characters could not be paid for."""
+        if text > self.text:
+            raise OverLimit("makes too much text for one prompt")
+
+    def weigh(self, value: Any) -> int:
+        """About how many characters a value's text has. Looking through all that is in it is paid for."""
+        if isinstance(value, str):
+            self.seen(value)
+            return len(value)
+        total, rest = 0, [value]
+        while rest:
+            each = rest.pop()
+            self.spend(1)
+            if isinstance(each, str):
+                total += len(each) + 4
+            elif isinstance(each, int):
+                total += 8 + each.bit_length() // 3
+            elif (inside := _inside(each)) is None:
+                total += 32
+            else:
+                rest.extend(inside)
+                total += 4
+        return total
+
+    def operand(self, value: Any) -> Any:
+        """A value that is about to be compared, hashed, or handed to Python."""
+        if type(value) is str:
+            self.seen(value)
+        elif type(value) not in _SMALL:
+            self.weigh(value)
+        return value
+
+    def seen(self, value: Any) -> Any:
+        """A value that is about to be compared, where it costs no more than the other side if it is no text."""
+        if isinstance(value, str) and len(value) > _SHORT:
+            self.spend(len(value) // _CHARS_A_UNIT)
+        return value
+
+    def made(self, value: Any) -> Any:
+        """A value that was just made."""
+        if isinstance(value, str):
+            self.spend(1, len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.spend(1, _ENTRY * len(value))
+        elif isinstance(value, int):
+            if value.bit_length() > _MAX_BITS:
+                raise OverLimit(f"makes a number of more than {_MAX_BITS} bits")
+        elif isinstance(value, Iterator):
+            return self._counted(value)
+        return value
+
+    def written(self, value: Any) -> Any:
+        """A value that is about to be text."""
+        self.spend(1, len(value) if type(value) is str else self.weigh(value))
+        return value
+
+    def passed(self, value: Any, work: int) -> Any:
+        """The outcome of a loop's condition."""
+        self.spend(work)
+        return value
+
+    def _counted(self, values: Iterator[Any]) -> Iterator[Any]:
+        for value in values:
+            self.spend(1)
+            yield value
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up, since that is what templates are written and tested for. Threads may share it."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
+
+    def __init__(self, to_json: Callable[..., str], functions: Mapping[str, Callable[..., Any]]) -> None:
+        """Make one with `to_json` as the filter of that name, and global functions beside Jinja's own."""
+        # The optimizer would compute 'a' * 10**10 while it compiles.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
+        meter = self.meter = _Meter()
+        self.filters["tojson"] = to_json
+        for name in _REFUSED_FILTERS:
+            del self.filters[name]
+        self.filters = {name: self._metered_filter(name, each) for name, each in self.filters.items()}
+        for name in ("operand", "seen", "made", "written", "passed", "spend"):
+            self.filters[f"#{name}"] = getattr(meter, name)
+        for name in _COMPARING_TESTS:
+            self.tests[name] = self._metered_test(self.tests[name])
+        # One that takes the context has nothing computed by the compiler.
+        self.finalize = jinja2.pass_context(lambda context, value: meter.written(value))
+        del self.globals["lipsum"]
+        self.globals.update(functions)
+
+    def render_within(self, template: jinja2.Template, budget: Budget, variables: Mapping[str, Any]) -> str:
+        """Render a template of this environment. Raises OverLimit, and whatever an expression can."""
+        self.meter.work, self.meter.text = budget
+        return template.render(variables)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Metering().visit(super()._parse(source, name, filename))
+        return tree
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """A subscription, whose key is hashed."""
+        if type(argument) is tuple:
+            self.meter.weigh(argument)
+        return super().getitem(obj, argument)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """What an operator makes, if it is not too large."""
+        meter = self.meter
+        meter.spend(1)
+        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            meter.need((len(left) + len(right)) * _size_of_one(left))
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(value, str | list | tuple):
+                    meter.need(len(value) * times * _size_of_one(value))
+        elif operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_BITS:
+                raise OverLimit(f"makes a number of more than {_MAX_BITS} bits")
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left, right)
+        return meter.made(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """What a call makes, if it is of what templates call."""
+        meter = __self.meter
+        meter.spend(1)
+        if not isinstance(__obj, FunctionType | Macro | LoopContext | BlockReference):
+            if isinstance(__obj, BuiltinMethodType | MethodType):
+                args = __self._checked(__obj.__self__, __obj.__name__, args, kwargs)
+            for value in chain(args, kwargs.values()):
+                meter.operand(value)
+        return meter.made(super().call(__context, __obj, *args, **kwargs))
+
+    def _checked(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a method. Raises OverLimit for methods that templates have no use for."""
+        if not isinstance(owner, str):
+            if name not in _METHODS.get(type(owner), ()):
+                raise OverLimit(f"calls {name!r}, which is not supported")
+            return args
+        if name in _REFUSED_TEXT_METHODS:
+            raise OverLimit(f"calls {name!r}, which is not supported")
+        meter, size = self.meter, len(owner)
+        meter.seen(owner)
+        if name == "join" and args:
+            parts = list(args[0])
+            meter.need(meter.weigh(parts) + size * len(parts))
+            return (parts, *args[1:])
+        if name == "replace" and len(args) > 1:
+            meter.need(_replaced(owner, args[0], args[1]))
+        elif name in _PADDING:
+            width = sum(each for each in chain(args, kwargs.values()) if isinstance(each, int))
+            meter.need(size + width * (owner.count("\t") if name == "expandtabs" else 1))
+        elif name in _FROM_THE_RIGHT and args and isinstance(args[0], str):
+            meter.spend(size * len(args[0]) // _CHARS_A_UNIT)
+        return args
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """A text's `format` or `format_map`; None for anything else."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, of_map = str(value.__self__), value.__name__ == "format_map"
+        formatter = _Formatter(self)
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            self.meter.seen(text)
+            return formatter.vformat(text, (), args[0]) if of_map else formatter.vformat(text, args, kwargs)
+
+        return formatted
+
+    def _check_format(self, text: str, given: Any) -> None:
+        if _WIDE.search(text):
+            raise OverLimit("pads a text to a width that is far too large, or given as a value")
+        self.meter.need(len(text) + text.count("%") * (self.meter.weigh(given) + _MAX_PADDING))
+
+    def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        meter, check = self.meter, _FILTER_CHECKS.get(name)
+        skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            meter.spend(1)
+            if name not in _SHALLOW:
+                if isinstance(args[skip], Iterator):
+                    args = (*args[:skip], list(args[skip]), *args[skip + 1 :])
+                for value in chain(args[skip:], kwargs.values()):
+                    meter.operand(value)
+            if check is not None:
+                check(self, args[skip], args[skip + 1 :], kwargs)
+            return meter.made(function(*args, **kwargs))
+
+        return metered
+
+    def _metered_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        operand = self.meter.operand
+
+        @wraps(function)
+        def metered(*args: Any) -> Any:
+            return function(*map(operand, args))
+
+        return metered
+
+
+FilterCheck = Callable[[TemplateSandbox, Any, Sequence[Any], Mapping[str, Any]], None]
+
+
+def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    return [each for each in chain(args, kwargs.values()) if isinstance(each, int)]
+
+
+def _at_most(limit: int) -> FilterCheck:
+    def check(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for number in _numbers(args, kwargs):
+            if abs(number) > limit:
+                raise OverLimit(f"gives a filter a number above {limit}")
+
+    return check
+
+
+def _check_indent(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    widths = [len(each) if isinstance(each, str) else each for each in chain(args, kwargs.values()) if each is not None]
+    sandbox.meter.need(len(str(value)) + (str(value).count("\n") + 1) * max(map(int, widths), default=4))
+
+
+def _check_replace(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    texts = [*args, *(kwargs[name] for name in ("old", "new") if name in kwargs)]
+    if len(texts) > 1:
+        sandbox.meter.need(_replaced(str(value), texts[0], texts[1]))
+
+
+def _check_join(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    between = max((len(each) for each in chain(args, kwargs.values()) if isinstance(each, str)), default=0)
+    sandbox.meter.need(sandbox.meter.weigh(value) + between * len(value))
+
+
+def _check_format(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    sandbox._check_format(str(value), [*args, *kwargs.values()])
+
+
+def _check_json(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    indents = _numbers(args, kwargs)
+    if any(each > _MAX_INDENT for each in indents) or sandbox.meter.weigh([*args, *kwargs.values()]) > 256:
+        raise OverLimit("gives tojson an indent or separators that are far too large")
+    # A character may be written as \uXXXX, and an entry begins with its indent.
+    sandbox.meter.need(sandbox.meter.weigh(value) * (6 + 4 * max(indents, default=0)))
+
+
+def _check_sum(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if any(_inside(each) is not None for each in chain(args, kwargs.values())):
+        raise OverLimit("adds up lists by sum, which takes numbers only")
+
+
+def _check_int(sandbox: TemplateSandbox, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if isinstance(value, str) and len(value) > _MAX_DIGITS:
+        raise OverLimit(f"reads a number of more than {_MAX_DIGITS} digits")
+
+
+_FILTER_CHECKS: dict[str, FilterCheck] = {
+    "batch": _at_most(_MAX_PARTS),
+    "center": _at_most(_MAX_PADDING),
+    "float": _check_int,
+    "format": _check_format,
+    "indent": _check_indent,
+    "int": _check_int,
+    "join": _check_join,
+    "replace": _check_replace,
+    "round": _at_most(_MAX_PRECISION),
+    "slice": _at_most(_MAX_PARTS),
+    "sum": _check_sum,
+    "tojson": _check_json,
+}
+
+
+def _inside(value: Any) -> Iterable[Any] | None:
+    """What a container holds; None for what is none."""
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
+        return value
+    if isinstance(value, Namespace):
+        return tuple(object.__getattribute__(value, "_Namespace__attrs").values())
+    return None
+
+
+def _size_of_one(value: Sequence[Any]) -> int:
+    return 1 if isinstance(value, str) else _ENTRY
+
+
+def _replaced(text: str, old: Any, new: Any) -> int:
+    """The length of a text after a replacement, at most."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return len(text)
+    return len(text) + text.count(old) * max(len(new) - len(old), 0)
+
+
+class _Formatter(SandboxedFormatter):
+    """Python's format language without large widths."""
+
+    _env: TemplateSandbox
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if _WIDE.search(format_spec):
+            raise OverLimit("pads a text to a width that is far too large")
+        self._env.meter.written(value)
+        return super().format_field(value, format_spec)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        self._env.meter.operand(value)
+        return super().convert_field(value, conversion)
+
+
+class _Metering(NodeTransformer):
+    """Puts paying into a template's syntax tree, wherever Jinja has no hook."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        """A round of a loop, and what its condition lets not pass."""
+        self.generic_visit(node)
+        if node.test is not None:
+            node.test = _filter("passed", node.test, nodes.Const(_cost([node.test]).work))
+        return self._paid(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        """A macro's body."""
+        self.generic_visit(node)
+        return self._paid(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
+        """A body that a macro calls."""
+        self.generic_visit(node)
+        return self._paid(node)
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Block:
+        """A body that `self.name()` calls."""
+        self.generic_visit(node)
+        return self._paid(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:
+        """Texts that are put together."""
+        self.generic_visit(node)
+        node.nodes = [_filter("written", each) for each in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        """A comparison costs no more than its smaller side, but for a search in a text."""
+        self.generic_visit(node)
+        node.expr = _filter("operand", node.expr)
+        for index, operand in enumerate(node.ops, start=1):
+            operand.expr = _filter("operand" if index < len(node.ops) else "seen", operand.expr)
+        return node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Dict:
+        """Keys are hashed."""
+        self.generic_visit(node)
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _filter("operand", pair.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        """A slice is made anew."""
+        self.generic_visit(node)
+        return _filter("made", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def _paid(self, node: Any) -> Any:
+        work, text = _cost(node.body)
+        paying = _filter("spend", nodes.Const(work), nodes.Const(text))
+        node.body.insert(0, nodes.ExprStmt(paying, lineno=node.lineno))
+        return node
+
+
+def _filter(name: str, node: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, f"#{name}", list(args), [], None, None, lineno=node.lineno)
+
+
+def _cost(body: Sequence[nodes.Node]) -> Budget:
+    """What running through a body costs: its nodes, and the text that stands in it."""
+    work, text = len(body) + 1, 0
+    for each in body:
+        for node in each.find_all(nodes.Node):
+            work += 1
+            if isinstance(node, nodes.TemplateData):
+                text += len(node.data)
+    return Budget(work, text)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here the block is just its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        """Put the block's content in the block's place."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
