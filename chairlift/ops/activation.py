@@ -28,7 +28,7 @@ def activate(x: "Tensor", activation: str) -> "Tensor":
 
     if activation == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
-    plain: dict[str, "Callable[[Tensor], Tensor]"] = {
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": F.gelu,
         "relu": F.relu,
         "silu": F.silu,

@@ -9,7 +9,7 @@ from chairlift.runners.items import ItemRunner
 
 
 def make_runner(config: ItemConfig) -> ItemRunner:
-    """Return a runner that has loaded nothing yet. Raises UnsupportedModel or ConfigError as far as config.json tells."""
+    """Return a runner that has loaded nothing yet. Raises as reading the folder's config.json does."""
     if config.kind == "onnx":
         from chairlift.runners.onnx import OnnxRunner
 

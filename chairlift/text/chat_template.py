@@ -1,10 +1,11 @@
 """Chat templates: a list of messages to one prompt, exactly as transformers renders it, within limits."""
 
 import json
+import threading
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,15 +14,13 @@ from chairlift.bodies import MAX_DEPTH
 from chairlift.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
-    import jinja2
-
     from chairlift.text.template_sandbox import TemplateSandbox
 
 # Characters of a template: the longest that models come with have some 20,000.
 MAX_TEMPLATE_CHARS = 2**17
-# What a rendering may use (see `Budget`): a second or so at most, and memory by the size of what goes in. A quick one is
-# done within milliseconds, so that it can be tried where others wait.
-_WORK, _QUICK_WORK = 10_000_000, 30_000
+# What a rendering may use (see `Budget`): a second or so at most, and memory by the size of what goes in. A quick one
+# is done within milliseconds, so that it can be tried where others wait.
+_WORK, _QUICK_WORK = 4_000_000, 20_000
 _TEXT, _QUICK_TEXT = 2**24, 2**17
 _TEXT_FOR_EACH_CHARACTER, _MOST_TEXT = 1024, 2**28
 _LONGEST_DATE_FORMAT = 256
@@ -40,7 +39,10 @@ class ChatTemplate:
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._sources = sources
         self._special_tokens = special_tokens
-        self._compiled: dict[str, jinja2.Template] = {}
+        # Or why it can't be compiled.
+        self._compiled: dict[str, CodeType | str] = {}
+        # A sandbox is for one thread at a time.
+        self._own = threading.local()
 
     @classmethod
     def from_folder(
@@ -78,11 +80,11 @@ class ChatTemplate:
 
         variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
         variables |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
-        template = self._template(kwargs.get("tools"))
+        code = self._code(kwargs.get("tools"), quick)
         text = min(_TEXT + _TEXT_FOR_EACH_CHARACTER * size, _MOST_TEXT)
         budget = Budget(_QUICK_WORK, _QUICK_TEXT) if quick else Budget(_WORK, text)
         try:
-            return self._environment.render_within(template, budget, variables)
+            return self._sandbox.render(code, budget, variables)
         except OverLimit as error:
             if quick:
                 raise TooSlow from None
@@ -92,7 +94,7 @@ class ChatTemplate:
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
-    def _template(self, tools: Any) -> "jinja2.Template":
+    def _code(self, tools: Any, quick: bool) -> CodeType:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise InvalidRequest(
@@ -100,31 +102,40 @@ class ChatTemplate:
                 "messages",
             )
         if name not in self._compiled:
+            if quick:
+                raise TooSlow
             self._compiled[name] = self._compile(self._sources[name])
-        return self._compiled[name]
+        compiled = self._compiled[name]
+        if isinstance(compiled, str):
+            raise InvalidRequest(
+                f"this model's chat template is broken ({compiled}). Use /v1/completions, or mend the chat template.",
+                "messages",
+            )
+        return compiled
 
-    def _compile(self, source: str) -> "jinja2.Template":
+    def _compile(self, source: str) -> CodeType | str:
         import jinja2
 
-        problem = f"it has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
-        if len(source) <= MAX_TEMPLATE_CHARS:
-            try:
-                return self._environment.from_string(source)
-            except jinja2.TemplateSyntaxError as error:
-                problem = f"line {error.lineno}: {error.message}"
-            except Exception as error:  # parser and compiler give up in many ways on what is nested too deeply
-                problem = f"it can't be compiled: {type(error).__name__}"
-        raise InvalidRequest(
-            f"this model's chat template is broken ({problem}). Use /v1/completions, or mend the chat template.",
-            "messages",
-        )
+        if len(source) > MAX_TEMPLATE_CHARS:
+            return f"it has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
+        try:
+            return self._sandbox.code_of(source)
+        except jinja2.TemplateSyntaxError as error:
+            return f"line {error.lineno}: {error.message}"
+        except Exception as error:  # parser and compiler give up in many ways on what is nested too deeply
+            return f"it can't be compiled: {type(error).__name__}"
 
-    @cached_property
-    def _environment(self) -> "TemplateSandbox":
-        # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
-        from chairlift.text.template_sandbox import TemplateSandbox
+    @property
+    def _sandbox(self) -> "TemplateSandbox":
+        found: Any = getattr(self._own, "sandbox", None)
+        if found is None:
+            # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
+            from chairlift.text.template_sandbox import TemplateSandbox
 
-        return TemplateSandbox(_to_json, {"raise_exception": _raise_exception, "strftime_now": _strftime_now})
+            functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+            found = self._own.sandbox = TemplateSandbox(_to_json, functions)
+        sandbox: TemplateSandbox = found
+        return sandbox
 
 
 def check_arguments(kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Texts and pairs of texts as token ids with special tokens, for encoders. Without torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -39,7 +39,7 @@ class TextEncoder:
         self.max_tokens = max_tokens
         self._lowercase = lowercase
         self._tokenizer = Tokenizer.from_folder(folder)
-        self._lengths = self._tokenizer.lengths
+        self._backend, self._lengths = self._tokenizer.backend, self._tokenizer.lengths
 
     def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
         """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
@@ -63,7 +63,8 @@ class TextEncoder:
                 given = [self._head(text, limit, cut) for text in given]
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
-        backend, ids_of = self._tokenizer.backend, attrgetter("ids")
+        backend = self._backend
+        ids_of: Callable[[tokenizers.Encoding], list[int]] = attrgetter("ids")
         if any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
             backend, ids_of = self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
         found = []

@@ -1,17 +1,16 @@
 """Jinja as chat templates need it, with limits: a template can't escape, run on, or fill the memory.
 
-A template is a stranger's program. What it does is paid for as work (about a node of its syntax tree a unit) and as text
-(characters made), and it ends in OverLimit when either runs out, or before it does what would take too much at once.
-Paying for loops, macros, output and comparisons is put into the syntax tree; for calls, operators, filters and tests Jinja
-has hooks. The same template and messages come to the same counts on every machine.
+A template is a stranger's program. What it does is paid for as work (about a node of its syntax tree a unit) and as
+text (characters made), and it ends in OverLimit when either runs out, or before it does what would take too much at
+once. Paying for loops, macros, output and comparisons is put into the syntax tree; for calls, operators, filters and
+tests Jinja has hooks. The same template and messages come to the same counts on every machine.
 """
 
 import re
-import threading
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import chain
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -24,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 
 
 class Budget(NamedTuple):
-    """What one rendering may use: units of work, some 50 to 100 ns each, and characters of all texts that it makes."""
+    """What one rendering may use: units of work, some 100 to 400 ns each, and characters of all texts that it makes."""
 
     work: int
     text: int
@@ -34,6 +33,8 @@ class OverLimit(Exception):
     """A template does too much, or what can't be limited. The text completes "the chat template ..."."""
 
 
+# Units of work for a call, and for one thing that is looked at or handed on.
+_CALL, _LOOK = 8, 4
 # A list counts as so many characters for each of its entries.
 _ENTRY = 16
 _MAX_BITS = 4096
@@ -48,6 +49,7 @@ _CHARS_A_UNIT = 256
 # Widths of five digits, or taken from the arguments.
 _WIDE = re.compile(r"%[^a-zA-Z%]*\*|\d{5}")
 _SMALL = frozenset({bool, float, type(None)})
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),
@@ -75,11 +77,13 @@ _COMPARING_TESTS = (
 )
 
 
-class _Meter(threading.local):
-    """What is left of the budget of the rendering that this thread is at."""
+class _Meter:
+    """What is left of a rendering's budget."""
 
-    work = 0
-    text = 0
+    __slots__ = ("text", "work")
+
+    def __init__(self) -> None:
+        self.work = self.text = 0
 
     def spend(self, work: int, text: int = 0) -> None:
         """Take from the budget. Raises OverLimit."""
@@ -103,7 +107,7 @@ class _Meter(threading.local):
         total, rest = 0, [value]
         while rest:
             each = rest.pop()
-            self.spend(1)
+            self.spend(_LOOK)
             if isinstance(each, str):
                 total += len(each) + 4
             elif isinstance(each, int):
@@ -144,7 +148,13 @@ class _Meter(threading.local):
 
     def written(self, value: Any) -> Any:
         """A value that is about to be text."""
-        self.spend(1, len(value) if type(value) is str else self.weigh(value))
+        if type(value) is not str:
+            self.spend(1, self.weigh(value))
+            return value
+        self.work -= 1
+        self.text -= len(value)
+        if self.work < 0 or self.text < 0:
+            self.spend(0)
         return value
 
     def passed(self, value: Any, work: int) -> Any:
@@ -154,12 +164,12 @@ class _Meter(threading.local):
 
     def _counted(self, values: Iterator[Any]) -> Iterator[Any]:
         for value in values:
-            self.spend(1)
+            self.spend(_LOOK)
             yield value
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up, since that is what templates are written and tested for. Threads may share it."""
+    """Jinja as transformers sets it up, since templates are written and tested for that. One rendering at a time."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
@@ -176,13 +186,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.filters[f"#{name}"] = getattr(meter, name)
         for name in _COMPARING_TESTS:
             self.tests[name] = self._metered_test(self.tests[name])
+        written = meter.written
         # One that takes the context has nothing computed by the compiler.
-        self.finalize = jinja2.pass_context(lambda context, value: meter.written(value))
+        self.finalize = jinja2.pass_context(lambda context, value: written(value))
         del self.globals["lipsum"]
         self.globals.update(functions)
+        self._loaded: dict[CodeType, jinja2.Template] = {}
 
-    def render_within(self, template: jinja2.Template, budget: Budget, variables: Mapping[str, Any]) -> str:
-        """Render a template of this environment. Raises OverLimit, and whatever an expression can."""
+    def code_of(self, source: str) -> CodeType:
+        """Compile for all sandboxes. Raises TemplateSyntaxError, and in many ways for what is nested too deeply."""
+        code: CodeType = self.compile(source)
+        return code
+
+    def render(self, code: CodeType, budget: Budget, variables: Mapping[str, Any]) -> str:
+        """Render what `code_of` compiled. Raises OverLimit, and whatever an expression can."""
+        template = self._loaded.get(code)
+        if template is None:
+            template = self._loaded[code] = self.template_class.from_code(self, code, self.make_globals(None))
         self.meter.work, self.meter.text = budget
         return template.render(variables)
 
@@ -199,6 +219,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """What an operator makes, if it is not too large."""
         meter = self.meter
+        if operator == "+" and type(left) is str and type(right) is str:
+            written: str = left + meter.written(right)
+            meter.spend(1, len(left))
+            return written
         meter.spend(1)
         if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             meter.need((len(left) + len(right)) * _size_of_one(left))
@@ -213,10 +237,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._check_format(left, right)
         return meter.made(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """What a call makes, if it is of what templates call."""
         meter = __self.meter
-        meter.spend(1)
+        meter.spend(_CALL)
         if not isinstance(__obj, FunctionType | Macro | LoopContext | BlockReference):
             if isinstance(__obj, BuiltinMethodType | MethodType):
                 args = __self._checked(__obj.__self__, __obj.__name__, args, kwargs)
@@ -271,7 +295,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
-            meter.spend(1)
+            meter.spend(_CALL)
             if name not in _SHALLOW:
                 if isinstance(args[skip], Iterator):
                     args = (*args[:skip], list(args[skip]), *args[skip + 1 :])
@@ -283,11 +307,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return metered
 
-    def _metered_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        operand = self.meter.operand
+    def _metered_test(self, function: Any) -> Callable[..., Any]:
+        operand, spend = self.meter.operand, self.meter.spend
 
         @wraps(function)
         def metered(*args: Any) -> Any:
+            spend(_CALL)
             return function(*map(operand, args))
 
         return metered
@@ -367,8 +392,9 @@ def _inside(value: Any) -> Iterable[Any] | None:
     """What a container holds; None for what is none."""
     if isinstance(value, dict):
         return chain(value.keys(), value.values())
-    if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
-        return value
+    if isinstance(value, list | tuple) or type(value) in _VIEWS:
+        found: Iterable[Any] = value
+        return found
     if isinstance(value, Namespace):
         return tuple(object.__getattribute__(value, "_Namespace__attrs").values())
     return None
@@ -404,24 +430,25 @@ class _Formatter(SandboxedFormatter):
 class _Metering(NodeTransformer):
     """Puts paying into a template's syntax tree, wherever Jinja has no hook."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         """A round of a loop, and what its condition lets not pass."""
         self.generic_visit(node)
         if node.test is not None:
-            node.test = _filter("passed", node.test, nodes.Const(_cost([node.test]).work))
+            work = nodes.Const(_cost([node.test]).work)
+            node.test = _filter("passed", node.test, work)
         return self._paid(node)
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
         """A macro's body."""
         self.generic_visit(node)
         return self._paid(node)
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
         """A body that a macro calls."""
         self.generic_visit(node)
         return self._paid(node)
 
-    def visit_Block(self, node: nodes.Block) -> nodes.Block:
+    def visit_Block(self, node: nodes.Block) -> nodes.Node:
         """A body that `self.name()` calls."""
         self.generic_visit(node)
         return self._paid(node)
@@ -429,15 +456,16 @@ class _Metering(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:
         """Texts that are put together."""
         self.generic_visit(node)
-        node.nodes = [_filter("written", each) for each in node.nodes]
+        node.nodes = [each if isinstance(each, nodes.Const) else _filter("written", each) for each in node.nodes]
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         """A comparison costs no more than its smaller side, but for a search in a text."""
         self.generic_visit(node)
-        node.expr = _filter("operand", node.expr)
-        for index, operand in enumerate(node.ops, start=1):
-            operand.expr = _filter("operand" if index < len(node.ops) else "seen", operand.expr)
+        sides = [node, *node.ops]
+        for index, side in enumerate(sides, start=1):
+            if not isinstance(side.expr, nodes.Const):
+                side.expr = _filter("operand" if index < len(sides) else "seen", side.expr)
         return node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Dict:
@@ -453,14 +481,14 @@ class _Metering(NodeTransformer):
         self.generic_visit(node)
         return _filter("made", node) if isinstance(node.arg, nodes.Slice) else node
 
-    def _paid(self, node: Any) -> Any:
+    def _paid(self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block) -> nodes.Node:
         work, text = _cost(node.body)
         paying = _filter("spend", nodes.Const(work), nodes.Const(text))
         node.body.insert(0, nodes.ExprStmt(paying, lineno=node.lineno))
         return node
 
 
-def _filter(name: str, node: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+def _filter(name: str, node: Any, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, f"#{name}", list(args), [], None, None, lineno=node.lineno)
 
 
@@ -472,6 +500,8 @@ def _cost(body: Sequence[nodes.Node]) -> Budget:
             work += 1
             if isinstance(node, nodes.TemplateData):
                 text += len(node.data)
+            elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+                text += len(node.value)
     return Budget(work, text)
 
 

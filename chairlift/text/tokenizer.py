@@ -113,8 +113,8 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Token ids of many texts.
 
-        `add_special_tokens` puts around each what the tokenizer says. Without `parse_special`, what looks like a special
-        token in a text is text. Raises InvalidRequest if one is not Unicode.
+        `add_special_tokens` puts around each what the tokenizer says. Without `parse_special`, what looks like a
+        special token in a text is text. Raises InvalidRequest if one is not Unicode.
         """
         if not parse_special and any(map(self.has_special, texts)):
             lookalikes = self.lookalikes
