@@ -6,7 +6,7 @@ What a text says then is text, and what is meant to be a special token gets such
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -30,10 +30,10 @@ class Lookalikes:
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (found := getattr(backend, part)) is not None:
                 setattr(self.backend, part, found)
-        added = sorted(backend.get_added_tokens_decoder().items())
-        self.backend.add_tokens([self._renamed(token) for _, token in added])
+        added = backend.get_added_tokens_decoder()
+        self._add(added)
         self._ids: dict[int, int] = {}
-        for token_id, token in added:
+        for token_id, token in added.items():
             made = self.backend.token_to_id(self._own.get(token.content, token.content))
             if made is not None and made != token_id:
                 self._ids[made] = token_id
@@ -64,6 +64,21 @@ class Lookalikes:
     def mark(self, text: str) -> str:
         """A text whose special tokens, other than those that are hidden, have the names by which they are found."""
         return _replaced(text, self._own)
+
+    def _add(self, added: Mapping[int, AddedToken]) -> None:
+        """Add all tokens, each under its own id, but for those of the model: their new names come after all ids."""
+        known = {token_id for token_id, token in added.items() if self._model_has(token)}
+        next_id = self.backend.get_vocab_size()
+        tokens = []
+        for token_id in sorted(added.keys() - known):
+            tokens += [AddedToken(_new_name()) for _ in range(next_id, token_id)]
+            tokens.append(self._renamed(added[token_id]))
+            next_id = max(next_id, token_id) + 1
+        self.backend.add_tokens([*tokens, *(self._renamed(added[token_id]) for token_id in sorted(known))])
+
+    def _model_has(self, token: AddedToken) -> bool:
+        found = self.backend.model.token_to_id
+        return found(token.content) is not None or found(self._own.get(token.content, token.content)) is not None
 
     def _renamed(self, token: AddedToken) -> AddedToken:
         if token.content not in self._own:
