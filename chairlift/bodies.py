@@ -12,6 +12,8 @@ T = TypeVar("T")
 # Levels of lists and objects: what is nested deeper is nobody's honest request, and breaks other programs' readers.
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_MANY_DIGITS = re.compile(rb"\d{19}")
+_INTEGER = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -42,6 +44,15 @@ def is_deep(raw: bytes) -> bool:
     for _ in range(MAX_DEPTH):
         nested = nested.replace(b"[]", b"")
     return bool(nested)
+
+
+def check_integers(raw: bytes, field: str) -> None:
+    """Raise InvalidRequest if JSON has integers beyond 64 bits, which would not get to a worker."""
+    if _MANY_DIGITS.search(raw) is None:
+        return
+    for digits in _INTEGER.findall(_STRING.sub(b"", raw)):
+        if not -(2**63) <= int(digits) < 2**64:
+            raise InvalidRequest(f"{field} has an integer beyond 64 bits", field)
 
 
 def _too_deep(what: str) -> InvalidRequest:

@@ -123,7 +123,9 @@ def test_renders_as_transformers_does(template: str, arguments: dict[str, Any], 
 
 
 def test_the_jinja_file_comes_first_and_named_templates_work(tmp_path: Path) -> None:
-    assert load(tmp_path, "config", file="file {{ bos_token }}{{ eos_token }}").render_chat([]).text == "file <s><|end|>"
+    assert (
+        load(tmp_path, "config", file="file {{ bos_token }}{{ eos_token }}").render_chat([]).text == "file <s><|end|>"
+    )
     (tmp_path / "chat_template.jinja").unlink()
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = load(tmp_path, named)

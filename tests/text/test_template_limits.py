@@ -118,7 +118,7 @@ def little_memory() -> Iterator[None]:
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("template", TOO_MUCH)
 def test_a_template_that_does_too_much_is_stopped(template: str) -> None:
-    with pytest.raises(InvalidRequest, match="the chat template.*stopped") as caught:
+    with pytest.raises(InvalidRequest, match=r"the chat template.*stopped") as caught:
         render(template)
     assert caught.value.param == "messages"
     assert len(str(caught.value)) < 300

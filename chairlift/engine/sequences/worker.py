@@ -35,6 +35,7 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import ChairliftError
+from chairlift.logs import start_logging
 from chairlift.runners.decoder.config import read_config
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ class SequenceWorker:
 def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
-    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
