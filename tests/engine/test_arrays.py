@@ -134,7 +134,7 @@ def test_bfloat16_is_refused_by_name() -> None:
 
 def test_what_is_nested_too_deeply_is_refused_before_it_is_sent() -> None:
     deep: object = 1
-    for _ in range(95):
+    for _ in range(96):
         deep = [deep]
     assert decode([memoryview(frame) for frame in encode(deep)]) == deep
     for value in ([deep], {"a": deep}, [[1], {"b": (deep,)}]):

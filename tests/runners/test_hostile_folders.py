@@ -148,14 +148,18 @@ for kind, config in (("sequences", SequenceConfig(model={path!r})), ("items", It
     context.destroy(linger=0)
 assert "torch" not in sys.modules, "torch"
 """
+    # A worker ends when its standard input does.
+    theirs, ours = os.pipe()
     made = subprocess.run(
         [sys.executable, "-P", "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        stdin=subprocess.PIPE,
+        stdin=theirs,
         timeout=60,
     )
+    os.close(theirs)
+    os.close(ours)
     assert made.returncode == 0, made.stderr
     assert made.stdout.count("LoadFailed") == 2
-    assert made.stdout.count(next(iter(fields))) == 2
+    assert made.stdout.count(next(iter(fields))) >= 2
