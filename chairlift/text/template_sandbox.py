@@ -50,7 +50,7 @@ _CHARS_A_UNIT = 256
 # Widths of five digits, or taken from the arguments.
 _WIDE = re.compile(r"%[^a-zA-Z%]*\*|\d{5}")
 _SMALL = frozenset({bool, float, type(None)})
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),

@@ -43,7 +43,7 @@ class Metering(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         """A comparison costs no more than its smaller side, but for a search in a text."""
         self.generic_visit(node)
-        sides = [node, *node.ops]
+        sides: list[Any] = [node, *node.ops]
         for index, side in enumerate(sides, start=1):
             if not isinstance(side.expr, nodes.Const):
                 side.expr = _filter("operand" if index < len(sides) else "seen", side.expr)
