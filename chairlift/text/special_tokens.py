@@ -81,14 +81,17 @@ class Lookalikes:
         return found(token.content) is not None or found(self._own.get(token.content, token.content)) is not None
 
     def _renamed(self, token: AddedToken) -> AddedToken:
-        if token.content not in self._own:
+        name, normalizer = self._own.get(token.content), self.backend.normalizer
+        if name is None:
             return token
+        # Whether it is looked for before or after normalizing changes what is around it.
+        survives = normalizer is None or name in normalizer.normalize_str(name)
         return AddedToken(
-            self._own[token.content],
+            name,
             single_word=token.single_word,
             lstrip=token.lstrip,
             rstrip=token.rstrip,
-            normalized=False,
+            normalized=token.normalized and survives,
             special=True,
         )
 

@@ -1,6 +1,7 @@
 """Models that a worker process runs: well-behaved, and every way in which they are not."""
 
 import asyncio
+import functools
 import os
 import re
 import time
@@ -45,6 +46,8 @@ class Doubles:
                 return input()
             case "odd":
                 return {1j}
+            case "deep":
+                return functools.reduce(lambda inner, _: [inner], range(500), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
             case dict():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.server_harness import Front
 from support.text_tokenizers import KINDS, SAMPLE, build
-from tokenizers import AddedToken, pre_tokenizers, processors
+from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
 from chairlift.text import Tokenizer
 from chairlift.text.chat_template import ChatTemplate
@@ -64,14 +64,19 @@ def test_texts_without_special_tokens_are_encoded_as_ever(kind: str) -> None:
     assert tokenizer.encode(SAMPLE, parse_special=False) == tokenizer.encode(SAMPLE)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "first", "flags"])
+@pytest.mark.parametrize("kind", [*KINDS, "first", "flags", "normalized", "lowercase"])
 def test_the_templates_own_special_tokens_are_found_as_ever(kind: str) -> None:
     """Also where it matters what is before and after them."""
-    backend = build("metaspace" if kind == "first" else "bytelevel" if kind == "flags" else kind)
+    base = {"first": "metaspace", "flags": "bytelevel", "normalized": "sentencepiece", "lowercase": "wordpiece"}
+    backend = build(base.get(kind, kind))
     if kind == "first":
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     if kind == "flags":
         backend.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, special=True), AddedToken("<plain>")])
+    if kind in ("normalized", "lowercase"):
+        backend.add_tokens([AddedToken("<mask>", normalized=True, special=True)])
+    if kind == "lowercase":
+        backend.normalizer = normalizers.BertNormalizer()
     tokenizer = Tokenizer(backend)
     hidden = tokenizer.lookalikes
     for text in [*TEXTS, "a <mask>  b<plain>c<s>", "<mask><plain> <mask>"]:
@@ -165,3 +170,16 @@ def test_texts_to_embed_and_to_rank(cut: bool | Cut, tmp_path: Path) -> None:
     assert [each for each in pair.token_ids if each in (start, end)] == [start, end, end]
     both = encoder.encode_texts(["hello world", "x <s>"], truncate=cut)
     assert both[0] == encoder.encode_texts(["hello world"], truncate=cut)[0]
+
+
+def test_what_a_normalizer_makes_a_special_token_of_is_text_too() -> None:
+    backend = build("bytelevel")
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_tokens([AddedToken("<stop>", normalized=True, special=True)])
+    tokenizer = Tokenizer(backend, chat_template=ChatTemplate({"default": "{{ messages[0].content }}<stop>"}, {}))
+    stop = backend.token_to_id("<stop>")
+    assert stop in tokenizer.encode("a<STOP>b")
+    assert stop not in tokenizer.encode("a<STOP>b", parse_special=False)
+    ids = tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "a<STOP>b"}]))
+    assert [each for each in ids if each == stop] == [stop]
+    assert ids[-1] == stop
