@@ -1,6 +1,7 @@
 """Models that a worker process runs: well-behaved, and every way in which they are not."""
 
 import asyncio
+import functools
 import os
 import re
 import time
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import chairlift
 from chairlift import BadItem
 
 
@@ -23,7 +23,7 @@ class Doubles:
         if item == "own error":
             raise ValueError("mine alone")
         if item == "refused":
-            raise chairlift.BadItem("a number is wanted")
+            raise BadItem("a number is wanted")
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
@@ -37,7 +37,7 @@ class Doubles:
             case "poison":
                 raise RuntimeError("poisoned")
             case "refused late":
-                raise chairlift.BadItem("a number was wanted")
+                raise BadItem("a number was wanted")
             case "hang":
                 time.sleep(1000)
             case "hang alone":
@@ -52,6 +52,8 @@ class Doubles:
                 return input()
             case "odd":
                 return {1j}
+            case "deep":
+                return functools.reduce(lambda inner, _: [inner], range(500), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
         try:
