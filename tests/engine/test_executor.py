@@ -295,7 +295,7 @@ def test_encoders_get_encodings() -> None:
             assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
             results = (await executor.run(texts)).results
             np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
-            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert shown(results[2:]) == ["BadItem: token ids must be from 0 to 319"]
             assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
 
     asyncio.run(body())
