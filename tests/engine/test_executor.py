@@ -309,7 +309,7 @@ def test_onnx_models_get_tensors(tmp_path: Path) -> None:
         async with started(ItemConfig(model=linear(tmp_path / "m.onnx"), num_threads=1)) as executor:
             made = await executor.run([{"x": np.ones(4, np.float32)}, {"z": 1}])
             assert made.results[0]["y"].tolist() == WEIGHT.sum(axis=0).tolist()
-            assert shown(made.results[1:]) == ["RequestFailed: InvalidRequest: input 'x' is missing"]
+            assert shown(made.results[1:]) == ["BadItem: input 'x' is missing"]
 
     asyncio.run(body())
 
