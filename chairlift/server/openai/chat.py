@@ -30,6 +30,7 @@ async def chat_completions(request: Request) -> Response:
     service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
+    service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
     prompt = await off_loop(len(raw), lambda: _prompt(service, body))

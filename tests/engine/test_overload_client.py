@@ -1,0 +1,109 @@
+"""Shedding between a real worker and its front: what the one tells, and what the other makes of it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.model_factory import model_folder
+from support.sequences_virtual import Arrival, Machine, VirtualModel
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import ShedReason
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.sequences.client import SequenceClient
+from chairlift.errors import DeadlineExceeded, QueueFull
+
+
+def request(name: str, max_tokens: int, background: bool = False) -> Request:
+    return Request(
+        id=name,
+        prompt_ids=[1, 2, 3],
+        params=SamplingParams(temperature=0, ignore_eos=True, max_tokens=None),
+        max_tokens=max_tokens,
+        arrival=time.monotonic(),
+        background=background,
+    )
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_busy_for_longer_than_the_target() -> None:
+    async def test(client: SequenceClient) -> None:
+        (first,) = client.submit(request("first", 390))
+        updates = aiter(first)
+        await anext(updates)
+        assert client.stats.coefficients is not None, "a target has steps timed before the first request"
+        with pytest.raises(QueueFull, match="overloaded: .*target_ttft_ms") as caught:
+            client.submit(request("second", 5))
+        assert caught.value.retry_after > 0
+        with pytest.raises(QueueFull):
+            client.check_load(0)
+        assert client.shedder.num_shed == {ShedReason.TTFT: 2}
+        (job,) = client.submit(request("job", 5, background=True))
+        assert sum([len(update.token_ids) async for update in updates]) == 389
+        assert sum([len(update.token_ids) async for update in job]) == 5
+        (third,) = client.submit(request("third", 5))
+        assert sum([len(update.token_ids) async for update in third]) == 5
+        assert client.shedder.num_waiting == 0
+
+    with_client(test, max_num_seqs=1, target_ttft_ms=0.5)
+
+
+@pytest.mark.processes
+def test_who_waits_in_vain_is_told_and_forgotten() -> None:
+    async def test(client: SequenceClient) -> None:
+        (first,) = client.submit(request("first", 390))
+        # Nothing has been predicted yet, so these are let in; then they turn out to be late.
+        client.shedder.limits, limits = None, client.shedder.limits
+        (waits,) = client.submit(request("waits", 5))
+        (hurries,) = client.submit(request("hurries", 5), timeout=1e-3)
+        client.shedder.limits = limits
+        with pytest.raises(QueueFull, match="it waited"):
+            await anext(aiter(waits))
+        with pytest.raises(DeadlineExceeded, match="after its deadline"):
+            await anext(aiter(hurries))
+        assert sum([len(update.token_ids) async for update in first]) == 390
+        assert client.num_unfinished == 0
+        assert client.shedder.num_shed == {ShedReason.TTFT: 1, ShedReason.DEADLINE: 1}
+
+    with_client(test, max_num_seqs=1, target_ttft_ms=0.5)
+
+
+def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        config = SequenceConfig(
+            model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1, **settings
+        )
+        client = SequenceClient(config)
+        await client.start()
+        try:
+            await client.wait_ready()
+            await test(client)
+        finally:
+            await client.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_steps_are_timed_under_load_and_only_then() -> None:
+    model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8), Machine())
+    for number in range(3):
+        model.send(Arrival(0.0, 50, 100), number)
+        model.step()
+    while model.step():
+        pass
+    assert model.engine.stats().coefficients is None
+    for number in range(3, 20):
+        model.send(Arrival(model.now, 50, 100), number)
+    for _ in range(40):
+        model.step()
+    found = model.engine.stats().coefficients
+    assert found is not None
+    tokens = 8
+    predicted = found.step + found.token * tokens + (found.kv_token + found.pair) * tokens * 80
+    actual = Machine().seconds(tokens, tokens * 80, tokens * 80)
+    assert predicted == pytest.approx(actual, rel=0.15)
+    aimed = VirtualModel(SequenceConfig(model="virtual", target_ttft_ms=1000), Machine())
+    assert aimed.engine.stats().coefficients is not None
