@@ -56,14 +56,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
             if not 0 <= getattr(self, name) < inf:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in (
-            "kv_cache_gb",
-            "max_model_len",
-            "num_threads",
-            "target_itl_ms",
-            "target_ttft_ms",
-            "background_step_ms",
-        ):
+        times = ("target_itl_ms", "target_ttft_ms", "background_step_ms")
+        for name in ("kv_cache_gb", "max_model_len", "num_threads", *times):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")

@@ -35,7 +35,7 @@ def test_a_worker_that_is_busy_for_longer_than_the_target() -> None:
         updates = aiter(first)
         await anext(updates)
         assert client.stats.coefficients is not None, "a target has steps timed before the first request"
-        with pytest.raises(QueueFull, match="overloaded: .*target_ttft_ms") as caught:
+        with pytest.raises(QueueFull, match=r"overloaded: .*target_ttft_ms") as caught:
             client.submit(request("second", 5))
         assert caught.value.retry_after > 0
         with pytest.raises(QueueFull):

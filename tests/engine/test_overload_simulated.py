@@ -104,7 +104,7 @@ def test_background_requests_are_neither_shed_nor_in_the_way() -> None:
 
 
 def test_a_deadline_is_refused_at_once_if_it_cannot_be_met() -> None:
-    hurried = [arrival for arrival in poisson(2 * best_rate(), 30.0)]
+    hurried = list(poisson(2 * best_rate(), 30.0))
     arrivals = [
         Arrival(each.moment, each.prompt, each.length, timeout=5.0 if index % 2 else None)
         for index, each in enumerate(hurried)

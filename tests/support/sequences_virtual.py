@@ -1,4 +1,4 @@
-"""A language model in virtual time: the production engine and admission, and a machine of which only the times are real.
+"""A language model in virtual time: the production engine and admission, and a machine that is nothing but times.
 
 An open loop of requests meets them; whatever happens is told with its moment, and takes no longer than to compute it.
 """
@@ -21,6 +21,7 @@ from chairlift.runners.sequences import SequenceInfo
 
 STOP = 2
 WORD = 3
+COST = Coefficients(8e-3, 2e-4, 5e-7, 1e-7)
 PARAMS = SamplingParams(temperature=0, max_tokens=None)
 
 
@@ -28,7 +29,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=None)
 class Machine:
     """How long steps really take, give or take `noise` (of a lognormal), at a speed that may follow the time."""
 
-    cost: Coefficients = Coefficients(8e-3, 2e-4, 5e-7, 1e-7)
+    cost: Coefficients = COST
     noise: float = 0.0
     slowness: Callable[[float], float] = lambda now: 1.0
     num_blocks: int = 10_000

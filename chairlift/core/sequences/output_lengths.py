@@ -24,8 +24,9 @@ _MOST_CHANCE = 0.999
 class LengthCurve:
     """The chance that an answer which has come so far ends within the next tokens, in bins (Kaplan and Meier 1958).
 
-    Answers that `max_tokens` cut short tell that they were longer: they count as far as they came. A bin forgets as others come through it, so changes are followed, and what is rare is kept.
-    Until a bin has seen enough, it is as that of `others`.
+    Answers that `max_tokens` cut short tell that they were longer: they count as far as they came. A bin forgets as
+    others come through it, so changes are followed, and what is rare is kept. Until a bin has seen enough, it is as
+    that of `others`.
     """
 
     def __init__(self, others: "LengthCurve | None" = None) -> None:

@@ -139,7 +139,7 @@ class LoadShedder:
             self._check_target(self._least_wait(now), 1)
 
     def started(self, request_id: str, steps: int, num_cached_tokens: int, now: float) -> None:
-        """Hear that a request had its first token in the last of so many steps, and how much of its prompt was cached."""
+        """Hear that a request had its first token in the last of so many steps, and how much was cached."""
         live = self._live.get(request_id)
         if live is None or live.since is not None:
             return
@@ -280,10 +280,8 @@ class LoadShedder:
             return None
         self.num_shed[ShedReason.TTFT] += 1
         self._compare(live, waited + wait)
-        detail = (
-            f"it waited {waited:.3g} s, its first token would take {wait:.3g} s more, and may take {self.target:g} s"
-        )
-        return Shed(ShedReason.TTFT, f"{detail} (target_ttft_ms)", max(waited + wait - self.target, 0.0))
+        detail = f"it waited {waited:.3g} s for its first token, which may take {self.target:g} s (target_ttft_ms), "
+        return Shed(ShedReason.TTFT, f"{detail}and would take {wait:.3g} s more", max(waited + wait - self.target, 0.0))
 
     def _of_running(self, now: float) -> Forecast:
         """Return a forecast that begins with those who run."""

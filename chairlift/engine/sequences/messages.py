@@ -46,8 +46,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's.
 
     `cost` is there if there is a target for the time between tokens, and the cost model's `coefficients` once they
-    are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background ones
-    have counts of their own.
+    are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background
+    ones have counts of their own.
     """
 
     step_requests: int = 0
