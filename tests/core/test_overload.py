@@ -41,9 +41,11 @@ class Front:
             self.shedder.started(name, self.steps, 0, self.now)
 
     def run(self, *lengths: int) -> list[str]:
-        """Some that run, with their first tokens just made."""
-        found = [name for length in lengths for name in self.come(length)]
-        self.start(*found)
+        """Some that run, with their first tokens just made; slots are free for them."""
+        found = []
+        for length in lengths:
+            found += self.come(length)
+            self.start(found[-1])
         return found
 
     def step(self, waiting: int | None = None, steps: int = 1) -> dict[str, Shed]:
@@ -98,10 +100,10 @@ def test_without_a_target_only_deadlines_count() -> None:
     for _ in range(10):
         front.come(50)
     assert front.shedder.expected_wait(front.now) > 20
-    front.come(10, timeout=30.0)
-    shed = refused(front, 200, timeout=30.0)
+    front.come(10, timeout=31.0)
+    shed = refused(front, 200, timeout=31.0)
     assert shed.reason is ShedReason.DEADLINE
-    assert 0 < shed.retry_after < 30
+    assert 0 < shed.retry_after < 31
     front.come(200)
 
 
@@ -121,14 +123,13 @@ def test_the_urgent_go_ahead_and_are_judged_so() -> None:
     front.run(5, 50)
     front.come(60)
     refused(front, 1)
-    (urgent,) = front.come(1, priority=-1)
-    # Now the other waits for one more, which is a little late but no reason to give up; with many it is.
+    (urgent,) = front.come(4, priority=-1)
+    # Now the other waits for one more, which makes it a little late, but is no reason to give up. For two it is.
     assert front.step() == {}
-    for _ in range(3):
-        front.come(9, priority=-1)
-    lost = front.step(steps=2)
-    assert urgent not in lost
-    assert "r3" in lost
+    (hurried,) = front.come(4, priority=-2)
+    lost = front.step()
+    assert list(lost) == ["r3"]
+    assert urgent != hurried
 
 
 def test_the_shortest_go_ahead_where_that_is_the_order() -> None:
@@ -160,11 +161,11 @@ def test_who_waits_in_vain_is_told_before_it_has_waited_long() -> None:
     first, _ = front.run(5, 50)
     waiting = front.come(30)
     assert front.step(steps=4) == {}
-    # The first goes on, although it could not: its slot is not coming free.
+    # The slot that comes free is somebody else's after all.
     front.shedder.ended(first)
-    front.run(100)
-    front.step()
-    lost = front.step()
+    front.come(100, priority=-100)
+    front.start("r4")
+    lost = front.step(waiting=1)
     assert list(lost) == waiting
     assert lost[waiting[0]].reason is ShedReason.TTFT
     front.shedder.ended(waiting[0])
@@ -183,7 +184,8 @@ def test_who_cannot_make_the_deadline_any_more_is_given_up() -> None:
     first, _ = front.run(11, 50)
     (name,) = front.come(3, timeout=2.0)
     front.shedder.ended(first)
-    front.run(100)
+    front.come(100, priority=-100)
+    front.start("r4")
     lost = front.step()
     assert lost[name].reason is ShedReason.DEADLINE
 
@@ -218,7 +220,7 @@ def test_what_ends_by_itself_is_learned_and_what_fails_is_not() -> None:
 def test_experience_corrects_what_is_promised() -> None:
     front = Front(target=10.0)
     names = front.run(31, 31)
-    for _ in range(60):
+    for _ in range(120):
         (name,) = front.come(31)
         expected = front.shedder.expected_of(name)
         assert expected is not None
@@ -228,7 +230,8 @@ def test_experience_corrects_what_is_promised() -> None:
         front.start(name)
         names.append(name)
         front.step(waiting=0)
-    assert 1.4 < front.shedder.likely.value < front.shedder.promised.value <= 2.2
+    assert 1.8 < front.shedder.likely.value < 2.2
+    assert 1.8 < front.shedder.promised.value < 2.2
 
 
 def test_a_quantile_is_followed_up_and_down_within_bounds() -> None:

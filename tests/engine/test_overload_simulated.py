@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from statistics import mean
 
@@ -61,7 +62,7 @@ def test_predictions_are_close(knows_length: bool) -> None:
     outcome = serve(iter(arrivals), target_ttft_ms=1e6)
     predicted = [(life.expected, life.ttft) for life in outcome.lives if life.expected is not None]
     assert len(predicted) > 250
-    errors = [abs(expected - ttft) / (ttft + 0.1) for expected, ttft in predicted[50:]]
+    errors = [abs(expected - ttft) / (ttft + 0.1) for expected, ttft in predicted[100:]]
     assert mean(errors) < (0.05 if knows_length else 0.15)
 
 
@@ -118,18 +119,15 @@ def test_a_deadline_is_refused_at_once_if_it_cannot_be_met() -> None:
     assert len(in_time) >= 0.8 * len(kept)
 
 
-def test_who_comes_back_when_told_is_let_in() -> None:
-    config = SequenceConfig(model="virtual", max_num_seqs=4, target_ttft_ms=1000)
-    model = VirtualModel(config, Machine())
-    number = 0
-    while (life := model.send(Arrival(model.now, 100, 100), number)).shed is None:
-        number += 1
-    back = model.now + life.shed.retry_after
-    while model.now < back:
+def test_who_comes_back_when_told_is_let_in_and_in_time() -> None:
+    model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=4, target_ttft_ms=1000), Machine())
+    lives = [model.send(Arrival(0.0, 100, 100), number) for number in range(20)]
+    refused = next(life.shed for life in lives if life.shed is not None)
+    while model.now < ceil(refused.retry_after):  # as HTTP has it
         assert model.step()
-    again = model.send(Arrival(model.now, 100, 100), number + 1)
+    again = model.send(Arrival(model.now, 100, 100), 20)
+    while model.step():
+        pass
     assert again.shed is None
-    while again.first is None:
-        model.step()
     assert again.ttft is not None
     assert again.ttft <= 1.1

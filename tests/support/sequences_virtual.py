@@ -176,18 +176,19 @@ class VirtualModel:
         self.shedder.limits = StepLimits(
             config.slots, config.max_num_batched_tokens, info.num_blocks, info.block_size, itl
         )
+        # Before the first request a worker says that it has nothing to do, and what it knows.
+        self.shedder.stepped(0, 0, self.engine.stats().coefficients, 0.0)
         self.lives: dict[str, Life] = {}
-        self._began = self.runner.now
+        self.runner.now = 0.0
 
     @property
     def now(self) -> float:
-        """Seconds since the first moment, that of the first arrival."""
-        return self.runner.now - self._began
+        """Seconds on the virtual clock, which begins when the model is ready."""
+        return self.runner.now
 
     def send(self, arrival: Arrival, number: int) -> Life:
         """A request comes at its moment, which may be amid a step; the engine hears of it after that."""
         request = arrival.request(number)
-        request.arrival += self._began
         life = self.lives[request.id] = Life(arrival)
         if not request.background:
             deadline = None if arrival.timeout is None else request.arrival + arrival.timeout
@@ -229,7 +230,7 @@ class VirtualModel:
                 self.send(coming, number)
                 coming, number, last = next(arrivals, None), number + 1, coming.moment
             if not self.step() and coming is not None:
-                self.runner.now = self._began + max(coming.moment, self.now)
+                self.runner.now = max(coming.moment, self.now)
         return Outcome(last, list(self.lives.values()))
 
 
