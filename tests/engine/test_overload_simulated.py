@@ -121,7 +121,7 @@ def test_a_deadline_is_refused_at_once_if_it_cannot_be_met() -> None:
 
 def test_who_comes_back_when_told_is_let_in_and_in_time() -> None:
     model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=4, target_ttft_ms=1000), Machine())
-    lives = [model.send(Arrival(0.0, 100, 100), number) for number in range(20)]
+    lives = [model.send(Arrival(0.0, 100, 300), number) for number in range(20)]
     refused = next(life.shed for life in lives if life.shed is not None)
     while model.now < ceil(refused.retry_after):  # as HTTP has it
         assert model.step()
