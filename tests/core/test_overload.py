@@ -70,7 +70,7 @@ def test_whoever_would_be_late_is_refused_and_told_when_to_come_back() -> None:
     shed = refused(front, 5)  # would have to wait for the second
     assert shed.reason is ShedReason.TTFT
     assert "target_ttft_ms" in str(shed)
-    assert shed.retry_after == pytest.approx(3.1 - 1.0 + 0.05)
+    assert shed.retry_after == pytest.approx(1.05 * 3.1 - 1.0)
     assert front.shedder.num_shed == {ShedReason.TTFT: 1}
     front.step(waiting=0, steps=22)
     front.come(5)

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from math import exp, log1p
 
 # Ends of the bins, in tokens: each length up to 8, then four to an octave.
-_ENDS = (*range(1, 9), *(2**power * quarter // 4 for power in range(3, 21) for quarter in range(5, 9)))
-_STARTS = (0, *_ENDS[:-1])
-_WIDTHS = tuple(end - start for start, end in zip(_STARTS, _ENDS, strict=True))
+_ENDS: tuple[int, ...] = (*range(1, 9), *((1 << power) * quarter // 4 for power in range(3, 21) for quarter in range(5, 9)))
+_STARTS: tuple[int, ...] = (0, *_ENDS[:-1])
+_WIDTHS: tuple[int, ...] = tuple(end - start for start, end in zip(_STARTS, _ENDS, strict=True))
 # A bin remembers about so many of those that came through it.
 _KEEP = 1 - 1 / 256
 # Before anything is known: so many tokens, since nobody is refused on a guess. It counts as one, less in wide bins.

@@ -227,7 +227,7 @@ class LoadShedder:
             self.num_shed[ShedReason.TTFT] += count
             detail = f"its first token would take up to {wait:.3g} s, and may take {self.target:g} s (target_ttft_ms)"
             # A little later, lest whoever comes back is refused again for a small error of the prediction.
-            raise Shed(ShedReason.TTFT, detail, wait - self.target + self._negligible)
+            raise Shed(ShedReason.TTFT, detail, (1 + _NEGLIGIBLE) * wait - self.target)
 
     def _check_deadline(self, wait: float, rest: float, left: float, count: int) -> None:
         if wait + rest > left:
