@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from math import exp, log1p
 
 # Ends of the bins, in tokens: each length up to 8, then four to an octave.
-_ENDS: tuple[int, ...] = (*range(1, 9), *((1 << power) * quarter // 4 for power in range(3, 21) for quarter in range(5, 9)))
+_QUARTERS = [(1 << power) * quarter // 4 for power in range(3, 21) for quarter in range(5, 9)]
+_ENDS: tuple[int, ...] = (*range(1, 9), *_QUARTERS)
 _STARTS: tuple[int, ...] = (0, *_ENDS[:-1])
 _WIDTHS: tuple[int, ...] = tuple(end - start for start, end in zip(_STARTS, _ENDS, strict=True))
 # A bin remembers about so many of those that came through it.
