@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from chairlift.core.finished import ShedReason
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import DeadlineExceeded, QueueFull
 
 
@@ -28,12 +29,22 @@ def request(name: str, max_tokens: int, background: bool = False) -> Request:
     )
 
 
+async def caught_running(client: SequenceClient) -> AsyncIterator[SequenceUpdate]:
+    """The rest of a long answer that has begun, and that has not ended for the front: that may sleep for as long."""
+    while True:
+        (stream,) = client.submit(request("first", 390))
+        updates = aiter(stream)
+        await anext(updates)
+        if client.num_unfinished:
+            return updates
+        async for _ in updates:
+            pass
+
+
 @pytest.mark.processes
 def test_a_worker_that_is_busy_for_longer_than_the_target() -> None:
     async def test(client: SequenceClient) -> None:
-        (first,) = client.submit(request("first", 390))
-        updates = aiter(first)
-        await anext(updates)
+        updates = await caught_running(client)
         assert client.stats.coefficients is not None, "a target has steps timed before the first request"
         with pytest.raises(QueueFull, match=r"overloaded: .*target_ttft_ms") as caught:
             client.submit(request("second", 5))
@@ -69,6 +80,30 @@ def test_who_waits_in_vain_is_told_and_forgotten() -> None:
         assert client.shedder.num_shed == {ShedReason.TTFT: 1, ShedReason.DEADLINE: 1}
 
     with_client(test, max_num_seqs=1, target_ttft_ms=0.5)
+
+
+@pytest.mark.processes
+def test_the_first_deadline_finds_those_known_who_were_here_before() -> None:
+    async def test(client: SequenceClient) -> None:
+        # So many that some still wait, however long the front sleeps.
+        streams = client.submit(*(request(f"long-{index}", 390) for index in range(20)))
+        updates = aiter(streams[0])
+        for _ in range(50):
+            await anext(updates)
+        client.check_load(0)
+        assert client.shedder.num_waiting == 0, "nobody asked yet"
+        with pytest.raises(QueueFull, match="after its deadline"):
+            client.submit(request("hurried", 5), timeout=1e-4)
+        waiting = client.shedder.num_waiting
+        assert waiting > 0
+        (patient,) = client.submit(request("patient", 5), timeout=1000.0)
+        assert client.shedder.num_waiting == waiting + 1
+        for stream in streams:
+            stream.cancel()
+        assert sum([len(update.token_ids) async for update in patient]) == 5
+        assert client.shedder.num_waiting == 0
+
+    with_client(test, max_num_seqs=1)
 
 
 def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: Any) -> None:

@@ -112,6 +112,8 @@ class SequenceClient(Supervised):
         self._limits = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
         target, ageing = config.target_ttft_ms, (config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000)
         self.shedder = LoadShedder(None if target is None else target / 1000, QueueOrder(config.order, *ageing))
+        # Without a target only from the first deadline on: most servers never see one.
+        self._sheds = target is not None
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
@@ -148,7 +150,10 @@ class SequenceClient(Supervised):
             raise Unavailable(f"the model is {self.state}" + (f": {self.failure}" if self.failure else ""))
         for background in (False, True):
             self._admit(background, sum(request.background is background for request in requests))
-        if live := [request for request in requests if not request.background]:
+        live = [request for request in requests if not request.background]
+        if timeout is not None and not self._sheds:
+            self._begin_shedding()
+        if self._sheds and live:
             self._admit_in_time(live, group, timeout)
         streams = []
         for request in requests:
@@ -174,10 +179,23 @@ class SequenceClient(Supervised):
 
     def check_load(self, priority: int) -> None:
         """Raise QueueFull if a live request of this priority would be too late, however short it is."""
+        if self.config.target_ttft_ms is None:
+            return
         try:
             self.shedder.check(priority, time.monotonic())
         except Shed as shed:
             raise _refusal(shed) from None
+
+    def _begin_shedding(self) -> None:
+        """Tell the shedder of all who are here, as if those that run had their first tokens now."""
+        self._sheds = True
+        stats, now = self.stats, time.monotonic()
+        self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
+        for stream in self._streams.values():
+            if not stream.request.background:
+                self.shedder.arrive([stream.request], now)
+                if stream.started:
+                    self.shedder.started(stream.request.id, stats.steps, 0, now)
 
     def _admit_in_time(self, requests: list[Request], group: Hashable, timeout: float | None) -> None:
         """Raise QueueFull if live requests would be too late."""
@@ -255,11 +273,13 @@ class SequenceClient(Supervised):
                 continue  # cancelled while the step ran
             if not stream.started:
                 self._num_waiting[stream.request.background] -= 1
-                self.shedder.started(update.id, output.stats.steps, update.num_cached_tokens, now)
+                if self._sheds:
+                    self.shedder.started(update.id, output.stats.steps, update.num_cached_tokens, now)
             stream.push(update)
             if update.finish_reason is not None:
                 self._forget(stream, update.finish_reason)
-        self._shed_hopeless(now)
+        if self._sheds:
+            self._shed_hopeless(now)
         if self.on_step is not None:
             self.on_step(output.stats)
 
@@ -285,11 +305,15 @@ class SequenceClient(Supervised):
 
     def _forget(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
         del self._streams[stream.request.id]
-        cut_off = {FinishReason.LENGTH: stream.request.max_tokens, FinishReason.ERROR: 0}.get(reason)
-        self.shedder.ended(stream.request.id, cut_off)
+        if self._sheds:
+            self._learn_end(stream.request, reason)
         self._limits[stream.request.background].ended(time.monotonic())
         if not self._streams:
             self._idle.set()
+
+    def _learn_end(self, request: Request, reason: FinishReason) -> None:
+        cut_off = {FinishReason.LENGTH: request.max_tokens, FinishReason.ERROR: 0}.get(reason)
+        self.shedder.ended(request.id, cut_off)
 
     def _fail_all(self, reason: str) -> None:
         streams, self._streams = self._streams, {}
