@@ -15,7 +15,7 @@ from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.messages import SequenceUpdate
-from chairlift.errors import DeadlineExceeded, QueueFull
+from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull
 
 
 def request(name: str, max_tokens: int, background: bool = False) -> Request:
@@ -142,3 +142,13 @@ def test_steps_are_timed_under_load_and_only_then() -> None:
     assert predicted == pytest.approx(actual, rel=0.15)
     aimed = VirtualModel(SequenceConfig(model="virtual", target_ttft_ms=1000), Machine())
     assert aimed.engine.stats().coefficients is not None
+
+
+def test_the_target_belongs_to_strategies_that_admit_one_by_one() -> None:
+    for strategy in ("none", "continuous"):
+        assert SequenceConfig(model="m", strategy=strategy, target_ttft_ms=5.0).target_ttft_ms == 5.0
+    for strategy in ("static", "dynamic"):
+        with pytest.raises(ConfigError, match="target_ttft_ms has no effect under the"):
+            SequenceConfig(model="m", strategy=strategy, target_ttft_ms=5.0)
+    with pytest.raises(ConfigError, match="target_ttft_ms must be positive"):
+        SequenceConfig(model="m", target_ttft_ms=0.0)
