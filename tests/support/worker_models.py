@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+import chairlift
+from chairlift import BadItem
+
 
 class Doubles:
     """Twice each number, or array; strings say what to do instead."""
@@ -19,6 +22,8 @@ class Doubles:
     def preprocess(self, item: Any) -> Any:
         if item == "own error":
             raise ValueError("mine alone")
+        if item == "refused":
+            raise chairlift.BadItem("a number is wanted")
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
@@ -31,6 +36,8 @@ class Doubles:
         match item:
             case "poison":
                 raise RuntimeError("poisoned")
+            case "refused late":
+                raise chairlift.BadItem("a number was wanted")
             case "hang":
                 time.sleep(1000)
             case "hang alone":
@@ -47,9 +54,10 @@ class Doubles:
                 return {1j}
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
-            case dict():
-                return {name: value * 2 for name, value in item.items()}
-        return item * 2
+        try:
+            return {name: value * 2 for name, value in item.items()} if isinstance(item, dict) else item * 2
+        except TypeError as error:
+            raise BadItem(f"it can't be doubled: {error}") from None
 
 
 class Slow:
@@ -62,6 +70,11 @@ class Slow:
 
 class Counts:
     """Streams the numbers below each item; a negative one breaks or dies after so many."""
+
+    def preprocess(self, item: Any) -> Any:
+        if not (isinstance(item, int) and abs(item) <= 10_000):
+            raise BadItem("a count is a whole number up to 10,000")
+        return item
 
     async def predict(self, batch: list[int]) -> Any:
         buffer = np.zeros(3000, np.int64)
