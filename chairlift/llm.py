@@ -31,8 +31,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        # Only a server gives its model a name, or has background requests.
-        others = ("model", "served_model_name", "background_step_ms")
+        # Only a server gives its model a name, refuses requests that would be late, or has background ones.
+        others = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")

@@ -25,6 +25,7 @@ HELP = {
     "max_num_seqs": "sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
     "target_itl_ms": "milliseconds that a step may take, by which prompts are cut (default: no target)",
+    "target_ttft_ms": "milliseconds to the first token, beyond which a request is refused (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
     "order": "who of those who wait is next: the first that came, or the shortest (prompt and max_tokens, or size)",
     "order_ageing_ms": "shortest: milliseconds of waiting that a token, or a unit of an item's size, is worth",

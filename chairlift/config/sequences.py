@@ -17,8 +17,9 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `strategy` is a row of `POLICIES`, which says which settings have an effect under it; of `batch_size`,
     `max_num_seqs`, `max_wait_ms` and the like others must be left at their defaults. `kv_cache_gb=None` and
     `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
-    most `background_step_ms`. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is
-    "shortest", a token of prompt or output `order_ageing_ms`. Raises ConfigError naming the setting.
+    most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after arrival is refused. A
+    level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a token of prompt or
+    output `order_ageing_ms`. Raises ConfigError naming the setting.
     """
 
     model: str
@@ -32,6 +33,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     target_itl_ms: float | None = None
+    target_ttft_ms: float | None = None
     background_step_ms: float = 40.0
     order: Annotated[str, one_of(ORDERS)] = "arrival"
     order_ageing_ms: float = 1.0
@@ -54,7 +56,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
             if not 0 <= getattr(self, name) < inf:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("kv_cache_gb", "max_model_len", "num_threads", "target_itl_ms", "background_step_ms"):
+        times = ("target_itl_ms", "target_ttft_ms", "background_step_ms")
+        for name in ("kv_cache_gb", "max_model_len", "num_threads", *times):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")

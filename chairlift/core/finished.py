@@ -23,6 +23,7 @@ class ShedReason(enum.StrEnum):
     QUEUE_FULL = "queue_full"  # as many wait as may
     QUEUE_SECONDS = "queue_seconds"  # more seconds of work wait than are allowed
     DEADLINE = "deadline"  # it would not be done in time
+    TTFT = "ttft"  # its first token would come too late
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -497,7 +497,7 @@ def test_failure_before_the_first_token_is_a_status(stream: bool, error: Excepti
         assert answer.status == status
         assert answer.error["message"] == str(error)
         assert front.client.cancelled == [front.client.requests[1].id]
-        assert front.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2}
+        assert front.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2, "shed": 0}
 
     run(go)
 

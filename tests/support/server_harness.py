@@ -9,6 +9,7 @@ from support.text_tokenizers import build
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.request import Request, TokenLogprob
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
@@ -50,10 +51,12 @@ class FakeClient:
         self.state = "ready"
         self.failure: str | None = None
         self.stats = EngineStats()
+        self.shedder = LoadShedder()
         self.restarts = 0
         self.on_step: Callable[[EngineStats], None] | None = None
         self.refusal: Exception | None = None
         self.requests: list[Request] = []
+        self.submitted: list[tuple[Any, float | None]] = []
         self.streams: list[Stream] = []
         self.cancelled: list[str] = []
         self._reply = list(reply)
@@ -64,7 +67,11 @@ class FakeClient:
     def ready(self) -> bool:
         return self.state == "ready"
 
-    def submit(self, *requests: Request) -> list[Stream]:
+    def check_load(self, priority: int) -> None:
+        pass
+
+    def submit(self, *requests: Request, group: Any = None, timeout: float | None = None) -> list[Stream]:
+        self.submitted.append((group, timeout))
         if self.refusal is not None:
             raise self.refusal
         if not self.ready:

@@ -53,6 +53,7 @@ class NoBatching(Policy):
     """One rider at a time."""
 
     about = "one request at a time"
+    settings = ("target_ttft_ms",)
 
     def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
         """Give the only slot, if it is free."""
@@ -105,7 +106,7 @@ class Continuous(Policy):
 
     about = "at any step, whenever a slot is free"
     slots_setting = "max_num_seqs"
-    settings = ("target_itl_ms",)
+    settings = ("target_itl_ms", "target_ttft_ms")
 
     def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
         """Give every free slot."""

@@ -5,13 +5,17 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import msgspec
 import zmq
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.finished import FinishReason
+from chairlift.core.finished import FinishReason, Shed, ShedReason
+from chairlift.core.order import QueueOrder
+from chairlift.core.sequences.forecast import StepLimits
+from chairlift.core.sequences.overload import LoadShedder
+from chairlift.core.sequences.policy import POLICIES
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
@@ -32,7 +36,7 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.supervisor import Supervised, Supervisor
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import QueueFull, RequestFailed, Unavailable, WorkerLost
+from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable, WorkerLost
 from chairlift.runners.sequences import SequenceInfo
 
 
@@ -106,6 +110,10 @@ class SequenceClient(Supervised):
         self.on_step: Callable[[EngineStats], None] | None = None
         # By whether they are background requests, so that neither take the others' places in the queue.
         self._limits = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
+        target, ageing = config.target_ttft_ms, (config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000)
+        self.shedder = LoadShedder(None if target is None else target / 1000, QueueOrder(config.order, *ageing))
+        # Without a target only from the first deadline on: most servers never see one.
+        self._sheds = target is not None
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
@@ -132,12 +140,21 @@ class SequenceClient(Supervised):
         """Return once requests are taken in. Raises Unavailable if the model can't be loaded."""
         await self._worker.wait_ready()
 
-    def submit(self, *requests: Request) -> list[Stream]:
-        """Queue requests, all or none. Raises QueueFull, or Unavailable while the worker can't take them."""
+    def submit(self, *requests: Request, group: Hashable = None, timeout: float | None = None) -> list[Stream]:
+        """Queue requests, all or none. Raises QueueFull, or Unavailable while the worker can't take them.
+
+        Answers of one `group` are expected to be of like length. Live requests that would not be done within `timeout`
+        seconds, or not begin within the target, count as one too many.
+        """
         if self.state != "ready" or not self._worker.connected:
             raise Unavailable(f"the model is {self.state}" + (f": {self.failure}" if self.failure else ""))
         for background in (False, True):
             self._admit(background, sum(request.background is background for request in requests))
+        live = [request for request in requests if not request.background]
+        if timeout is not None and not self._sheds:
+            self._begin_shedding()
+        if self._sheds and live:
+            self._admit_in_time(live, group, timeout)
         streams = []
         for request in requests:
             stream = self._streams[request.id] = Stream(request, self._abort)
@@ -153,11 +170,40 @@ class SequenceClient(Supervised):
         retry_after = limit.retry_after(waiting, count, time.monotonic()) if count else None
         if retry_after is not None:
             kind = "background requests" if background else "requests"
+            self.shedder.num_shed[ShedReason.QUEUE_FULL] += 0 if background else count
             raise QueueFull(
                 f"{waiting} {kind} wait already and {count} more would pass the limit of "
                 f"{limit.max_waiting}; come back in {retry_after:.0f} s",
                 retry_after,
             )
+
+    def check_load(self, priority: int) -> None:
+        """Raise QueueFull if a live request of this priority would be too late, however short it is."""
+        if self.config.target_ttft_ms is None:
+            return
+        try:
+            self.shedder.check(priority, time.monotonic())
+        except Shed as shed:
+            raise _refusal(shed) from None
+
+    def _begin_shedding(self) -> None:
+        """Tell the shedder of all who are here, as if those that run had their first tokens now."""
+        self._sheds = True
+        stats, now = self.stats, time.monotonic()
+        self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
+        for stream in self._streams.values():
+            if not stream.request.background:
+                self.shedder.arrive([stream.request], now)
+                if stream.started:
+                    self.shedder.started(stream.request.id, stats.steps, 0, now)
+
+    def _admit_in_time(self, requests: list[Request], group: Hashable, timeout: float | None) -> None:
+        """Raise QueueFull if live requests would be too late."""
+        now = time.monotonic()
+        try:
+            self.shedder.arrive(requests, now, group, None if timeout is None else now + timeout)
+        except Shed as shed:
+            raise _refusal(shed) from None
 
     def close_queue(self) -> None:
         """Nobody else will come, so a static batch may leave with empty slots."""
@@ -184,6 +230,7 @@ class SequenceClient(Supervised):
                 self._take_step(message)
             case Ready(info=info):
                 self.info = info
+                self.shedder.limits = self._step_limits(info)
                 self._take_part()
                 self._worker.loaded()
             case LoadFailed(message=reason):
@@ -192,6 +239,14 @@ class SequenceClient(Supervised):
                 self._member.ask(background)
             case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
                 self._member.release(again, seconds, background)
+
+    def _step_limits(self, info: SequenceInfo) -> StepLimits | None:
+        """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
+        config = self.config
+        if POLICIES[config.strategy].closes_batch:
+            return None
+        seconds = None if config.target_itl_ms is None else config.target_itl_ms / 1000
+        return StepLimits(config.slots, config.max_num_batched_tokens, info.num_blocks, info.block_size, seconds)
 
     def _take_part(self) -> None:
         """Take turns with other models from now on."""
@@ -211,17 +266,29 @@ class SequenceClient(Supervised):
 
     def _take_step(self, output: StepOutput) -> None:
         self.stats = output.stats
+        now = time.monotonic()
         for update in output.updates:
             stream = self._streams.get(update.id)
             if stream is None:
                 continue  # cancelled while the step ran
             if not stream.started:
                 self._num_waiting[stream.request.background] -= 1
+                if self._sheds:
+                    self.shedder.started(update.id, output.stats.steps, update.num_cached_tokens, now)
             stream.push(update)
             if update.finish_reason is not None:
-                self._forget(stream)
+                self._forget(stream, update.finish_reason)
+        if self._sheds:
+            self._shed_hopeless(now)
         if self.on_step is not None:
             self.on_step(output.stats)
+
+    def _shed_hopeless(self, now: float) -> None:
+        """Tell those who wait in vain by now."""
+        stats = self.stats
+        for request_id, shed in self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now):
+            error = DeadlineExceeded(str(shed)) if shed.reason is ShedReason.DEADLINE else _refusal(shed)
+            self._streams[request_id].give_up(error)
 
     def _send(self, message: SequencesToWorker) -> None:
         self._worker.send([self._encoder.encode(message)])
@@ -236,15 +303,28 @@ class SequenceClient(Supervised):
             self._send(Abort([stream.request.id]))
         stream.close()
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
         del self._streams[stream.request.id]
+        if self._sheds:
+            self._learn_end(stream.request, reason)
         self._limits[stream.request.background].ended(time.monotonic())
         if not self._streams:
             self._idle.set()
 
+    def _learn_end(self, request: Request, reason: FinishReason) -> None:
+        cut_off = {FinishReason.LENGTH: request.max_tokens, FinishReason.ERROR: 0}.get(reason)
+        self.shedder.ended(request.id, cut_off)
+
     def _fail_all(self, reason: str) -> None:
         streams, self._streams = self._streams, {}
         self._num_waiting = {False: 0, True: 0}
+        self.shedder.lost()
         for stream in streams.values():
             stream.close(WorkerLost(reason))
         self._idle.set()
+
+
+def _refusal(shed: Shed) -> QueueFull:
+    return QueueFull(
+        f"the model is overloaded: {shed}; come back in {max(shed.retry_after, 1.0):.0f} s", shed.retry_after
+    )

@@ -20,6 +20,10 @@ from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)
 
+# While there is no target for a step's time, the cost model learns from one step in so many, and is told from so many.
+_SAMPLED = 4
+_LEAST_SAMPLES = 4
+
 
 class _Progress:
     """What the engine must remember of a request between its first step and its last."""
@@ -59,6 +63,7 @@ class Engine:
         self.budget = None if target is None else LatencyBudget(target / 1000, most)
         model = None if self.budget is None else self.budget.model
         background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
+        self._meter = LatencyBudget(inf, most, background.model)
         self.scheduler = SequenceScheduler(
             make_policy(config.strategy, config.slots, config.max_wait_ms / 1000),
             self.pool,
@@ -72,8 +77,8 @@ class Engine:
         )
         self._progress: dict[str, _Progress] = {}
         runner.warm_up()
-        if self.budget is not None:
-            calibrate(self.budget.model, runner, self.info, config.slots, most)
+        if self.budget is not None or config.target_ttft_ms is not None:
+            calibrate(background.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served."""
@@ -118,13 +123,25 @@ class Engine:
         step = self.scheduler.schedule(started, yields)
         if step is None:
             return None
+        metered = self._is_metered(step)
+        if metered:
+            self._meter.end(self.scheduler.running, step)
         result = self._execute(step)
+        if metered:
+            self._meter.observe(result.seconds)
         finished = self.scheduler.update(step, result, self.clock())
         return self._output(step, result, finished, started)
 
     def close(self) -> None:
         """Release the model."""
         self.runner.close()
+
+    def _is_metered(self, step: Step) -> bool:
+        """Whether to learn from a step that nobody learns from: of those under a load at which requests may wait."""
+        scheduler = self.scheduler
+        if step.id % _SAMPLED or self.budget is not None or self.has_background:
+            return False
+        return scheduler.num_waiting > 0 or 2 * scheduler.num_running >= scheduler.policy.slots
 
     def _execute(self, step: Step) -> StepResult:
         """Run the step; if it fails as a whole its requests get the error and the engine carries on."""
@@ -199,6 +216,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
+        model = self._meter.model
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -212,6 +230,7 @@ class Engine:
             cost=CostStats.of(self.budget) if self.budget is not None else None,
             background_running=scheduler.num_background_running,
             background_waiting=scheduler.num_background_waiting,
+            coefficients=model.coefficients if model.num_observed >= _LEAST_SAMPLES else None,
         )
 
 

@@ -45,8 +45,9 @@ class CostStats(msgspec.Struct, array_like=True):
 class EngineStats(msgspec.Struct, array_like=True):
     """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's.
 
-    `cost` is there if there is a latency target. `running` and `waiting` count live requests; background ones
-    have counts of their own.
+    `cost` is there if there is a target for the time between tokens, and the cost model's `coefficients` once they
+    are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background
+    ones have counts of their own.
     """
 
     step_requests: int = 0
@@ -64,6 +65,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     cost: CostStats | None = None
     background_running: int = 0
     background_waiting: int = 0
+    coefficients: Coefficients | None = None
 
 
 class Add(msgspec.Struct, tag=True):

@@ -120,7 +120,7 @@ class ItemMetrics:
             ("batch_timed_seconds", "Time that those calls took.", self._timed_seconds),
         )
         yield from simple(CounterMetricFamily, self.model, rows)
-        shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason}
+        shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason if reason is not ShedReason.TTFT}
         by_label = (
             ("requests_finished", "Requests that ended, by how.", "reason", self._finished),
             ("items_shed", "Items that were refused, by reason.", "reason", shed),

@@ -1,5 +1,6 @@
 """What Prometheus sees of a language model."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -8,7 +9,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.decision import Reason
-from chairlift.core.finished import FinishReason
+from chairlift.core.finished import FinishReason, ShedReason
+from chairlift.core.sequences.overload import LoadShedder
 from chairlift.engine.sequences.messages import CostStats, EngineStats
 from chairlift.server.metrics.families import (
     ERRORS,
@@ -27,13 +29,15 @@ from chairlift.server.metrics.families import (
 WAITING_REASONS = [
     reason.value for reason in Reason if reason.value.startswith("waiting_for_") and reason is not Reason.LIVE
 ]
-FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
+SHED_REASONS = (ShedReason.QUEUE_FULL, ShedReason.TTFT, ShedReason.DEADLINE)
+FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR, FinishReason.SHED)
 
 
 class ObservedEngine(Protocol):
     """The part of SequenceClient that metrics read."""
 
     stats: EngineStats
+    shedder: LoadShedder
 
     @property
     def restarts(self) -> int:
@@ -116,6 +120,7 @@ class SequenceMetrics:
             ("kv_blocks", "KV blocks in all.", stats.kv_blocks_total),
             ("kv_usage_ratio", "Share of KV blocks held by sequences.", ratio),
         ]
+        shedder = self._engine.shedder
         waiting = {
             reason.removeprefix("waiting_for_"): stats.waiting if stats.waiting_reason == reason else 0
             for reason in WAITING_REASONS
@@ -128,6 +133,11 @@ class SequenceMetrics:
             rows.append(("step_token_budget", "Tokens that a step may hold.", stats.cost.budget))
             terms = dict(zip(Coefficients._fields, stats.cost.coefficients, strict=True))
             by_label.append(("step_cost_seconds", "The cost model's coefficients.", "term", terms))
+        if shedder.target is not None:
+            wait = shedder.expected_wait(time.monotonic())
+            rows.append(("ttft_promised_seconds", "Time to first token that a short request would be promised.", wait))
+            ratios = {"0.5": shedder.likely.value, "0.98": shedder.promised.value}
+            by_label.append(("ttft_prediction_ratio", "Actual over predicted TTFT, by quantile.", "quantile", ratios))
         yield from simple(GaugeMetricFamily, self.model, rows)
         yield from labelled(GaugeMetricFamily, self.model, by_label)
         yield from background_requests(self.model, stats.background_running, stats.background_waiting)
@@ -144,5 +154,9 @@ class SequenceMetrics:
             ("step_timed_seconds", "Time that those steps took.", self._timed_seconds),
         )
         yield from simple(CounterMetricFamily, self.model, rows)
-        finished = ("requests_finished", "Requests that ended, by how.", "reason", self.finished)
-        yield from labelled(CounterMetricFamily, self.model, [finished])
+        shed = {reason.value: self._engine.shedder.num_shed[reason] for reason in SHED_REASONS}
+        by_label = (
+            ("requests_finished", "Requests that ended, by how.", "reason", self.finished),
+            ("requests_shed", "Live requests that were refused for the load, by reason.", "reason", shed),
+        )
+        yield from labelled(CounterMetricFamily, self.model, by_label)

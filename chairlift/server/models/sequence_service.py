@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams, check_stop
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
-from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, Unavailable
+from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
@@ -23,12 +24,16 @@ from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
+# Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
+_MOST_SALT = 64
+
 
 class SequenceClientView(Protocol):
     """The part of SequenceClient that the routes use."""
 
     info: SequenceInfo | None
     stats: EngineStats
+    shedder: LoadShedder
     on_step: Callable[[EngineStats], None] | None
 
     @property
@@ -47,7 +52,10 @@ class SequenceClientView(Protocol):
     def ready(self) -> bool:
         """Whether a request would be taken in now."""
 
-    def submit(self, *requests: Request) -> list[Stream]:
+    def check_load(self, priority: int) -> None:
+        """Raise QueueFull if a live request would be too late, however short it is."""
+
+    def submit(self, *requests: Request, group: Hashable = None, timeout: float | None = None) -> list[Stream]:
         """Queue requests, all or none."""
 
 
@@ -98,6 +106,11 @@ class SequenceService:
             check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
         except ValueError as error:
             raise InvalidRequest(str(error), "stop") from None
+
+    def check_load(self, terms: Terms) -> None:
+        """Refuse what would be too late whatever its prompt is, before that is looked at. Raises QueueFull."""
+        if not terms.background:
+            self.client.check_load(terms.priority)
 
     @property
     def ready(self) -> bool:
@@ -166,7 +179,10 @@ class SequenceService:
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             requests += self._fan_out(name, prompt, params, terms, options, info)
-        streams = self.client.submit(*requests)
+        # Answers of a tenant, to like requests, are of like length.
+        kind = "completion" if options.continues else "chat"
+        group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
+        streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
@@ -314,8 +330,8 @@ async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]
         async with contextlib.aclosing(_merge([sample.stream for sample in samples])) as groups:
             async for group in groups:
                 yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
-    except ChairliftError:
-        close_all(samples, FinishReason.ERROR)
+    except ChairliftError as error:
+        close_all(samples, FinishReason.SHED if isinstance(error, QueueFull) else FinishReason.ERROR)
         raise
     finally:
         close_all(samples)

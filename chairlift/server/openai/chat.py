@@ -32,6 +32,7 @@ async def chat_completions(request: Request) -> Response:
     service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
+    service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
     prompt = await _prompt(service, body, len(raw))

@@ -29,6 +29,7 @@ async def completions(request: Request) -> Response:
     service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
+    service.check_load(terms)
     params = _params(body)
     prompts = await _prompts(service, body.prompt, bool(body.parse_special))
     request_id = new_id("cmpl")

@@ -1,0 +1,118 @@
+"""When those who wait will have their first tokens: the steps to come, as the cost model has them, from end to end."""
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from math import ceil
+from typing import NamedTuple
+
+from chairlift.core.cost import Coefficients
+from chairlift.core.sequences.budget import FLOOR
+
+
+class StepLimits(NamedTuple):
+    """What the steps of a model are held to: slots, tokens, KV blocks and their size, and perhaps seconds."""
+
+    slots: int
+    tokens: int
+    num_blocks: int
+    block_size: int
+    seconds: float | None = None
+
+
+class Expected(NamedTuple):
+    """When a sequence has its first token, on the caller's clock, and how many seconds each of the others takes."""
+
+    first: float
+    pace: float
+
+
+class Forecast:
+    """Follows the scheduler's rules through time, one admission after the other, without looking at single steps.
+
+    Sequences that run get a token in each step, which takes as long as the cost model says. Whoever is admitted next
+    waits until a slot and blocks are free, and then for the steps that hold its prompt. `running` gives, for each that
+    runs, its tokens so far and how many are to come. Takes O(log slots) for an admission and O(slots) to begin or copy.
+    """
+
+    def __init__(
+        self, limits: StepLimits, cost: Coefficients, now: float, running: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        self.limits = limits
+        self.cost = cost
+        # The step at hand: its number, when it begins, what prompts add to its time, and the tokens it has left.
+        self._step = 0
+        self._began = now
+        self._added = 0.0
+        # By the step with the last token: how many tokens the sequence has then.
+        self._ends: list[tuple[int, int]] = []
+        self._kv_tokens = 0
+        for context, left in running:
+            self._ends.append((left - 1, context + left))
+            self._kv_tokens += context
+        heapify(self._ends)
+        self._prompts = 0.0
+        self._room = self._tokens_left()
+
+    def copy(self) -> "Forecast":
+        """Return another that goes on from here by itself."""
+        made = Forecast.__new__(Forecast)
+        made.__dict__.update(self.__dict__)
+        made._ends = self._ends.copy()
+        return made
+
+    def admit(self, prompt: int, cached: int, output: int) -> Expected:
+        """Let the next in line run, with so many tokens in its prompt, some of them cached, and so many to come."""
+        self._wait_for_place(prompt)
+        cost, computed = self.cost, cached
+        while computed < prompt:
+            if self._room < 1:
+                self._pass(1)
+            given = min(prompt - computed, self._room)
+            self._room -= given
+            pairs = given * computed + given * (given + 1) / 2
+            computed += given
+            seconds = cost.token * given + cost.kv_token * computed + cost.pair * pairs
+            self._added += seconds
+            self._prompts += seconds
+        first = self._began + self._seconds() + self._added
+        heappush(self._ends, (self._step + output - 1, prompt + output))
+        self._kv_tokens += prompt
+        pace = self._seconds() + self._prompts / (self._step + 1)
+        return Expected(first, pace)
+
+    def _wait_for_place(self, prompt: int) -> None:
+        """Go on until a slot is free, and blocks for the prompt and one for each that runs."""
+        limits, ends = self.limits, self._ends
+        places = limits.num_blocks * limits.block_size
+        while ends:
+            # The last block of a sequence is half full on average, and one more is kept for each that runs.
+            taken = self._kv_tokens + prompt + (1.5 * len(ends) + 1) * limits.block_size
+            if len(ends) < limits.slots and taken <= places:
+                return
+            self._pass(ends[0][0] - self._step + 1)
+
+    def _pass(self, steps: int) -> None:
+        """Let so many steps go by, of which none but the last may be the last of a sequence."""
+        running = len(self._ends)
+        growth = (self.cost.kv_token + self.cost.pair) * running * steps * (steps - 1) / 2
+        self._began += self._added + steps * self._seconds() + growth
+        self._added = 0.0
+        self._kv_tokens += steps * running
+        self._step += steps
+        ends = self._ends
+        while ends and ends[0][0] < self._step:
+            self._kv_tokens -= heappop(ends)[1]
+        self._room = self._tokens_left()
+
+    def _seconds(self) -> float:
+        """How long a step takes in which those that run get a token each, and nobody more."""
+        cost = self.cost
+        return cost.step + cost.token * len(self._ends) + (cost.kv_token + cost.pair) * self._kv_tokens
+
+    def _tokens_left(self) -> int:
+        """How many prompt tokens the step at hand holds."""
+        left = self.limits.tokens - len(self._ends)
+        if self.limits.seconds is not None and self.cost.token > 0:
+            in_time = ceil((self.limits.seconds - self._seconds()) / self.cost.token)
+            left = min(left, max(in_time, FLOOR))
+        return max(left, 1)

@@ -1,0 +1,338 @@
+"""Who is let in while more come than can be served in time: those whose first token can be promised within a target.
+
+Requests past capacity would wait longer and longer, until none of them is in time. So whoever would come too late is
+refused at once, with the time after which it would not, and those who were let in keep their promise.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from math import inf
+from operator import attrgetter
+
+from chairlift.core.cost import Coefficients
+from chairlift.core.finished import Shed, ShedReason
+from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
+from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
+from chairlift.core.sequences.request import Request
+
+# A first token is promised by when 98 of 100 came; it is likely by when half of them came.
+_PROMISED, _LIKELY = 0.98, 0.5
+# By how much one that comes later, or sooner, moves that, and how far it may move.
+_RATIO_STEP, _MOST_RATIO = 0.05, 8.0
+# Of the target, or of the other in seconds: too little to matter, whatever the ratio of expected and actual.
+_NEGLIGIBLE, _NEGLIGIBLE_SECONDS = 0.05, 0.1
+# Whoever waits is given up when likely to be later than the target by this: a little late is better than refused late.
+_HOPELESS = 1.1
+# Seconds for which a forecast is gone on with, at most, and the share of the target if that is shorter.
+_FRESH_SECONDS, _FRESH = 0.05, 0.025
+# Sequences take different shares of their lengths' distribution, spread evenly (the golden ratio's multiples).
+_GOLDEN = 0.6180339887498949
+# What is known of so many ends is learned at the next forecast; of more, only the last.
+_MOST_ENDS = 1024
+_CACHED_STEP = 0.05
+
+
+class RatioQuantile:
+    """Follows a quantile of actual over expected times, by stochastic approximation (Robbins and Monro 1951)."""
+
+    def __init__(self, quantile: float) -> None:
+        self.value = 1.0
+        self._quantile = quantile
+
+    def observe(self, ratio: float) -> None:
+        """Take in a ratio."""
+        above = ratio > self.value
+        moved = self.value * (1 + _RATIO_STEP * (self._quantile - (not above)))
+        self.value = min(max(moved, 1 / _MOST_RATIO), _MOST_RATIO)
+
+
+class _Live:
+    """A live request that has not ended: waiting until its first token is there, then running."""
+
+    __slots__ = ("deadline", "expected", "group", "leads", "rank", "request", "share", "since")
+
+    def __init__(self, request: Request, group: Hashable, rank: Rank, deadline: float | None, leads: bool) -> None:
+        self.request = request
+        self.group = group
+        self.rank = rank
+        self.deadline = deadline
+        self.leads = leads  # the first of those that came together, by which the target goes
+        self.share = rank[1] * _GOLDEN % 1.0
+        self.expected: float | None = None
+        self.since: int | None = None  # the step of the first token
+
+    def length(self, curve: LengthCurve, made: int, share: float) -> int:
+        """Tokens that it will have; all that it may have, if nothing can end it before."""
+        request = self.request
+        params = request.params
+        if not request.stop_ids and not params.stop_strings:
+            return request.max_tokens
+        least = max(made, params.min_tokens - 1)
+        return max(min(int(curve.length(least, share)), request.max_tokens), made + 1)
+
+
+_rank = attrgetter("rank")
+
+
+class LoadShedder:
+    """Admits live requests to one model by when they will have their first tokens and, with a deadline, their last.
+
+    Pure: `now` comes in, in seconds on the caller's clock. It hears of each request that comes, has its first token and
+    ends, and of the steps in between; who runs and for how long, it predicts (`Forecast`) from `limits` and `cost`,
+    which are None until they are known, and from the lengths of the answers that ended (`OutputLengths`). What was
+    expected is compared with what came, so systematic errors correct themselves. Whoever finds a free slot and nobody
+    waiting is never refused, so a wrong prediction is always put to the test. `target` is in seconds; without one only
+    deadlines count. Background requests have no place here: they yield.
+    """
+
+    def __init__(self, target: float | None = None, order: QueueOrder | None = None) -> None:
+        self.target = target
+        self.order = order or QueueOrder()
+        self.limits: StepLimits | None = None
+        self.cost: Coefficients | None = None
+        self.lengths = OutputLengths()
+        self.promised, self.likely = RatioQuantile(_PROMISED), RatioQuantile(_LIKELY)
+        self.num_shed: Counter[ShedReason] = Counter()
+        self._negligible = _NEGLIGIBLE_SECONDS if target is None else _NEGLIGIBLE * target
+        self._fresh = _FRESH_SECONDS if target is None else min(_FRESH_SECONDS, _FRESH * target)
+        self._live: dict[str, _Live] = {}
+        self._waiting: list[_Live] = []
+        self._ends: deque[tuple[Hashable, int, bool]] = deque(maxlen=_MOST_ENDS)
+        self._cached = 0.0
+        self._steps = 0
+        self._serial = 0
+        self._deadlines = 0
+        self._forecast: Forecast | None = None
+        self._made_at = -inf
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return len(self._waiting)
+
+    # What the engine's front tells
+
+    def arrive(
+        self, requests: Sequence[Request], now: float, group: Hashable = None, deadline: float | None = None
+    ) -> None:
+        """Take in requests that belong together, all or none. Raises Shed if they would be too late.
+
+        The first of them counts for the target, the last for the deadline. Those of a `group` have answers of like
+        length. `deadline` is on the caller's clock.
+        """
+        coming = [self._coming(each, group, deadline, each is requests[0]) for each in requests]
+        if (self.target is not None or deadline is not None) and not self._finds_slot():
+            self._expect(coming, now, deadline)
+        for live in coming:
+            self._live[live.request.id] = live
+            insort(self._waiting, live, key=_rank)
+            self._deadlines += deadline is not None
+
+    def check(self, priority: int, now: float) -> None:
+        """Raise Shed if a request that comes now would be too late even with a prompt of one token."""
+        if self.target is None or self.limits is None or self.cost is None or self._finds_slot():
+            return
+        moment = self.order.moment(now, priority, 2)
+        if not self._waiting or moment >= self._waiting[-1].rank[0]:
+            self._check_target(self._least_wait(now), 1)
+
+    def started(self, request_id: str, steps: int, num_cached_tokens: int, now: float) -> None:
+        """Hear that a request had its first token in the last of so many steps, and how much was cached."""
+        live = self._live.get(request_id)
+        if live is None or live.since is not None:
+            return
+        self._leave_queue(live)
+        self._steps = live.since = steps
+        self._cached += _CACHED_STEP * (num_cached_tokens / len(live.request.prompt_ids) - self._cached)
+        self._compare(live, now - live.request.arrival)
+
+    def ended(self, request_id: str, length: int | None = None) -> None:
+        """Hear that a request is over; `length` says where it was cut off, None that it came to an end by itself.
+
+        Of one that was cut off at 0 nothing is learned.
+        """
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        if live.since is None:
+            self._leave_queue(live)
+        else:
+            made = self._made(live) if length is None else length
+            self._ends.append((live.group, made, length is None))
+
+    def stepped(self, steps: int, num_waiting: int, cost: Coefficients | None, now: float) -> list[tuple[str, Shed]]:
+        """Hear how many steps there were, and how many wait for a slot after the last of them.
+
+        Returns who of these waits in vain by now. They are here until `ended` is called for them.
+        """
+        self._steps, self.cost = steps, cost
+        hopeful = num_waiting and (self.target is not None or self._deadlines)
+        if not hopeful or now - self._made_at < self._fresh:
+            return []
+        return self._look_ahead(num_waiting, now)
+
+    def lost(self) -> None:
+        """Hear that all requests are gone. What was learned stays."""
+        self._live.clear()
+        self._waiting.clear()
+        self._deadlines = self._steps = 0
+        self._forecast, self._made_at = None, -inf
+
+    # Predicting
+
+    def expected_wait(self, now: float) -> float:
+        """Return the seconds within which a short request that comes now is promised its first token; 0 if at once."""
+        if self.limits is None or self.cost is None or self._finds_slot():
+            return 0.0
+        return self._least_wait(now)
+
+    def expected_of(self, request_id: str) -> float | None:
+        """Return the wait that was predicted for a request that has no token yet; None if nothing was."""
+        return self._live[request_id].expected
+
+    def _least_wait(self, now: float) -> float:
+        first = self._up_to_date(now).copy().admit(1, 0, 1).first
+        return self._stretched(max(first - now, 0.0), self.promised)
+
+    def _finds_slot(self) -> bool:
+        """Whether whoever comes finds nobody waiting and a slot free."""
+        return not self._waiting and (self.limits is None or len(self._live) < self.limits.slots)
+
+    def _expect(self, coming: list[_Live], now: float, deadline: float | None) -> None:
+        """Say when each will have its first token. Raises Shed if that is too late."""
+        if self.limits is None or self.cost is None:
+            return
+        self._forecast = self._up_to_date(now)
+        last = not self._waiting or coming[0].rank > self._waiting[-1].rank
+        forecast = self._forecast.copy() if last else self._ahead_of(coming[0], now)
+        expected = [self._admit(forecast, live) for live in coming]
+        waits = [max(each.first - now, 0.0) for each in expected]
+        if self.target is not None:
+            self._check_target(self._stretched(waits[0], self.promised), len(coming))
+        if deadline is not None:
+            rest = expected[-1].pace * (self._length(coming[-1], 0.5) - 1)
+            self._check_deadline(self._stretched(waits[-1], self.likely), rest, deadline - now, len(coming))
+        for live, wait in zip(coming, waits, strict=True):
+            live.expected = wait
+        if last:
+            self._forecast = forecast
+        else:
+            self._made_at = -inf
+
+    def _check_target(self, wait: float, count: int) -> None:
+        assert self.target is not None
+        if wait > self.target:
+            self.num_shed[ShedReason.TTFT] += count
+            detail = f"its first token would take up to {wait:.3g} s, and may take {self.target:g} s (target_ttft_ms)"
+            # A little later, lest whoever comes back is refused again for a small error of the prediction.
+            raise Shed(ShedReason.TTFT, detail, (1 + _NEGLIGIBLE) * wait - self.target)
+
+    def _check_deadline(self, wait: float, rest: float, left: float, count: int) -> None:
+        if wait + rest > left:
+            self.num_shed[ShedReason.DEADLINE] += count
+            detail = f"it would be done in about {wait + rest:.3g} s, after its deadline in {max(left, 0.0):.3g} s"
+            raise Shed(ShedReason.DEADLINE, detail, min(wait + rest - left, wait))
+
+    def _up_to_date(self, now: float) -> Forecast:
+        """Return a forecast up to the last of those who wait, not much older than `now`."""
+        if self._forecast is None or now - self._made_at >= self._fresh:
+            self._forecast = self._ahead_of(None, now)
+            self._made_at = now
+        return self._forecast
+
+    def _ahead_of(self, live: _Live | None, now: float) -> Forecast:
+        """Return a forecast up to the last who goes before this one, or up to the last of all."""
+        forecast = self._of_running(now)
+        count = len(self._waiting) if live is None else bisect_left(self._waiting, live.rank, key=_rank)
+        for ahead in self._waiting[:count]:
+            self._admit(forecast, ahead)
+        return forecast
+
+    def _look_ahead(self, num_waiting: int, now: float) -> list[tuple[str, Shed]]:
+        """Make a new forecast, without those of the last so many in line who wait in vain; return them."""
+        if self.limits is None or self.cost is None:
+            return []
+        forecast = self._of_running(now)
+        # The prompts of those before are being computed: they keep their slots, however long that takes.
+        begun = max(len(self._waiting) - num_waiting, 0)
+        for live in self._waiting[:begun]:
+            self._admit(forecast, live)
+        late: list[tuple[str, Shed]] = []
+        for live in self._waiting[begun:]:
+            before = forecast.copy()
+            wait = self._stretched(max(self._admit(forecast, live).first - now, 0.0), self.likely)
+            shed = self._hopeless(live, wait, now)
+            if shed is not None:
+                late.append((live.request.id, shed))
+                forecast = before
+        self._forecast, self._made_at = forecast, now
+        return late
+
+    def _hopeless(self, live: _Live, wait: float, now: float) -> Shed | None:
+        """Say why a request that waits, and will for so many seconds, need wait no longer; None if it may hope."""
+        waited = now - live.request.arrival
+        if live.deadline is not None and now + wait > live.deadline:
+            self.num_shed[ShedReason.DEADLINE] += 1
+            detail = f"it waited {waited:.3g} s, and its first token would come after its deadline"
+            return Shed(ShedReason.DEADLINE, detail, wait)
+        if self.target is None or not live.leads or waited + wait <= _HOPELESS * self.target:
+            return None
+        self.num_shed[ShedReason.TTFT] += 1
+        self._compare(live, waited + wait)
+        detail = f"it waited {waited:.3g} s for its first token, which may take {self.target:g} s (target_ttft_ms), "
+        return Shed(ShedReason.TTFT, f"{detail}and would take {wait:.3g} s more", max(waited + wait - self.target, 0.0))
+
+    def _of_running(self, now: float) -> Forecast:
+        """Return a forecast that begins with those who run."""
+        assert self.limits is not None
+        assert self.cost is not None
+        while self._ends:
+            self.lengths.observe(*self._ends.popleft())
+        running = []
+        for live in self._live.values():
+            if live.since is not None:
+                made = self._made(live)
+                left = live.length(self.lengths.of(live.group), made, live.share) - made
+                running.append((len(live.request.prompt_ids) + made, max(left, 1)))
+        return Forecast(self.limits, self.cost, now, running)
+
+    def _admit(self, forecast: Forecast, live: _Live) -> Expected:
+        prompt = len(live.request.prompt_ids)
+        cached = min(int(self._cached * prompt), prompt - 1)
+        return forecast.admit(prompt, cached, self._length(live, live.share))
+
+    def _length(self, live: _Live, share: float) -> int:
+        return live.length(self.lengths.of(live.group), 0, share)
+
+    def _made(self, live: _Live) -> int:
+        """Tokens that a running request has by now: one in each step since its first."""
+        assert live.since is not None
+        return min(max(self._steps - live.since, 0) + 1, live.request.max_tokens)
+
+    # Learning
+
+    def _stretched(self, wait: float, ratio: RatioQuantile) -> float:
+        """Return an expected wait as experience corrects it."""
+        return max(ratio.value * (wait + self._negligible) - self._negligible, 0.0)
+
+    def _compare(self, live: _Live, waited: float) -> None:
+        """Learn from how long a request waited beside what was expected of it, once."""
+        if live.expected is None:
+            return
+        ratio = (waited + self._negligible) / (live.expected + self._negligible)
+        live.expected = None
+        self.promised.observe(ratio)
+        self.likely.observe(ratio)
+
+    # Keeping count
+
+    def _coming(self, request: Request, group: Hashable, deadline: float | None, leads: bool) -> _Live:
+        self._serial += 1
+        moment = self.order.moment(request.arrival, request.priority, len(request.prompt_ids) + request.max_tokens)
+        return _Live(request, group, (moment, self._serial), deadline, leads)
+
+    def _leave_queue(self, live: _Live) -> None:
+        del self._waiting[bisect_left(self._waiting, live.rank, key=_rank)]
+        self._deadlines -= live.deadline is not None

@@ -1,0 +1,86 @@
+"""The steps to come: what is known exactly, what cannot be, and that more in line never means sooner."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from chairlift.core.cost import Coefficients
+from chairlift.core.sequences.budget import FLOOR
+from chairlift.core.sequences.forecast import Forecast, StepLimits
+
+STEP = Coefficients(1.0, 0.0, 0.0, 0.0)  # a second a step, whatever is in it
+LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)
+
+prompts = st.integers(1, 300)
+outputs = st.integers(1, 200)
+jobs = st.lists(st.tuples(prompts, outputs), max_size=12)
+costs = st.builds(Coefficients, st.floats(1e-4, 0.1), st.floats(0, 1e-2), st.floats(0, 1e-4), st.floats(0, 1e-5))
+
+
+def firsts(forecast: Forecast, *waiting: tuple[int, int]) -> list[float]:
+    return [forecast.admit(prompt, 0, output).first for prompt, output in waiting]
+
+
+def test_nobody_runs_and_the_prompt_is_all_there_is() -> None:
+    forecast = Forecast(LIMITS, Coefficients(1.0, 0.1, 0.01, 0.001), now=50.0)
+    # 10 tokens, which read 10 and make 55 pairs.
+    assert forecast.admit(10, 0, 5).first == pytest.approx(50 + 1 + 1 + 0.1 + 0.055)
+
+
+def test_slots_come_free_when_those_who_run_have_their_tokens() -> None:
+    running = [(20, 3), (20, 7)]
+    assert firsts(Forecast(LIMITS, STEP, 0.0, running), (5, 1)) == [4.0]
+    # Of the three, the last follows the first, which has its two tokens in steps 4 and 5.
+    assert firsts(Forecast(LIMITS, STEP, 0.0, running), (5, 2), (5, 9), (5, 9)) == [4.0, 6.0, 8.0]
+
+
+def test_long_prompts_take_several_steps_and_share_them() -> None:
+    limits = LIMITS._replace(slots=10)
+    assert firsts(Forecast(limits, STEP, 0.0), (50, 9), (50, 9), (50, 9)) == [1.0, 1.0, 2.0]
+    assert firsts(Forecast(limits, STEP, 0.0), (250, 9), (10, 9)) == [3.0, 3.0]
+    assert Forecast(limits, STEP, 0.0).admit(250, 200, 9).first == 1.0, "most of it was cached"
+
+
+def test_a_target_for_steps_cuts_prompts_to_time() -> None:
+    cost = Coefficients(0.0, 1e-3, 0.0, 0.0)
+    limits = LIMITS._replace(seconds=0.05)
+    assert Forecast(limits, cost, 0.0).admit(100, 0, 9).first == pytest.approx(0.1)
+    starved = LIMITS._replace(seconds=1e-6)
+    assert Forecast(starved, STEP._replace(token=1e-9), 0.0).admit(3 * FLOOR, 0, 9).first == pytest.approx(3.0)
+
+
+def test_blocks_are_waited_for_too() -> None:
+    limits = StepLimits(slots=10, tokens=100, num_blocks=10, block_size=16)
+    assert firsts(Forecast(limits, STEP, 0.0, [(100, 6)]), (60, 1)) == [7.0]
+    assert firsts(Forecast(limits, STEP, 0.0), (160, 1)) == [2.0], "alone it has whatever there is"
+
+
+def test_the_pace_counts_the_prompts_of_others() -> None:
+    forecast = Forecast(LIMITS, Coefficients(1.0, 0.1, 0.0, 0.0), 0.0)
+    alone = forecast.admit(10, 0, 50).pace
+    busy = [forecast.admit(50, 0, 10).pace for _ in range(6)][-1]
+    assert alone == pytest.approx(1 + 0.1 + 1.0)
+    assert busy > 1 + 0.2 + 0.3
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    forecast = Forecast(LIMITS, STEP, 0.0, [(20, 3), (20, 7)])
+    firsts(forecast.copy(), (5, 100), (5, 100))
+    assert firsts(forecast, (5, 1)) == [4.0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(costs, jobs, jobs, st.integers(1, 6), prompts)
+def test_nobody_is_sooner_for_one_more_ahead(
+    cost: Coefficients, running: list[tuple[int, int]], waiting: list[tuple[int, int]], slots: int, newcomer: int
+) -> None:
+    limits = StepLimits(slots, 64, 200, 16)
+    running = running[:slots]
+    last = 0.0
+    forecast = Forecast(limits, cost, 0.0, running)
+    for job in waiting:
+        before = forecast.copy().admit(newcomer, 0, 5).first
+        first = forecast.admit(job[0], 0, job[1]).first
+        assert first >= last - 1e-9, "first come, first served"
+        assert forecast.copy().admit(newcomer, 0, 5).first >= before - 1e-9
+        last = first

@@ -1,0 +1,247 @@
+"""Who is let in under load, by example: two slots, a tenth of a second a step, and a target of a second."""
+
+from typing import Any
+
+import pytest
+from support.sequences_world import make_request
+
+from chairlift.core.cost import Coefficients
+from chairlift.core.finished import Shed, ShedReason
+from chairlift.core.order import QueueOrder
+from chairlift.core.sequences.forecast import StepLimits
+from chairlift.core.sequences.overload import LoadShedder, RatioQuantile
+from chairlift.core.sequences.sampling import SamplingParams
+
+STEP = Coefficients(0.1, 0.0, 0.0, 0.0)
+LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)
+
+
+class Front:
+    """A shedder and the calls that a front would make; requests of exactly so many tokens, one of prompt each."""
+
+    def __init__(self, target: float | None = 1.0, cost: Coefficients | None = STEP, **order: Any) -> None:
+        self.shedder = LoadShedder(target, QueueOrder(**order))
+        self.shedder.limits = LIMITS
+        self.shedder.cost = cost
+        self.now = 0.0
+        self.steps = 0
+        self._count = 0
+
+    def come(self, *lengths: int, timeout: float | None = None, **fields: Any) -> list[str]:
+        requests = []
+        for length in lengths:
+            self._count += 1
+            fields = {"arrival": self.now} | fields
+            requests.append(make_request(f"r{self._count}", [7], length, **fields))
+        self.shedder.arrive(requests, self.now, None, None if timeout is None else self.now + timeout)
+        return [request.id for request in requests]
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.shedder.started(name, self.steps, 0, self.now)
+
+    def run(self, *lengths: int) -> list[str]:
+        """Some that run, with their first tokens just made; slots are free for them."""
+        found = []
+        for length in lengths:
+            found += self.come(length)
+            self.start(found[-1])
+        return found
+
+    def step(self, waiting: int | None = None, steps: int = 1) -> dict[str, Shed]:
+        self.steps += steps
+        self.now += 0.1 * steps
+        waiting = self.shedder.num_waiting if waiting is None else waiting
+        return dict(self.shedder.stepped(self.steps, waiting, STEP, self.now))
+
+
+def refused(front: Front, *lengths: int, **fields: Any) -> Shed:
+    before = front.shedder.num_waiting
+    with pytest.raises(Shed) as caught:
+        front.come(*lengths, **fields)
+    assert front.shedder.num_waiting == before
+    return caught.value
+
+
+def test_whoever_would_be_late_is_refused_and_told_when_to_come_back() -> None:
+    front = Front()
+    front.run(9, 31)
+    front.come(40)  # gets the slot of the first, 8 steps from now, so its first token is there after 0.9 s
+    shed = refused(front, 5)  # would have to wait for the second
+    assert shed.reason is ShedReason.TTFT
+    assert "target_ttft_ms" in str(shed)
+    assert shed.retry_after == pytest.approx(1.05 * 3.1 - 1.0)
+    assert front.shedder.num_shed == {ShedReason.TTFT: 1}
+    front.step(waiting=0, steps=22)
+    front.come(5)
+    assert refused(front, 5).retry_after < 1
+
+
+def test_nobody_is_refused_who_finds_a_slot_and_nobody_waiting() -> None:
+    front = Front()
+    front.shedder.promised.value = front.shedder.likely.value = 8.0
+    front.run(1000)
+    front.come(1000, timeout=1e-3)
+    assert front.shedder.num_waiting == 1
+    refused(front, 1)
+
+
+def test_nobody_is_refused_on_a_guess() -> None:
+    for front in (Front(cost=None), Front()):
+        if front.shedder.cost is not None:
+            front.shedder.limits = None
+        for _ in range(50):
+            front.come(1000, timeout=1.0)
+
+
+def test_without_a_target_only_deadlines_count() -> None:
+    front = Front(target=None)
+    front.run(50, 50)
+    for _ in range(10):
+        front.come(50)
+    assert front.shedder.expected_wait(front.now) > 20
+    front.come(10, timeout=31.0)
+    shed = refused(front, 200, timeout=31.0)
+    assert shed.reason is ShedReason.DEADLINE
+    assert 0 < shed.retry_after < 31
+    front.come(200)
+
+
+def test_of_several_the_first_counts_for_the_target_and_the_last_for_the_deadline() -> None:
+    front = Front()
+    front.run(4, 200)
+    front.come(50, 50, 50)
+    front = Front(target=None)
+    front.run(4, 200)
+    assert refused(front, 50, 50, 50, timeout=8.0).reason is ShedReason.DEADLINE
+    assert front.shedder.num_shed[ShedReason.DEADLINE] == 3
+    front.come(50, timeout=8.0)
+
+
+def test_the_urgent_go_ahead_and_are_judged_so() -> None:
+    front = Front()
+    front.run(5, 50)
+    front.come(60)
+    refused(front, 1)
+    (urgent,) = front.come(4, priority=-1)
+    # Now the other waits for one more, which makes it a little late, but is no reason to give up. For two it is.
+    assert front.step() == {}
+    (hurried,) = front.come(4, priority=-2)
+    lost = front.step()
+    assert list(lost) == ["r3"]
+    assert urgent != hurried
+
+
+def test_the_shortest_go_ahead_where_that_is_the_order() -> None:
+    front = Front(name="shortest", size_ageing=0.1)
+    front.run(5, 50)
+    front.come(60)
+    front.come(2)
+    refused(front, 80)
+
+
+def test_before_the_prompt_is_read() -> None:
+    front = Front()
+    front.shedder.check(0, front.now)
+    front.run(5, 50)
+    front.shedder.check(0, front.now)
+    front.come(60)
+    with pytest.raises(Shed):
+        front.shedder.check(0, front.now)
+    assert front.shedder.num_shed == {ShedReason.TTFT: 1}
+    front.shedder.check(-5, front.now)
+    idle = Front(target=None)
+    idle.run(5, 50)
+    idle.come(60)
+    idle.shedder.check(0, idle.now)
+
+
+def test_who_waits_in_vain_is_told_before_it_has_waited_long() -> None:
+    front = Front()
+    first, _ = front.run(5, 50)
+    waiting = front.come(30)
+    assert front.step(steps=4) == {}
+    # The slot that comes free is somebody else's after all.
+    front.shedder.ended(first)
+    front.come(100, priority=-100)
+    front.start("r4")
+    lost = front.step(waiting=1)
+    assert list(lost) == waiting
+    assert lost[waiting[0]].reason is ShedReason.TTFT
+    front.shedder.ended(waiting[0])
+    assert front.shedder.num_waiting == 0
+
+
+def test_a_prompt_that_is_being_computed_keeps_its_slot_however_long_that_takes() -> None:
+    front = Front()
+    front.run(5)
+    front.come(9)
+    assert front.step(waiting=0, steps=30) == {}
+
+
+def test_who_cannot_make_the_deadline_any_more_is_given_up() -> None:
+    front = Front(target=None)
+    first, _ = front.run(11, 50)
+    (name,) = front.come(3, timeout=2.0)
+    front.shedder.ended(first)
+    front.come(100, priority=-100)
+    front.start("r4")
+    lost = front.step()
+    assert lost[name].reason is ShedReason.DEADLINE
+
+
+def test_when_the_worker_is_lost_so_are_all_who_were_there() -> None:
+    front = Front()
+    front.run(50, 50)
+    front.steps = 0
+    front.shedder.lost()
+    assert front.shedder.num_waiting == 0
+    assert front.shedder.expected_wait(front.now) == 0
+    front.run(11, 11)
+    front.step(steps=9)
+    assert front.shedder.expected_wait(front.now) == pytest.approx(0.2, abs=0.01)
+
+
+def test_what_ends_by_itself_is_learned_and_what_fails_is_not() -> None:
+    front = Front()
+    lengths = front.shedder.lengths
+    for end in (None, 60, 0):
+        name = front.come(60, params=SamplingParams(max_tokens=None), stop_ids=frozenset({1}))[0]
+        front.start(name)
+        front.step(steps=9)
+        front.shedder.ended(name, end)
+    front.shedder.ended("unknown")
+    front.run(2, 2)
+    front.come(2)
+    assert lengths.all.num_observed == 2
+    assert len(lengths) == 1
+
+
+def test_experience_corrects_what_is_promised() -> None:
+    front = Front(target=10.0)
+    names = front.run(31, 31)
+    for _ in range(120):
+        (name,) = front.come(31)
+        expected = front.shedder.expected_of(name)
+        assert expected is not None
+        # Everything takes twice as long.
+        front.now += 2 * expected
+        front.shedder.ended(names.pop(0), 31)
+        front.start(name)
+        names.append(name)
+        front.step(waiting=0)
+    assert 1.8 < front.shedder.likely.value < 2.2
+    assert 1.8 < front.shedder.promised.value < 2.2
+
+
+def test_a_quantile_is_followed_up_and_down_within_bounds() -> None:
+    quantile = RatioQuantile(0.5)
+    for _ in range(200):
+        quantile.observe(3.0)
+    assert quantile.value == pytest.approx(3.0, rel=0.05)
+    for _ in range(200):
+        quantile.observe(0.5)
+    assert quantile.value == pytest.approx(0.5, rel=0.05)
+    for _ in range(1000):
+        quantile.observe(1e9)
+    assert quantile.value == 8.0
