@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import chairlift
+from chairlift.bench.results import Column, Recording, Results, caption, start, table
 from chairlift.demo import demo_path
 
 WINDOW, PROMPTS, GENERATED = 256, 32, 64
@@ -61,19 +62,40 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=demo_path())
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain text (default: chats with the demo model)")
     parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from the text")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
     text = args.text.read_text("utf-8") if args.text else held_out_chats(args.model)
     windows = cut(args.model, text, args.tokens)
-    print(f"{sum(map(len, windows))} tokens")
-    print(f"{'':15} perplexity    ratio  agreement  prefix of {GENERATED}  operations")
+    recording = Recording(start("accuracy", vars(args), str(args.model)), args.out)
     exact: Measured | None = None
     for name, settings in VARIANTS.items():
         found = measure(args.model, windows, **settings)
         exact = exact or found
-        ratio, agreement, prefix = found.perplexity / exact.perplexity, found.agreement(exact), found.prefix(exact)
-        print(
-            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} {agreement:10.4f} {prefix:13.1f}  {found.ops}", flush=True
+        recording.add(
+            {
+                "variant": name,
+                "tokens": sum(map(len, windows)),
+                "perplexity": found.perplexity,
+                "ratio": found.perplexity / exact.perplexity,
+                "agreement": found.agreement(exact),
+                "prefix": found.prefix(exact),
+                "ops": found.ops,
+            }
         )
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """A row for each variant."""
+    columns = (
+        Column("tokens", "tokens", "{:,.0f}"),
+        Column("perplexity", "perplexity", "{:.4f}"),
+        Column("ratio", "ratio", "{:.4f}"),
+        Column("agreement", "agreement", "{:.2%}"),
+        Column("prefix", f"prefix of {GENERATED}", "{:.1f}"),
+    )
+    names = (Column("variant", ""), Column("ops", "operations"))
+    return f"{caption(results)}:\n\n{table(results['runs'], names, columns)}"
 
 
 def held_out_chats(model: Path, seed: int = 0) -> str:

@@ -1,6 +1,6 @@
 """What a step costs in the scheduler: microseconds per running request, with a short and a long line behind.
 
-    python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5]
+    python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5] [--out FILE]
 
 Three workloads: `decode` (all running sequences get one token), `prefill` (besides, one computes a prompt so long that
 it never ends, 256 tokens or more a step) and `churn` (in each step one in 32 ends, and the next in line boards). A
@@ -10,10 +10,11 @@ runs.
 
 import argparse
 import random
-from statistics import median
+from pathlib import Path
 from time import process_time
 from typing import NamedTuple
 
+from chairlift.bench.results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult
@@ -117,23 +118,25 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, nargs=2, default=[10, 100_000])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    print(f"microseconds per running request and step; {args.running} running, median of {args.runs} runs")
-    print(f"{'workload':10}{'waiting':>9}{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'ends/step':>11}")
+    recording = Recording(start("scheduler", vars(args)), args.out)
     for name, workload in WORKLOADS.items():
-        runs = {waiting: [] for waiting in args.waiting}
-        for _ in range(args.runs):
+        for number in range(1, args.runs + 1):
             for waiting in args.waiting:  # alternating, so that a slow moment hits both
-                runs[waiting].append(measure(workload, args.running, waiting, args.steps))
-        first = 0.0
-        for waiting in args.waiting:
-            schedule, update, ended = (median(column) for column in zip(*runs[waiting], strict=True))
-            total = median(run.schedule + run.update for run in runs[waiting])
-            first = first or total
-            row = (
-                f"{name:10}{waiting:>9}{schedule:>10.2f}{update:>8.2f}{total:>8.2f}{total / first:>8.2f}{ended:>11.1f}"
-            )
-            print(row, flush=True)
+                cost = measure(workload, args.running, waiting, args.steps)
+                about = {"round": number, "workload": name, "waiting": waiting}
+                recording.add(about | cost._asdict() | {"sum": cost.schedule + cost.update})
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """Microseconds for each workload and length of the queue."""
+    names = (Column("workload", "work"), Column("waiting", "waiting", "{:,}"))
+    figures = [Column(name, name, "{:.2f}") for name in ("schedule", "update", "sum")]
+    figures.append(Column("ended", "ends a step", "{:.1f}"))
+    about = f"microseconds for each running request and step, {results['settings']['running']} running"
+    return f"{caption(results)}; {about}:\n\n{table(results['runs'], names, figures)}"
 
 
 if __name__ == "__main__":
