@@ -92,10 +92,10 @@ class BuildKernels(build_ext):
         with Progress(len(INSTRUCTION_SETS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
             # What takes longest goes first.
             compiling = {pool.submit(self.compile_kernels, isa): isa for isa in reversed(INSTRUCTION_SETS)}
-            for compiled in as_completed(compiling):
-                isa = compiling[compiled]
+            for task in as_completed(compiling):
+                isa = compiling[task]
                 try:
-                    objects[isa] = compiled.result()
+                    objects[isa] = task.result()
                 except CompileError:
                     if isa == "baseline":
                         pool.shutdown(cancel_futures=True)
@@ -106,8 +106,9 @@ class BuildKernels(build_ext):
         dispatch = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
+        kernels = [each for compiled in objects.values() for each in compiled]
         self.compiler.link_shared_object(
-            [*sum(objects.values(), []), *dispatch], str(target), extra_postargs=LINK_FLAGS, target_lang="c++"
+            [*kernels, *dispatch], str(target), extra_postargs=LINK_FLAGS, target_lang="c++"
         )
 
     def compile_kernels(self, isa: str) -> list[str]:

@@ -91,12 +91,7 @@ def trial(
 def markdown(results: Results) -> str:
     """A row for the best rate of each server, or for each rate where none was searched for."""
     settings = results["settings"]
-    runs = [
-        run | row
-        for run in results["runs"]
-        for row in run["rows"]
-        if run["best_rate"] in (None, row["rate"])
-    ]
+    runs = [run | row for run in results["runs"] for row in run["rows"] if run["best_rate"] in (None, row["rate"])]
     about = (
         f"{settings['seconds']:g} s a rate; inside: TTFT below {settings['slo_ttft_ms']:g} ms and TPOT below "
         f"{settings['slo_tpot_ms']:g} ms"

@@ -20,8 +20,8 @@ class Engine(NamedTuple):
     """An engine with a model of one precision.
 
     `program` takes MODEL and WORKLOADS and prints a JSON line for each workload; `server` takes --port, or is empty if
-    there is none. `ready` is the path that answers 200 once requests are taken. `variants` are more flags of the server,
-    among which a sweep finds the best.
+    there is none. `ready` is the path that answers 200 once requests are taken. `variants` are more flags of the
+    server, among which a sweep finds the best.
     """
 
     name: str
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         metavar="SETTING=VALUE",
                         help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
     parser.add_argument("--before", metavar="CHECKOUT",
-                        help="Chairlift as of another checkout, its native library built, in the same rounds")  # fmt: skip
+                        help="an older checkout of Chairlift, its library built, for the same rounds")  # fmt: skip
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
     parser.add_argument("--openvino-model", metavar="DIR", help="the exported model, float16, which runs as bfloat16")

@@ -12,10 +12,11 @@ import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "dynamic")]
-
 from chairlift.bench.results import Results
+
+HERE = Path(__file__).parent
+# Where the modules are that results name.
+sys.path.append(str(HERE / "dynamic"))
 
 DOCS = HERE.parent / "docs"
 RESULTS = HERE / "results"

@@ -92,4 +92,3 @@ def _counters(target: Target) -> dict[str, float] | None:
         return None
     found = {name: re.search(rf"^chairlift_{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE) for name in COUNTERS}
     return {name: float(match[1]) for name, match in found.items() if match} if all(found.values()) else None
-

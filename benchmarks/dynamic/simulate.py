@@ -117,7 +117,11 @@ def target(seconds: float, seeds: int) -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {"table": highest, "overload": overload, "target": target}
 CASE = (Column("executor", "a batch of b takes"), Column("slo", "target, ms", "{:g}"))
-NAMES = {"table": CASE, "overload": (*CASE, Column("load", "load", "{:.0%}")), "target": (*CASE, Column("setting", "setting"))}
+NAMES = {
+    "table": CASE,
+    "overload": (*CASE, Column("load", "load", "{:.0%}")),
+    "target": (*CASE, Column("setting", "setting")),
+}
 FIGURES = {
     "table": (
         Column("capacity", "capacity/s"),
@@ -146,7 +150,8 @@ FIGURES = {
 def markdown(results: Results) -> str:
     """A table for each part."""
     settings = results["settings"]
-    lines = [f"{caption(results)}; virtual time, {settings['seconds']:g} s, {settings['seeds']} seeds, at most {MOST} a batch:"]
+    about = f"virtual time, {settings['seconds']:g} s, {settings['seeds']} seeds, at most {MOST} a batch"
+    lines = [f"{caption(results)}; {about}:"]
     for part in settings["parts"]:
         runs = [run for run in results["runs"] if run["part"] == part]
         lines.append(table(runs, NAMES[part], FIGURES[part]))

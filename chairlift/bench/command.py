@@ -128,4 +128,3 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments that shaped the run."""
     hidden = {"run", "command", "bench", "plot", "json", "out", "saved"}
     return {name: value for name, value in vars(args).items() if name not in hidden}
-

@@ -52,7 +52,6 @@ def _draw(axes: "Axes", run: dict[str, Any], longest: float) -> None:
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_ylabel(f"{slots} slot{'s' if slots > 1 else ''}")
-    title = (
-        f"{run['strategy']}: {run['seconds']:.2f} s, {run['steps']} steps, {run['mean_batch']:.2f} of {slots} slots taken"
-    )
+    taken = f"{run['mean_batch']:.2f} of {slots} slots taken"
+    title = f"{run['strategy']}: {run['seconds']:.2f} s, {run['steps']} steps, {taken}"
     axes.set_title(title, loc="left", fontsize=10)

@@ -45,10 +45,34 @@ def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None)
 
 
 def save(results: Results, path: Path) -> None:
-    """Write results as JSON, with the moment of the last."""
+    """Write results as JSON, a line for each run, with the moment of the last."""
     results["ended"] = time.strftime(_MOMENT)
+    head = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1)
+    runs = ",\n  ".join(json.dumps(run) for run in results["runs"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(head.removesuffix("\n}") + f',\n "runs": [\n  {runs}\n ]\n}}\n')
+
+
+class Recording:
+    """Results as they come: each run is saved at once, if there is a file to save it in."""
+
+    def __init__(self, results: Results, path: Path | None) -> None:
+        self.results = results
+        self._path = path
+
+    def add(self, run: Mapping[str, Any]) -> None:
+        """Keep what was measured."""
+        self.results["runs"].append(run)
+        self._save()
+
+    def fail(self, about: Mapping[str, Any], error: str) -> None:
+        """Keep why something could not be measured."""
+        self.results["failures"].append({**about, "error": error})
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
+            save(self.results, self._path)
 
 
 def caption(results: Results) -> str:

@@ -1,4 +1,4 @@
-"""Chat templates: a list of messages to one prompt, exactly as transformers renders it, within limits."""
+"""Chat templates: a list of messages to one prompt, exactly as transformers renders it."""
 
 import json
 from collections.abc import Sequence
@@ -9,30 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chairlift.errors import InvalidRequest, UnsupportedModel
+from chairlift.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import jinja2
 
-    from chairlift.text.template_sandbox import TemplateSandbox
-
-# Characters of a template: the longest that models come with have some 20,000.
-MAX_TEMPLATE_CHARS = 2**17
-# Levels of lists and objects in messages and template arguments.
-MAX_DEPTH = 64
-# What a rendering may use (see `Budget`): a second or so at most, and memory by the size of what goes in. A quick one is
-# done within milliseconds, so that it can be tried where others wait.
-_WORK, _QUICK_WORK = 10_000_000, 30_000
-_TEXT, _QUICK_TEXT = 2**24, 2**17
-_TEXT_FOR_EACH_CHARACTER, _MOST_TEXT = 1024, 2**28
-_LONGEST_DATE_FORMAT = 256
-
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
-
-
-class TooSlow(Exception):
-    """A rendering that was to be quick is not done yet; it may be tried without haste."""
 
 
 class ChatTemplate:
@@ -47,13 +30,8 @@ class ChatTemplate:
     def from_folder(
         cls, folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]
     ) -> "ChatTemplate":
-        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json.
-
-        Raises UnsupportedModel for a file that is no template by its size.
-        """
+        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json."""
         file = folder / "chat_template.jinja"
-        if file.is_file() and file.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
-            raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, too many for a chat template")
         source: Any = file.read_text("utf-8") if file.is_file() else tokenizer_config.get("chat_template")
         sources: dict[str, str] = {}
         if isinstance(source, str):
@@ -67,29 +45,15 @@ class ChatTemplate:
         """Whether there is any template."""
         return bool(self._sources)
 
-    def render(
-        self, chat: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any], size: int, quick: bool
-    ) -> str:
-        """The prompt of normalized messages, which with the arguments have about `size` characters.
-
-        Raises InvalidRequest when the messages don't suit the template, in the template's own words, or when it goes
-        beyond its limits; TooSlow if it was to be `quick` and isn't.
-        """
-        from chairlift.text.template_sandbox import Budget, OverLimit
-
-        variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
-        variables |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
+    def render(self, messages: Sequence[Any], add_generation_prompt: bool, kwargs: dict[str, Any]) -> str:
+        """The prompt. Raises InvalidRequest when the messages don't suit the template, in the template's own words."""
+        if refused := sorted(_RESERVED.intersection(kwargs)):
+            raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
+        variables = {"tools": None, "documents": None, **self._special_tokens, **_plain(kwargs)}
+        chat = normalize_messages(messages)
         template = self._template(kwargs.get("tools"))
-        text = min(_TEXT + _TEXT_FOR_EACH_CHARACTER * size, _MOST_TEXT)
-        budget = Budget(_QUICK_WORK, _QUICK_TEXT) if quick else Budget(_WORK, text)
         try:
-            return self._environment.render_within(template, budget, variables)
-        except OverLimit as error:
-            if quick:
-                raise TooSlow from None
-            raise InvalidRequest(f"the chat template {error}, and was stopped", "messages") from None
-        except RecursionError:
-            raise InvalidRequest("the chat template was stopped: its calls are nested too deeply", "messages") from None
+            return template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
@@ -101,37 +65,21 @@ class ChatTemplate:
                 "messages",
             )
         if name not in self._compiled:
-            self._compiled[name] = self._compile(self._sources[name])
+            import jinja2
+
+            try:
+                self._compiled[name] = self._environment.from_string(self._sources[name])
+            except jinja2.TemplateSyntaxError as error:
+                raise InvalidRequest(
+                    f"this model's chat template is broken (line {error.lineno}: {error.message}). "
+                    "Use /v1/completions, or mend the chat template.",
+                    "messages",
+                ) from error
         return self._compiled[name]
 
-    def _compile(self, source: str) -> "jinja2.Template":
-        import jinja2
-
-        problem = f"it has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
-        if len(source) <= MAX_TEMPLATE_CHARS:
-            try:
-                return self._environment.from_string(source)
-            except jinja2.TemplateSyntaxError as error:
-                problem = f"line {error.lineno}: {error.message}"
-            except Exception as error:  # parser and compiler give up in many ways on what is nested too deeply
-                problem = f"it can't be compiled: {type(error).__name__}"
-        raise InvalidRequest(
-            f"this model's chat template is broken ({problem}). Use /v1/completions, or mend the chat template.",
-            "messages",
-        )
-
     @cached_property
-    def _environment(self) -> "TemplateSandbox":
-        # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
-        from chairlift.text.template_sandbox import TemplateSandbox
-
-        return TemplateSandbox(_to_json, {"raise_exception": _raise_exception, "strftime_now": _strftime_now})
-
-
-def check_arguments(kwargs: dict[str, Any]) -> None:
-    """Refuse template arguments that are the template itself and its tools."""
-    if refused := sorted(_RESERVED.intersection(kwargs)):
-        raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
+    def _environment(self) -> "jinja2.Environment":
+        return _make_environment()
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -141,7 +89,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     arguments work with all of them.
     """
     chat: list[dict[str, Any]] = []
-    for index, message in enumerate(plain(list(messages))):
+    for index, message in enumerate(_plain(list(messages))):
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{index}] must be an object, got {type(message).__name__}", "messages")
         message = dict(message)
@@ -153,19 +101,12 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return chat
 
 
-def plain(data: Any) -> Any:
-    """Only plain data reaches the sandbox: an object's methods could do anything. Raises InvalidRequest."""
+def _plain(data: Any) -> Any:
+    """Only plain data reaches the sandbox: an object's methods could do anything."""
     try:
-        found = msgspec.to_builtins(data)
+        return msgspec.to_builtins(data)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"chat messages and template arguments must be plain data: {error}", "messages") from error
-    except RecursionError:
-        raise _too_deep() from None
-    return found
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"chat messages and template arguments must be nested {MAX_DEPTH} levels deep at most")
 
 
 def _join_parts(parts: list[Any], where: str) -> str:
@@ -189,21 +130,37 @@ def _with_parsed_arguments(call: Any) -> Any:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return call
-    except RecursionError:
-        raise _too_deep() from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _raise_exception(message: str) -> None:
+def _make_environment() -> "jinja2.Environment":
+    """Jinja as transformers sets it up, since that is what templates are written and tested for."""
+    # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
     import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    raise jinja2.TemplateError(message)
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; here the block is just its content."""
 
+        tags = {"generation"}
 
-def _strftime_now(form: str) -> str:
-    if len(form) > _LONGEST_DATE_FORMAT:
-        raise ValueError(f"a date format of more than {_LONGEST_DATE_FORMAT} characters")
-    return datetime.now().strftime(form)
+        def parse(self, parser: Any) -> Any:
+            """Put the block's content in the block's place."""
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def _to_json(
