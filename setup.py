@@ -21,6 +21,9 @@ from setuptools.errors import CompileError
 FLAGS = [
     "-std=c++17",
     "-O3",
+    # The limits of -O2: what has to be inlined says so.
+    "--param=max-inline-insns-single=70",
+    "--param=max-inline-insns-auto=15",
     "-g0",
     # GCC takes values of intrinsics for uninitialized, in thousands of lines.
     "-w",
