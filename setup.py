@@ -34,7 +34,7 @@ FLAGS = [
     "-fno-trapping-math",
 ]
 # OpenMP is torch's, which is loaded before; nothing else of the compiler need be on the machine that the wheel runs on.
-LINK_FLAGS = ["-fopenmp", "-Wl,--gc-sections"]
+LINK_FLAGS = ["-fopenmp"]
 if sys.platform == "linux":
     LINK_FLAGS += ["-static-libstdc++", "-static-libgcc"]
 AVX2 = ["-mavx2", "-mfma", "-mprfchw"]

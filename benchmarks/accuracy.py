@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import chairlift
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.demo import demo_path
 
 WINDOW, PROMPTS, GENERATED = 256, 32, 64

@@ -28,7 +28,7 @@ import workloads
 from starlette.types import ASGIApp, Message
 from tqdm import tqdm
 
-from chairlift.bench.results import Column, Recording, Results, caption, spread, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, spread, start, table
 from chairlift.config.flags import add_flags
 from chairlift.config.settings import load
 from chairlift.engine.sequences.messages import EngineStats

@@ -6,7 +6,6 @@ alone does not. The older checkout needs its native library built.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -18,7 +17,7 @@ from typing import Any
 import workloads
 from tqdm import tqdm
 
-from chairlift.bench.results import Recording, Results, caption, layout, start
+from chairlift.bench.raw_results import Recording, Results, caption, layout, start
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = {"bf16": [], "8 bit": ['quantization="int8"', 'kv_cache_dtype="int8"']}

@@ -20,7 +20,7 @@ from engines import Engine, add_options, chosen
 from server_process import end
 from tqdm import tqdm
 
-from chairlift.bench.results import Recording, Results, start
+from chairlift.bench.raw_results import Recording, Results, start
 
 
 def main() -> None:

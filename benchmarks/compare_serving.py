@@ -22,7 +22,7 @@ from engines import SERVED_NAME, Engine, add_options, chosen
 from latency import COLUMNS, RATE, Slo
 from server_process import free_port, running
 
-from chairlift.bench.results import Column, Recording, Results, caption, failures, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
 NAMES = (Column("name", "server"), Column("precision", ""), Column("variant", "settings"))
 READY = Column("ready_s", "ready, s", "{:.1f}")

@@ -9,7 +9,7 @@ from typing import Any
 import workloads
 from engines import BEFORE, OURS
 
-from chairlift.bench.results import Results, caption, failures, layout, num_rounds, spread
+from chairlift.bench.raw_results import Results, caption, failures, layout, num_rounds, spread
 
 COLOURS = {
     OURS: "#1f78b4",

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

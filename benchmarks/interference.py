@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from chairlift.bench.results import Recording, Results, caption, layout, spread, start
+from chairlift.bench.raw_results import Recording, Results, caption, layout, spread, start
 
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 VOCAB = (1000, 30000)

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 _FIRST = 10_000
 _CLASS = """

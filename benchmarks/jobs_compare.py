@@ -18,7 +18,7 @@ from typing import Any
 import workloads
 from engines import vllm_environment
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 WAYS = {"run": "`chairlift run`", "library": "`LLM.chat`", "vllm": "vLLM's `run-batch`"}
 _LIMITS = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2.0, "enable_prefix_caching": False}

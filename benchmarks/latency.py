@@ -8,7 +8,7 @@ import numpy as np
 from completion_stream import Outcome
 from load import Load
 
-from chairlift.bench.results import Column
+from chairlift.bench.raw_results import Column
 
 COLUMNS = (
     Column("offered", "offered", "{:.2f}"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.ops.base import AttentionBatch, HeadShape
 from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps

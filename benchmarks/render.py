@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from chairlift.bench.results import Results
+from chairlift.bench.raw_results import Results
 
 HERE = Path(__file__).parent
 # Where the modules are that results name.

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import process_time
 from typing import NamedTuple
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult

@@ -21,7 +21,7 @@ from latency import COLUMNS, RATE, Slo, figures
 from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
 
-from chairlift.bench.results import Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Recording, Results, caption, start, table
 
 
 def main() -> None:

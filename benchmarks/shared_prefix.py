@@ -16,7 +16,7 @@ from latency import ttft
 from load import closed_loop
 from workloads import random_ids
 
-from chairlift.bench.results import Column, spread, table
+from chairlift.bench.raw_results import Column, spread, table
 
 REQUESTS, PREFIX, UNIQUE, OUTPUT = 64, 512, 32, 16
 ALONE, SHARED = "nothing shared", "prefix shared"

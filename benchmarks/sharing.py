@@ -23,7 +23,7 @@ from keepalive import Connection, post
 from server_process import free_port, running
 from tqdm import tqdm
 
-from chairlift.bench.results import Recording, Results, caption, layout, spread, start
+from chairlift.bench.raw_results import Recording, Results, caption, layout, spread, start
 
 NAMES = ("llm", "embedder", "function")
 HOST = "127.0.0.1"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chairlift.bench.results import Column, Recording, Results, caption, failures, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
 HERE = Path(__file__).parent
 PEERS = {

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 from server_process import free_port, running
 
-from chairlift.bench.results import Column, Recording, Results, caption, failures, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
 HERE = Path(__file__).parent
 MOST = 32

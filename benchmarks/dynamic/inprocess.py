@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 from thread_executor import ThreadExecutor
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.errors import ChairliftError

@@ -15,7 +15,7 @@ from typing import Any
 
 from virtual import Executor, Run, poisson, simulate
 
-from chairlift.bench.results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.items.limits import BatchLimits
 
 MOST = 32

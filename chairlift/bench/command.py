@@ -9,8 +9,8 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.bench.plot import plot
+from chairlift.bench.raw_results import Recording, Results, start
 from chairlift.bench.report import bars, figures, markdown
-from chairlift.bench.results import Recording, Results, start
 from chairlift.bench.strategies import run_strategy, with_strategy
 from chairlift.bench.workload import FORMS, TimedRequest, make_jobs
 from chairlift.config.sequences import SequenceConfig

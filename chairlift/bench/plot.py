@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chairlift.bench.results import Results
+from chairlift.bench.raw_results import Results
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:

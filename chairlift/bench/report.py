@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from chairlift.bench.results import Column, Results, caption, spread
-from chairlift.bench.results import table as table_of
+from chairlift.bench.raw_results import Column, Results, caption, spread
+from chairlift.bench.raw_results import table as table_of
 from chairlift.bench.strategies import StrategyRun
 
 QUANTILES = (50, 95, 99)

@@ -19,7 +19,7 @@ from engines import BEFORE, BF16, INT8, Engine
 from latency import COLUMNS, QUANTILES
 from server_process import free_port, running
 
-from chairlift.bench.results import Results, start
+from chairlift.bench.raw_results import Results, start
 
 # Prints a line for each workload as offline programs do: the rate is the model's name.
 PRINTS = """
@@ -98,7 +98,7 @@ def test_table_shows_what_was_measured_and_what_failed() -> None:
     assert "medians of 3 rounds" in text
     assert ["bf16", "**Chairlift / best peer**", "**1.25**", "-", ""] in rows
     assert ["8 bit", "**Chairlift / best peer**", "-", "**3.50**", ""] in rows
-    assert "vLLM, bf16, failed in round 2, 3." in text
+    assert "vLLM, bf16 failed in round 2, 3." in text
     assert text.startswith("Output tokens a second. llama; ")
 
 
@@ -143,7 +143,7 @@ def test_a_program_that_ends_early_is_a_failure() -> None:
 
 
 def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "model --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
+    command = "m --out x --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
     monkeypatch.setattr(sys, "argv", ["compare.py", *command.split()])
     found = engines.chosen(compare._parser().parse_args())
     assert [(engine.name, engine.precision) for engine in found] == [
@@ -155,7 +155,7 @@ def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama.cpp", INT8),
     ]
     assert found[1].offline(["single", "varied"], 2)[2:] == [
-        "model",
+        "m",
         "single,varied",
         'quantization="int8"',
         'kv_cache_dtype="int8"',

@@ -24,7 +24,7 @@ import serving
 import sharing
 import simulate
 
-from chairlift.bench.results import Column, Recording, Results, caption, failures, save, spread, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, save, spread, start, table
 
 
 def results(*runs: dict[str, Any], **more: Any) -> Results:

@@ -22,7 +22,7 @@ from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
 from support.serve_process import Server
 
-from chairlift.bench.results import table
+from chairlift.bench.raw_results import table
 
 SLO = Slo(ttft_ms=1000, tpot_ms=100)
 END = b"data: [DONE]\n\n"
