@@ -24,6 +24,11 @@ FLAGS = [
     # The limits of -O2: what has to be inlined says so.
     "--param=max-inline-insns-single=70",
     "--param=max-inline-insns-auto=15",
+    # Passes of -O3 that take time and change no kernel's inner loop.
+    "-fno-ipa-cp-clone",
+    "-fno-tree-loop-distribution",
+    "-fno-split-paths",
+    "-fno-split-loops",
     "-g0",
     # GCC takes values of intrinsics for uninitialized, in thousands of lines.
     "-w",
@@ -39,7 +44,8 @@ if sys.platform == "linux":
     LINK_FLAGS += ["-static-libstdc++", "-static-libgcc"]
 AVX2 = ["-mavx2", "-mfma", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-INSTRUCTION_SETS = {"baseline": []}
+# Nobody waits for the speed of processors from before AVX2.
+INSTRUCTION_SETS = {"baseline": ["-O2"]}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512}
     INSTRUCTION_SETS["avx512vnni"] = [*AVX512, "-mavx512vnni"]
