@@ -38,10 +38,9 @@ FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-# OpenMP is torch's, which is loaded before; nothing else of the compiler need be on the machine that the wheel runs on.
+# Of what the library needs, OpenMP is torch's, which is loaded before, and torch needs the C++ runtime itself. Linked
+# statically, that would be the builder's, which asks for the builder's C library.
 LINK_FLAGS = ["-fopenmp"]
-if sys.platform == "linux":
-    LINK_FLAGS += ["-static-libstdc++", "-static-libgcc"]
 AVX2 = ["-mavx2", "-mfma", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 # Nobody waits for the speed of processors from before AVX2.

@@ -2,10 +2,11 @@
 
     python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5] [--out FILE]
 
-Three workloads: `decode` (all running sequences get one token), `prefill` (besides, one computes a prompt so long that
-it never ends, 256 tokens or more a step) and `churn` (in each step one in 32 ends, and the next in line boards). A
-run's figure is the mean over its steps in CPU time, garbage collection included; the table shows the median over the
-runs.
+Four workloads: `decode` (all running sequences get one token), `background` (so do they here, each a request that can
+wait, within a budget of time that has room for all), `prefill` (besides, one computes a prompt so long that it never
+ends, 256 tokens or more a step) and `churn` (in each step one in 32 ends, and the next in line boards). A run's figure
+is the mean over its steps in CPU time, garbage collection included; the table shows the median over the runs, which
+take turns. `to decode` is the sum relative to that of `decode` with as many waiting.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams
@@ -26,14 +28,17 @@ PROMPT = 48
 PARAMS = SamplingParams(max_tokens=None)
 VOCAB = 32_000
 LONG_PROMPT = 200_000
+# What a step with background requests may take: far more than it does.
+STEP_SECONDS = 100.0
 
 
 class Workload(NamedTuple):
-    """How many tokens a request makes and a step may hold, and whether one prompt is very long."""
+    """How many tokens a request makes and a step may hold, whether one prompt is very long, whether all can wait."""
 
     output: int
     budget: int
     one_is_long: bool = False
+    background: bool = False
 
 
 class Cost(NamedTuple):
@@ -46,6 +51,7 @@ class Cost(NamedTuple):
 
 WORKLOADS = {
     "decode": Workload(output=4096, budget=16_384),
+    "background": Workload(output=4096, budget=16_384, background=True),
     "prefill": Workload(output=4096, budget=512, one_is_long=True),
     "churn": Workload(output=32, budget=4096),
 }
@@ -60,6 +66,7 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=workload.budget,
         max_model_len=LONG_PROMPT * 2,
+        background_budget=LatencyBudget(STEP_SECONDS, workload.budget),
     )
     spare = 2 * running * steps // workload.output
     requests = []
@@ -69,7 +76,14 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
         # The first end staggered, so that each step sees its share of ends.
         output = workload.output - (number % 32 if number < running else 0)
         requests.append(
-            Request(id=f"r{number}", prompt_ids=prompt, params=PARAMS, max_tokens=output, arrival=float(number))
+            Request(
+                id=f"r{number}",
+                prompt_ids=prompt,
+                params=PARAMS,
+                max_tokens=output,
+                arrival=float(number),
+                background=workload.background,
+            )
         )
     for request in requests[: running + waiting]:
         scheduler.add(request)
@@ -78,9 +92,8 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
 
 def result_of(step: Step, scheduler: SequenceScheduler, token: int) -> StepResult:
     """A token for everyone whose tokens are all computed by this step."""
-    due = {
-        s.id: [token] for s in scheduler.running if s.num_computed_tokens + step.num_tokens[s.id] == len(s.token_ids)
-    }
+    running = scheduler.running + scheduler.background.running
+    due = {s.id: [token] for s in running if s.num_computed_tokens + step.num_tokens[s.id] == len(s.token_ids)}
     return StepResult(due, seconds=0.01)
 
 
@@ -121,9 +134,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
     recording = Recording(start("scheduler", vars(args)), args.out)
-    for name, workload in WORKLOADS.items():
-        for number in range(1, args.runs + 1):
-            for waiting in args.waiting:  # alternating, so that a slow moment hits both
+    for number in range(1, args.runs + 1):
+        for name, workload in WORKLOADS.items():
+            for waiting in args.waiting:  # alternating, so that a slow moment hits all
                 cost = measure(workload, args.running, waiting, args.steps)
                 about = {"round": number, "workload": name, "waiting": waiting}
                 recording.add(about | cost._asdict() | {"sum": cost.schedule + cost.update})
@@ -132,11 +145,16 @@ def main() -> None:
 
 def markdown(results: Results) -> str:
     """Microseconds for each workload and length of the queue."""
+    decode = {(run.get("round"), run["waiting"]): run["sum"] for run in results["runs"] if run["workload"] == "decode"}
+    runs = [
+        run | {"to_decode": run["sum"] / decode[key]} if (key := (run.get("round"), run["waiting"])) in decode else run
+        for run in results["runs"]
+    ]
     names = (Column("workload", "work"), Column("waiting", "waiting", "{:,}"))
     figures = [Column(name, name, "{:.2f}") for name in ("schedule", "update", "sum")]
-    figures.append(Column("ended", "ends a step", "{:.1f}"))
+    figures += [Column("to_decode", "to decode", "{:.2f}"), Column("ended", "ends a step", "{:.1f}")]
     about = f"microseconds for each running request and step, {results['settings']['running']} running"
-    return f"{caption(results)}; {about}:\n\n{table(results['runs'], names, figures)}"
+    return f"{caption(results)}; {about}:\n\n{table(runs, names, figures)}"
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def caption(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.get("versions", {}).items())
     parts = [
         results.get("model"),
-        results["machine"],
+        results.get("machine", "machine not saved"),
         _span(results),
         f"commit {results['commit']}" if "commit" in results else "commit not saved",
         versions or None,
@@ -159,7 +159,7 @@ def _rounds_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _span(results: Results) -> str:
-    started, ended = results["started"], results.get("ended", "")
+    started, ended = results.get("started", "date not saved"), results.get("ended", "")
     same_day = ended.startswith(started[:10])
     return f"{started} to {ended[11:] if same_day else ended}" if ended else started
 

@@ -200,6 +200,7 @@ def test_virtual_time_has_a_table_for_each_part() -> None:
 def test_scheduler_and_accuracy_show_what_was_saved() -> None:
     run = {"workload": "decode", "waiting": 100000, "schedule": 0.4, "update": 0.25, "sum": 0.65}
     assert cells(scheduler.markdown(results(run, settings={"running": 256})))[1] == [
-        "decode", "100,000", "0.40", "0.25", "0.65"]  # fmt: skip
-    run = {"variant": "int8", "ops": "native", "tokens": 8192, "perplexity": 2.5, "ratio": 1.0002, "agreement": 0.994}
-    assert cells(accuracy.markdown(results(run)))[1] == ["int8", "native", "8,192", "2.5000", "1.0002", "99.40%"]
+        "decode", "100,000", "0.40", "0.25", "0.65", "1.00"]  # fmt: skip
+    run = {"text": "chats", "variant": "int8", "tokens": 8192, "perplexity": 2.96, "ratio": 1.0002}
+    text = accuracy.markdown(results(run | {"standard_error": 0.0004, "agreement": 0.994, "prefix": 63.5}))
+    assert cells(text)[1] == ["chats", "8,192", "int8", "1.0002 ±0.0004", "2.96", "99.4%", "63.5"]
