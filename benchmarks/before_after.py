@@ -70,7 +70,7 @@ def main() -> None:
                 while spent < seconds:
                     taken = together(sides, workload, bar)
                     if number:  # the first run warms up
-                        about = {"precision": precision, "workload": workload, "round": number}
+                        about = {"precision": precision, "workload": workload, "run": number}
                         recording.add(about | taken)
                     number, spent = number + 1, spent + sum(map(sum, taken.values()))
             for side in sides:
