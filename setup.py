@@ -3,8 +3,15 @@
 Everything else about the package is in pyproject.toml.
 """
 
+import contextlib
+import os
 import platform
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from types import TracebackType
+from typing import TextIO
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -14,16 +21,30 @@ from setuptools.errors import CompileError
 FLAGS = [
     "-std=c++17",
     "-O3",
+    # The limits of -O2: what has to be inlined says so.
+    "--param=max-inline-insns-single=70",
+    "--param=max-inline-insns-auto=15",
+    # Passes of -O3 that take time and change no kernel's inner loop.
+    "-fno-ipa-cp-clone",
+    "-fno-tree-loop-distribution",
+    "-fno-split-paths",
+    "-fno-split-loops",
     "-g0",
+    # GCC takes values of intrinsics for uninitialized, in thousands of lines.
+    "-w",
     "-fopenmp",
     "-fvisibility=hidden",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
+# Of what the library needs, OpenMP is torch's, which is loaded before, and torch needs the C++ runtime itself. Linked
+# statically, that would be the builder's, which asks for the builder's C library.
+LINK_FLAGS = ["-fopenmp"]
 AVX2 = ["-mavx2", "-mfma", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-INSTRUCTION_SETS = {"baseline": []}
+# Nobody waits for the speed of processors from before AVX2.
+INSTRUCTION_SETS = {"baseline": ["-O2"]}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512}
     INSTRUCTION_SETS["avx512vnni"] = [*AVX512, "-mavx512vnni"]
@@ -31,25 +52,76 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 
 
+class Progress:
+    """Says what is compiled and how far it is.
+
+    To the terminal itself if there is one, since pip shows nothing of what a build prints, and else to stderr, which
+    pip shows with -v.
+    """
+
+    def __init__(self, total: int, terminal: str = "/dev/tty") -> None:
+        self.total = total
+        self.done = 0
+        self.terminal = terminal
+        self.began = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        self._stack = contextlib.ExitStack()
+        self._out: TextIO = sys.stderr
+        if not sys.stderr.isatty():
+            with contextlib.suppress(OSError):
+                self._out = self._stack.enter_context(open(self.terminal, "w"))
+        self._say(f"compiling native kernels, {self.total} files, which takes a minute or so")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        seconds = time.monotonic() - self.began
+        self._say(f"native kernels failed: {error}" if error else f"native kernels compiled in {seconds:.0f} s")
+        self._stack.close()
+
+    def count(self, name: str) -> None:
+        """One more file is compiled."""
+        self.done += 1
+        self._say(f"compiled {name}, {self.done} of {self.total}, {time.monotonic() - self.began:.0f} s")
+
+    def _say(self, text: str) -> None:
+        # A line of its own: pip has left the cursor behind its spinner.
+        begin = "\r\n" if self._out is not sys.stderr and not self.done else "\r"
+        with contextlib.suppress(OSError):
+            print(f"{begin}chairlift: {text}", file=self._out, flush=True)
+
+
 class BuildKernels(build_ext):
-    """Compiles kernels.cpp for each instruction set that the compiler knows."""
+    """Compiles kernels.cpp for each instruction set that the compiler knows, as many at once as there are cores."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile and link `ext`; a missing compiler raises CompileError, which an optional extension survives."""
-        objects, defines = [], []
-        for isa, flags in INSTRUCTION_SETS.items():
-            try:
-                objects += self.compile("kernels.cpp", isa, [*FLAGS, *flags], [("ISA", isa)])
-            except CompileError:
-                if isa == "baseline":
-                    raise
-                self.warn(f"this compiler cannot build the {isa} kernels; going on without them")
-            else:
-                defines.append((f"HAVE_{isa.upper()}", "1"))
-        objects += self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
+        objects: dict[str, list[str]] = {}
+        with Progress(len(INSTRUCTION_SETS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+            # What takes longest goes first.
+            compiling = {pool.submit(self.compile_kernels, isa): isa for isa in reversed(INSTRUCTION_SETS)}
+            for task in as_completed(compiling):
+                isa = compiling[task]
+                try:
+                    objects[isa] = task.result()
+                except CompileError:
+                    if isa == "baseline":
+                        pool.shutdown(cancel_futures=True)
+                        raise
+                    self.warn(f"this compiler cannot build the {isa} kernels; going on without them")
+                progress.count(isa)
+        defines = [(f"HAVE_{isa.upper()}", "1") for isa in INSTRUCTION_SETS if isa in objects]
+        dispatch = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(objects, str(target), extra_postargs=["-fopenmp"], target_lang="c++")
+        kernels = [each for compiled in objects.values() for each in compiled]
+        self.compiler.link_shared_object(
+            [*kernels, *dispatch], str(target), extra_postargs=LINK_FLAGS, target_lang="c++"
+        )
+
+    def compile_kernels(self, isa: str) -> list[str]:
+        """Object files of the kernels for one instruction set."""
+        return self.compile("kernels.cpp", isa, [*FLAGS, *INSTRUCTION_SETS[isa]], [("ISA", isa)])
 
     def compile(self, source: str, folder: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
         """Object files of native/`source`, built in a folder of their own."""
@@ -70,12 +142,10 @@ class AnyPythonWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
-setup(
-    ext_modules=[
-        Extension(
-            "chairlift.ops._native", ["native/kernels.cpp", "native/dispatch.cpp"], depends=headers, optional=True
-        )
-    ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
-)
+if __name__ == "__main__":
+    headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
+    sources = ["native/kernels.cpp", "native/dispatch.cpp"]
+    setup(
+        ext_modules=[Extension("chairlift.ops._native", sources, depends=headers, optional=True)],
+        cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
+    )

@@ -1,4 +1,4 @@
-"""What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE] [--json FILE]
+"""What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE] [--out FILE]
 
 Prints a table of float32, bfloat16, and with bfloat16 activations int8 weights, alone and with an int8 KV cache.
 `perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32, with the standard error
@@ -13,7 +13,6 @@ purpose and is in no training text (`benchmarks/texts/held_out.txt`); and the li
 
 import argparse
 import itertools
-import json
 import math
 import random
 import sys
@@ -24,6 +23,7 @@ from statistics import stdev
 from typing import Any
 
 import chairlift
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.demo import demo_path
 
 ROOT = Path(__file__).parents[1]
@@ -81,14 +81,26 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=demo_path())
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain text (default: three texts, see above)")
     parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from a text")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    raw: dict[str, Any] = {"model": args.model.name, "window": WINDOW, "texts": {}}
+    recording = Recording(start("accuracy", vars(args), str(args.model)), args.out)
     for title, text in {args.text.name: args.text.read_text("utf-8")}.items() if args.text else own_texts(args.model):
-        windows = cut(args.model, text, args.tokens)
-        raw["texts"][title] = dict(rows(args.model, title, windows))
-    if args.json:
-        args.json.write_text(json.dumps(raw, indent=1) + "\n")
+        for row in rows(args.model, title, cut(args.model, text, args.tokens)):
+            recording.add(row)
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """A row for each text and variant."""
+    runs = [run | {"ratio": f"{run['ratio']:.4f} ±{run['standard_error']:.4f}"} for run in results["runs"]]
+    names = (Column("text", "text"), Column("tokens", "tokens", "{:,}"), Column("variant", ""),
+             Column("ratio", "perplexity over float32's"))  # fmt: skip
+    columns = (
+        Column("perplexity", "perplexity", "{:,.4g}"),
+        Column("agreement", "agreement", "{:.1%}"),
+        Column("prefix", f"prefix of {GENERATED}", "{:.1f}"),
+    )
+    return f"{caption(results)}:\n\n{table(runs, names, columns)}"
 
 
 def own_texts(model: Path) -> Iterator[tuple[str, str]]:
@@ -98,22 +110,25 @@ def own_texts(model: Path) -> Iterator[tuple[str, str]]:
     yield "licence", (ROOT / "LICENSE").read_text("utf-8")
 
 
-def rows(model: Path, title: str, windows: list[list[int]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measure all variants on a text, print a row for each, and give what was found."""
-    print(f"{title}: {sum(map(len, windows))} tokens")
-    print(f"{'':15} perplexity            ratio  agreement  prefix of {GENERATED}  operations")
+def rows(model: Path, title: str, windows: list[list[int]]) -> Iterator[dict[str, Any]]:
+    """Measure all variants on a text."""
     exact: Measured | None = None
     for name, settings in VARIANTS.items():
         found = measure(model, windows, **settings)
         exact = exact or found
         ratio, error = found.ratio(exact)
-        agreement, prefix, ops = found.agreement(exact), found.prefix(exact), found.ops
-        print(
-            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} ±{error:.4f} {agreement:11.4f} {prefix:13.1f}  {ops}",
-            flush=True,
-        )
-        about = {"ratio": ratio, "standard_error": error, "agreement": agreement, "prefix": prefix, "ops": ops}
-        yield name, {"perplexity": found.perplexity, **about, "nats_a_token_by_window": found.losses}
+        yield {
+            "text": title,
+            "tokens": sum(map(len, windows)),
+            "variant": name,
+            "perplexity": found.perplexity,
+            "ratio": ratio,
+            "standard_error": error,
+            "agreement": found.agreement(exact),
+            "prefix": found.prefix(exact),
+            "ops": found.ops,
+            "nats_a_token_by_window": found.losses,
+        }
 
 
 def held_out_chats(model: Path, seed: int = 0) -> str:

@@ -28,6 +28,7 @@ import workloads
 from starlette.types import ASGIApp, Message
 from tqdm import tqdm
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, spread, start, table
 from chairlift.config.flags import add_flags
 from chairlift.config.settings import load
 from chairlift.engine.sequences.messages import EngineStats
@@ -174,24 +175,29 @@ async def run(args: argparse.Namespace, settings: list[str]) -> None:
         service = model.prepare()
         server = Server(create_app(Models([service]), config), service)
         await model.wait_ready()
-        show(await phases(server, args), args)
+        recording = Recording(start("background", vars(args) | {"server": settings}, args.model), args.out)
+        for number, seed in enumerate(args.seed, 1):
+            for row in rows_of(await phases(server, args, seed)):
+                recording.add({"round": number, "seed": seed} | row)
+        print(markdown(recording.results))
     finally:
         await model.stop()
 
 
-async def phases(server: Server, args: argparse.Namespace) -> list[Phase]:
+async def phases(server: Server, args: argparse.Namespace, seed: int) -> list[Phase]:
     """The machine's best, live alone, live and background."""
     best = await beside(server, args, "best", args.best_seconds, [], background=False)
     rate = args.rate or args.load * best.tokens / best.seconds / MEAN_TOKENS
     print(f"best {best.tokens / best.seconds:.0f} tokens/s; live {rate:.2f} requests/s", file=sys.stderr)
-    alone = workloads.arrivals(rate, args.seconds, args.vocab, args.seed)
+    alone = workloads.arrivals(rate, args.seconds, args.vocab, seed)
     # The same lengths at the same moments, but prompts that no cache knows.
-    rng = random.Random(args.seed + 1)
+    rng = random.Random(seed + 1)
     again = [each._replace(prompt=workloads.random_ids(rng, len(each.prompt), args.vocab)) for each in alone]
     first = await server.measure(args.seconds, alone, "live alone")
     return [best, first, await beside(server, args, "live and background", args.seconds, again, background=True)]
 
 
+BEST, ALONE, BESIDE = "plain requests alone", "live alone", "live and background"
 # Of a request: (16 + 384) / 2 of prompt and some 63 generated.
 MEAN_TOKENS = 263.0
 
@@ -225,9 +231,10 @@ def percentiles(seconds: list[float], unit: float = 1000) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(seconds, q)) * unit, 1) for q in (50, 95, 99)}
 
 
-def show(found: list[Phase], args: argparse.Namespace) -> None:
+def rows_of(found: list[Phase]) -> Iterator[dict[str, Any]]:
+    """What there is to say of each phase of a round."""
     best = found[0].tokens / found[0].seconds
-    for name, phase in zip(("plain requests alone", "live alone", "live and background"), found, strict=True):
+    for name, phase in zip((BEST, ALONE, BESIDE), found, strict=True):
         rate = phase.tokens / phase.seconds
         row: dict[str, Any] = {"phase": name, "tokens_s": round(rate, 1), "of_best": round(rate / best, 3)}
         row["step_ms"] = percentiles(phase.steps)
@@ -236,14 +243,32 @@ def show(found: list[Phase], args: argparse.Namespace) -> None:
             row |= {"live_requests": len(phase.ttft), "live_tokens_s": round(phase.live_tokens / phase.seconds, 1)}
             row |= {"ttft_ms": percentiles(phase.ttft), "itl_ms": percentiles(phase.itl)}
             row["late_ms"] = percentiles(phase.late)
-        print(json.dumps(row), flush=True)
-    before, after, share = (
-        percentiles(found[1].ttft),
-        percentiles(found[2].ttft),
-        found[2].tokens / found[2].seconds / best,
+        yield row
+
+
+def markdown(results: Results) -> str:
+    """A row for each phase, and how much later live requests got their first token beside background ones."""
+    columns = (
+        Column("tokens_s", "tokens/s"),
+        Column("of_best", "of the best", "{:.1%}"),
+        Column("live_requests", "live requests"),
+        Column("ttft_ms.p50", "live TTFT p50 ms"),
+        Column("ttft_ms.p95", "p95"),
+        Column("ttft_ms.p99", "p99"),
+        Column("itl_ms.p50", "live ITL p50 ms"),
+        Column("itl_ms.p99", "p99"),
     )
-    changes = ", ".join(f"{q} {after[q] / before[q] - 1:+.1%}" for q in before)
-    print(f"TTFT of live requests beside background ones: {changes}; in all {share:.1%} of the best")
+    runs = results["runs"]
+    alone, beside = ([run for run in runs if run["phase"] == phase] for phase in (ALONE, BESIDE))
+    changes = [
+        f"{q} {spread([b['ttft_ms'][q] / a['ttft_ms'][q] - 1 for a, b in zip(alone, beside, strict=True)], '{:+.1%}')}"
+        for q in ("p50", "p95", "p99")
+    ]
+    return (
+        f"{caption(results)}; server: {' '.join(results['settings']['server']) or 'its defaults'}:\n\n"
+        f"{table(runs, [Column('phase', 'phase')], columns)}\n\n"
+        f"TTFT of live requests beside background ones, round by round: {', '.join(changes)}."
+    )
 
 
 def main() -> None:
@@ -256,7 +281,8 @@ def main() -> None:
     parser.add_argument("--best-seconds", type=float, default=20.0)
     parser.add_argument("--settle", type=float, default=4.0, help="seconds until others are under way")
     parser.add_argument("--vocab", type=int, default=30000, help="prompts use the token ids below")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of arrivals and lengths; a round for each")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     args, settings = parser.parse_args(given[:cut]), given[cut + 1 :]

@@ -6,7 +6,6 @@ alone does not. The older checkout needs its native library built.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import workloads
-from compare import save, start_results
 from tqdm import tqdm
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Recording, Results, caption, layout, start
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = {"bf16": [], "8 bit": ['quantization="int8"', 'kv_cache_dtype="int8"']}
@@ -61,12 +59,7 @@ class Side:
 
 def main() -> None:
     args = _parser().parse_args()
-    if args.render_only:
-        print(table(json.loads(args.render_only.read_text())))
-        return
-    if not (args.model and args.before and args.out):
-        raise SystemExit("MODEL, --before and --out are needed, or --render-only")
-    results = start_results(args.model, rounds=1)
+    recording = Recording(start("before_after", vars(args), args.model), args.out)
     checkouts = {"before": args.before.resolve(), "after": HERE.parent}
     with tqdm(total=sum(args.seconds) * len(PRECISIONS), unit="s", dynamic_ncols=True) as bar:
         for precision, settings in PRECISIONS.items():
@@ -77,12 +70,12 @@ def main() -> None:
                 while spent < seconds:
                     taken = together(sides, workload, bar)
                     if number:  # the first run warms up
-                        results["runs"].append({"precision": precision, "workload": workload, "run": number, **taken})
-                        save(results, args.out)
+                        about = {"precision": precision, "workload": workload, "run": number}
+                        recording.add(about | taken)
                     number, spent = number + 1, spent + sum(map(sum, taken.values()))
             for side in sides:
                 side.end()
-    print(table(results))
+    print(markdown(recording.results))
 
 
 def together(sides: list[Side], workload: str, bar: Any) -> dict[str, list[float]]:
@@ -103,7 +96,7 @@ def together(sides: list[Side], workload: str, bar: Any) -> dict[str, list[float
     return taken
 
 
-def table(results: dict[str, Any]) -> str:
+def markdown(results: Results) -> str:
     """Seconds of a run on both sides, and the ratio with its interval; above 1 means that it became faster."""
     cells = [["", "workload", "runs", "steps", "before, s", "after, s", "speed after / before", "95% of resamplings"]]
     keys = dict.fromkeys((run["precision"], run["workload"]) for run in results["runs"])
@@ -114,8 +107,7 @@ def table(results: dict[str, Any]) -> str:
         low, high = interval(pairs)
         about = [precision, workload, str(len(runs)), str(len(pairs)), f"{before:.3f}", f"{after:.3f}"]
         cells.append([*about, f"{ratio(pairs):.3f}", f"{low:.3f}-{high:.3f}"])
-    caption = f"{results['model']}, {results['machine']}, {results['date']}, commit {results['commit']}:"
-    return f"{caption}\n\n{layout(cells)}"
+    return f"{caption(results)}:\n\n{layout(cells)}"
 
 
 def ratio(pairs: list[tuple[float, float]]) -> float:
@@ -132,11 +124,10 @@ def interval(pairs: list[tuple[float, float]], times: int = 1000) -> tuple[float
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("model")
+    parser.add_argument("--before", type=Path, required=True, metavar="CHECKOUT")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("--seconds", type=float, nargs=3, default=[60, 200, 300], help="of runs, for each workload")
-    parser.add_argument("--render-only", type=Path, metavar="FILE")
     return parser
 
 

@@ -2,9 +2,12 @@
 
 Starts each server in turn, alone on the machine, takes the seconds until it is ready, and lets the open-loop client
 (benchmarks/serving.py) search for the highest rate with 95% of the requests inside the target; then ends it. `--fixed`
-measures the given rates instead. `--render-only FILE...` writes the table of saved results again. A model with random
-weights makes tokens that are parts of characters, whose text and so whose first event comes late or never: give every
-request one token that is a word, as in `--extra '{"logit_bias": {"1000": 100}}'`.
+measures the given rates instead. A model with random weights makes tokens that are parts of characters, whose text and
+so whose first event comes late or never: give every request one token that is a word, as in `--extra '{"logit_bias":
+{"1000": 100}}'`.
+
+`--sweep` searches, coarsely, with every variant of each engine's settings (benchmarks/engines.py); a later run with
+`--settings-of` that file takes for each engine the variant that held the highest rate.
 """
 
 import argparse
@@ -13,94 +16,105 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import comparison
 import serving
-from compare import DOCS, save, start_results
 from completion_stream import Target
 from engines import SERVED_NAME, Engine, add_options, chosen
-from latency import COLUMNS, Slo, table
+from latency import COLUMNS, RATE, Slo
 from server_process import free_port, running
 
-MARKER = "compare-serving"
-ABOUT = (("name", "server", "{}"), ("precision", "", "{}"), ("ready_s", "ready, s", "{:.1f}"))
-SHOWN = ("rate", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tok_s", "goodput", "inside_percent")
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
+
+NAMES = (Column("name", "server"), Column("precision", ""), Column("variant", "settings"))
+READY = Column("ready_s", "ready, s", "{:.1f}")
+SHOWN = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tok_s", "goodput", "inside_percent")
+# Between the rates of a sweep, which is to tell settings apart, and those of a search.
+SWEEP_PRECISION, PRECISION = 1.25, 1.05
+DEFAULT = "its defaults"
 
 
 def main() -> None:
     args = _parser().parse_args()
-    files = [Path(name) for name in args.render_only]
-    if not files:
-        if not (args.model and args.out):
-            raise SystemExit("MODEL_DIR and --out are needed, or --render-only")
-        measure(args)
-        files = [args.out]
-    text = "\n\n".join(markdown(json.loads(file.read_text())) for file in files)
-    print(text)
-    if args.docs:
-        comparison.replace_between(args.docs / "benchmarks.md", MARKER, text)
+    print(markdown(measure(args)))
 
 
-def measure(args: argparse.Namespace) -> None:
+def measure(args: argparse.Namespace) -> Results:
     """Serve and measure with every engine that has a server, saving as they end."""
-    results = start_results(args.model, rounds=1)
-    results |= {"slo": [args.slo_ttft_ms, args.slo_tpot_ms], "share": args.share, "seconds": args.seconds}
-    for engine in chosen(args):
-        if not engine.server:
-            continue
-        about = {"name": engine.name, "precision": engine.precision}
-        print(f"{engine.name} {engine.precision}", file=sys.stderr)
-        try:
-            ready, best, rows = trial(engine, args)
-        except (RuntimeError, OSError, SystemExit) as error:
-            results["failures"].append(about | {"round": 1, "error": str(error)})
-            print(f"{engine.name} {engine.precision} failed: {error}", file=sys.stderr)
-        else:
-            results["runs"].append(about | {"ready_s": ready, "best_rate": best, "rows": rows})
-        save(results, args.out)
+    recording = Recording(start("compare_serving", vars(args), args.model), args.out)
+    swept = json.loads(args.settings_of.read_text()) if args.settings_of else None
+    for number in range(1, args.rounds + 1):
+        for engine in chosen(args):
+            if not engine.server:
+                continue
+            for variant in [(), *engine.variants] if args.sweep else [best_variant(engine, swept)]:
+                about = {"name": engine.name, "precision": engine.precision, "round": number}
+                about["variant"] = " ".join(variant) or DEFAULT
+                print(*about.values(), file=sys.stderr)
+                try:
+                    ready, best, rows = trial(engine, variant, args)
+                except (RuntimeError, OSError, SystemExit) as error:
+                    recording.fail(about, str(error))
+                    print(f"failed: {error}", file=sys.stderr)
+                else:
+                    recording.add(about | {"ready_s": ready, "best_rate": best, "rows": rows})
+    return recording.results
 
 
-def trial(engine: Engine, args: argparse.Namespace) -> tuple[float, float | None, list[dict[str, Any]]]:
+def best_variant(engine: Engine, swept: Results | None) -> tuple[str, ...]:
+    """The settings with which the engine held the highest rate of a sweep; none without one."""
+    if swept is None:
+        return ()
+    held = {
+        run["variant"]: run["best_rate"] or 0.0
+        for run in swept["runs"]
+        if (run["name"], run["precision"]) == (engine.name, engine.precision)
+    }
+    by_name = {" ".join(variant): variant for variant in engine.variants}
+    return by_name.get(max(held, key=lambda name: held[name], default=DEFAULT), ())
+
+
+def trial(
+    engine: Engine, variant: tuple[str, ...], args: argparse.Namespace
+) -> tuple[float, float | None, list[dict[str, Any]]]:
     """Seconds to ready, the highest rate that held (None: not searched, or none did), and the figures of all rates."""
     port = free_port()
     slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
-    with running([*engine.server, "--port", str(port)], port, engine.ready, engine.env) as ready:
+    command = [*engine.server, *variant, "--port", str(port)]
+    with running(command, port, engine.ready, engine.env) as ready:
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
         serving.warm_up(target, args.vocab, args.seed)
         if args.fixed:
             return ready, None, [serving.at_rate(target, rate, args, slo) for rate in args.rates]
-        best, rows = serving.find(target, args, slo)
+        best, rows = serving.find(target, args, slo, SWEEP_PRECISION if args.sweep else PRECISION)
         return ready, best, rows
 
 
-def markdown(results: dict[str, Any]) -> str:
+def markdown(results: Results) -> str:
     """A row for the best rate of each server, or for each rate where none was searched for."""
-    rows = []
-    for run in results["runs"]:
-        best = [row for row in run["rows"] if run["best_rate"] in (None, row["rate"])]
-        rows += [run | row for row in best]
-    ttft, tpot = results["slo"]
+    settings = results["settings"]
+    runs = [run | row for run in results["runs"] for row in run["rows"] if run["best_rate"] in (None, row["rate"])]
     about = (
-        f"{results['model']}, {results['machine']}, {results['date']}, {results['seconds']:g} s a rate; inside: TTFT "
-        f"below {ttft:g} ms and TPOT below {tpot:g} ms"
+        f"{settings['seconds']:g} s a rate; inside: TTFT below {settings['slo_ttft_ms']:g} ms and TPOT below "
+        f"{settings['slo_tpot_ms']:g} ms"
     )
-    if any(run["best_rate"] for run in results["runs"]):
-        about += f"; the highest rate with {results['share']:g}% inside"
-    columns = ABOUT + tuple(column for column in COLUMNS if column[0] in SHOWN)
-    lines = [f"{about}:", "", table(rows, columns)]
-    for failure in results["failures"]:
-        lines += ["", f"{failure['name']}, {failure['precision']}, failed."]
-    return "\n".join(lines)
+    shown = [column for column in COLUMNS if column.key.partition(".")[0] in SHOWN]
+    if settings["fixed"]:
+        text = table(runs, [*NAMES, RATE], [READY, *shown])
+    else:
+        about += f"; the highest rate with {settings['share']:g}% inside"
+        text = table(runs, NAMES, [READY, RATE, *shown])
+    return "\n\n".join([f"{caption(results)}; {about}:", text, *failures(results)])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     serving.add_open_loop_options(parser)
-    parser.add_argument("--fixed", action="store_true", help="measure --rates, search nothing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
-    parser.add_argument("--render-only", nargs="+", default=[], metavar="FILE", help="saved results, one a model")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of benchmarks.md")
-    parser.add_argument("--no-docs", dest="docs", action="store_const", const=None, help="print the table only")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--fixed", action="store_true", help="measure --rates, search nothing")
+    mode.add_argument("--sweep", action="store_true", help="search with every variant of each engine's settings")
+    parser.add_argument("--settings-of", type=Path, metavar="FILE", help="a saved sweep to take the settings from")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results are saved")
     return parser
 
 

@@ -7,66 +7,95 @@ from pathlib import Path
 from typing import Any
 
 import workloads
+from engines import BEFORE, OURS
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Results, caption, failures, layout, num_rounds, spread
 
-OURS = "Chairlift"
-COLOURS = {"Chairlift": "#1f78b4", "vLLM": "#ff7f00", "OpenVINO GenAI": "#33a02c", "llama.cpp": "#6a3d9a"}
-Rates = dict[str, dict[str, float]]
+COLOURS = {
+    OURS: "#1f78b4",
+    BEFORE: "#a6cee3",
+    "vLLM": "#ff7f00",
+    "OpenVINO GenAI": "#33a02c",
+    "llama.cpp": "#6a3d9a",
+}
+# What an engine's rows say of how it was measured otherwise than the rest.
+DIFFERENCES = {"llama.cpp": "over HTTP, as it batches only in its server; its cache is float16 with any weights"}
+LIMIT = (
+    "the limit is what this machine's memory and warm products allowed these kernels right after the run "
+    "(`benchmarks/roofline.py`); other kernels may have another"
+)
+# Precision, engine, then workload, `share of` it where it was taken, and `load_s`: a value for each round.
+Rates = dict[str, dict[str, list[float]]]
 
 
-def by_precision(results: dict[str, Any]) -> dict[str, Rates]:
-    """Medians over the rounds: precision, engine, then workload, `share of` it where it was taken, and `load_s`."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+def by_precision(results: Results) -> dict[str, Rates]:
+    """All values of each engine's columns, by precision."""
+    found: dict[str, Rates] = {}
     for run in results["runs"]:
         columns = found.setdefault(run["precision"], {}).setdefault(run["name"], {})
         columns.setdefault(run["workload"], []).append(run["output_tok_s"])
         columns.setdefault("load_s", []).append(run["load_s"])
         if "share_percent" in run:
             columns.setdefault(f"share of {run['workload']}", []).append(run["share_percent"])
-    return {
-        precision: {
-            name: {column: statistics.median(values) for column, values in columns.items()}
-            for name, columns in engines.items()
-        }
-        for precision, engines in found.items()
-    }
+    return found
 
 
 def ratios(engines: Rates) -> dict[str, float]:
-    """Chairlift's rate over the best peer's, for each workload that both have."""
-    best: dict[str, float] = {}
-    for name, columns in engines.items():
-        for workload, rate in columns.items():
-            if name != OURS and workload in workloads.NAMES:
-                best[workload] = max(best.get(workload, 0.0), rate)
+    """Chairlift's median over the best peer's, for each workload that both have; its own past is no peer."""
+    peers = [columns for name, columns in engines.items() if name not in (OURS, BEFORE)]
     ours = engines.get(OURS, {})
-    return {workload: ours[workload] / rate for workload, rate in best.items() if workload in ours}
+    found = {}
+    for workload in workloads.NAMES:
+        best = max((statistics.median(columns[workload]) for columns in peers if workload in columns), default=0.0)
+        if best and workload in ours:
+            found[workload] = statistics.median(ours[workload]) / best
+    return found
 
 
-def markdown(results: dict[str, Any]) -> str:
+def progress(results: Results, precision: str) -> dict[str, list[float]]:
+    """Chairlift's rate over that of the older checkout in the same round, for each workload and round that has both."""
+    rates = {
+        (run["name"], run["round"], run["workload"]): run["output_tok_s"]
+        for run in results["runs"]
+        if run["precision"] == precision
+    }
+    found: dict[str, list[float]] = {}
+    for (name, number, workload), rate in rates.items():
+        if name == OURS and (BEFORE, number, workload) in rates:
+            found.setdefault(workload, []).append(rate / rates[BEFORE, number, workload])
+    return found
+
+
+def markdown(results: Results) -> str:
     """The table of one model, with what was measured and what failed around it."""
     measured = [name for name in workloads.NAMES if any(run["workload"] == name for run in results["runs"])]
+    rounds = num_rounds(results["runs"])
     cells = [["", "engine", *measured, "load, s"]]
+    names: set[str] = set()
     for precision, engines in by_precision(results).items():
+        names |= engines.keys()
         for name, columns in engines.items():
-            rates = [f"{columns[workload]:.0f}" if workload in columns else "-" for workload in measured]
-            cells.append([precision, name, *rates, f"{columns['load_s']:.1f}"])
+            rates = [spread(columns.get(workload, []), "{:.0f}", rounds) for workload in measured]
+            cells.append([precision, f"{name} *" if name in DIFFERENCES else name, *rates,
+                          spread(columns["load_s"], "{:.1f}")])  # fmt: skip
         ours = engines.get(OURS, {})
-        if limits := {name: f"{ours[key]:.0f}%" for name in measured if (key := f"share of {name}") in ours}:
-            cells.append([precision, "Chairlift / machine's limit", *(limits.get(name, "-") for name in measured), ""])
-        if shares := ratios(engines):
-            cells.append([precision, "**Chairlift / best peer**", *(_ratio(shares.get(name)) for name in measured), ""])
-    rounds = f"{results['rounds']} round{'s' if results['rounds'] > 1 else ''}"
-    where = f"{results['machine']}, {results['date']}"
-    about = f"{results['model']}, output tokens a second, {where}, medians over {rounds}:"
-    lines = [about, "", layout(cells)]
-    for name, numbers in _failures(results).items():
-        lines += ["", f"{name} failed in round {', '.join(map(str, numbers))}."]
+        if any(f"share of {name}" in ours for name in measured):
+            shares = [spread(ours.get(f"share of {name}", []), "{:.0f}%", rounds) for name in measured]
+            cells.append([precision, f"{OURS} / limit with these kernels", *shares, ""])
+        if gains := progress(results, precision):
+            cells.append([precision, f"{OURS} / before", *(spread(gains.get(n, []), "{:.2f}") for n in measured), ""])
+        if best := ratios(engines):
+            cells.append([precision, f"**{OURS} / best peer**", *(_ratio(best.get(name)) for name in measured), ""])
+    notes = [f"\\* {name}: {about}." for name, about in DIFFERENCES.items() if name in names]
+    if any("limit with" in row[1] for row in cells):
+        notes.append(LIMIT[0].upper() + LIMIT[1:] + ".")
+    lines = [f"Output tokens a second. {caption(results)}:", "", layout(cells)]
+    for note in (*notes, *failures(results)):
+        lines += ["", note]
     return "\n".join(lines)
 
 
-def draw(every: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(every: Sequence[Results], path: Path) -> None:
     """Draw a row of panels for each model, one panel a precision, one group of bars a workload."""
     import matplotlib
 
@@ -88,24 +117,20 @@ def draw(every: Sequence[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def replace_between(path: Path, name: str, text: str) -> None:
-    """Put text between a document's marker comments. Raises ValueError if they are not there."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = path.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found and found_end):
-        raise ValueError(f"{path} has no {begin} ... {end}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
 def _bars(axes: Any, engines: Rates) -> None:
     measured = [name for name in workloads.NAMES if any(name in columns for columns in engines.values())]
     width = 0.8 / len(engines)
     for index, (name, columns) in enumerate(engines.items()):
         places = [group + (index - (len(engines) - 1) / 2) * width for group in range(len(measured))]
         # No bar is not the same as a bar of nothing.
-        rates = [columns.get(workload, math.nan) for workload in measured]
-        bars = axes.bar(places, rates, width, color=COLOURS[name], label=name, linewidth=0)
+        each = [columns.get(workload, [math.nan]) for workload in measured]
+        rates = [statistics.median(values) for values in each]
+        reach = [
+            [rate - min(values) for rate, values in zip(rates, each, strict=True)],
+            [max(values) - rate for rate, values in zip(rates, each, strict=True)],
+        ]
+        bars = axes.bar(places, rates, width, yerr=reach, color=COLOURS[name], label=name, linewidth=0,
+                        error_kw={"linewidth": 0.8})  # fmt: skip
         axes.bar_label(bars, ["" if math.isnan(rate) else f"{rate:.0f}" for rate in rates], fontsize=7)
     axes.set_xticks(range(len(measured)), measured)
     axes.spines[["top", "right"]].set_visible(False)
@@ -114,10 +139,3 @@ def _bars(axes: Any, engines: Rates) -> None:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"**{value:.2f}**"
-
-
-def _failures(results: dict[str, Any]) -> dict[str, list[int]]:
-    failed: dict[str, list[int]] = {}
-    for failure in results["failures"]:
-        failed.setdefault(f"{failure['name']}, {failure['precision']},", []).append(failure["round"])
-    return failed

@@ -13,14 +13,15 @@ from typing import NamedTuple
 PEERS = Path(__file__).parent / "peers"
 BF16, INT8 = "bf16", "8 bit"
 SERVED_NAME = "bench"
-BEFORE = "Chairlift before"
+OURS, BEFORE = "Chairlift", "Chairlift before"
 
 
 class Engine(NamedTuple):
     """An engine with a model of one precision.
 
     `program` takes MODEL and WORKLOADS and prints a JSON line for each workload; `server` takes --port, or is empty if
-    there is none. `ready` is the path that answers 200 once requests are taken.
+    there is none. `ready` is the path that answers 200 once requests are taken. `variants` are more flags of the
+    server, among which a sweep finds the best.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Engine(NamedTuple):
     server: tuple[str, ...] = ()
     ready: str = "/health"
     env: dict[str, str] = {}
+    variants: tuple[tuple[str, ...], ...] = ()
 
     def offline(self, workloads: list[str], repeat: int) -> list[str]:
         """The command that measures workloads in process."""
@@ -91,13 +93,14 @@ def _chairlift(model: str, precision: str, settings: list[str]) -> Engine:
         else:
             flags += [f"--{flag}", str(value)]
     return Engine(
-        name="Chairlift",
+        name=OURS,
         precision=precision,
         program=(sys.executable, str(PEERS.parent / "offline.py")),
         model=model,
         settings=(*settings, "--roofline"),
         server=(sys.executable, "-m", "chairlift.cli", "serve", model, "--served-model-name", SERVED_NAME, *flags),
         ready="/health/ready",
+        variants=(("--max-num-batched-tokens", "256"), ("--target-itl-ms", "60"), ("--target-itl-ms", "100")),
     )
 
 
@@ -118,6 +121,7 @@ def _vllm(python: str, model: str) -> Engine:
         model=model,
         server=(*module, *limits, "--disable-uvicorn-access-log"),
         env=vllm_environment(Path(python)),
+        variants=tuple(("--max-num-batched-tokens", str(tokens)) for tokens in (256, 512, 1024, 4096)),
     )
 
 
@@ -137,4 +141,5 @@ def vllm_environment(python: Path) -> dict[str, str]:
 
 def _llama(binary: str, precision: str, gguf: str) -> Engine:
     program = (sys.executable, str(PEERS / "llama_engine.py"), "--binary", binary)
-    return Engine("llama.cpp", precision, program, gguf, server=llama_command(binary, gguf))
+    batches = tuple(("-b", str(tokens), "-ub", str(tokens)) for tokens in (128, 256, 1024))
+    return Engine("llama.cpp", precision, program, gguf, server=llama_command(binary, gguf), variants=batches)

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare import save, start_results
 from server_process import free_port, running
 from tqdm import tqdm
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Recording, Results, caption, layout, start
 from chairlift.demo import demo_path
 
 HERE = Path(__file__).resolve().parent
@@ -73,20 +72,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--render-only", type=Path, metavar="FILE")
     args = parser.parse_args()
-    if args.render_only:
-        print(table(json.loads(args.render_only.read_text())))
-        return
-    if args.out is None:
-        raise SystemExit("--out is needed, or --render-only")
-    results = start_results(str(demo_path()), rounds=1)
+    recording = Recording(start("hostile", vars(args), str(demo_path())), args.out)
     sides = {"after": HERE.parent} | ({"before": args.before.resolve()} if args.before else {})
     for attack in tqdm(ATTACKS, unit="attack", dynamic_ncols=True):
         for side, checkout in sides.items():
-            results["runs"].append({"attack": attack.name, "side": side} | attacked(attack, checkout))
-            save(results, args.out)
-    print(table(results))
+            recording.add({"attack": attack.name, "side": side} | attacked(attack, checkout))
+    print(markdown(recording.results))
 
 
 def attacked(attack: Attack, checkout: Path) -> dict[str, Any]:
@@ -154,15 +146,14 @@ def _post(path: str, body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
 
 
-def table(results: dict[str, Any]) -> str:
+def markdown(results: Results) -> str:
     """A row for each attack and side."""
     cells = [["attack", "", "longest /health/live, s", "victim's chat, s", "front's peak, MB", "attacker's answers"]]
     for run in results["runs"]:
         answers = ", ".join(f"{count} x {status}" for status, count in run["answers"].items())
         victim = f"{run['victim_s']:.2f}" if run["victim_s"] else "-"
         cells.append([run["attack"], run["side"], f"{run['live_s']:.2f}", victim, str(run["peak_mb"]), answers])
-    caption = f"{results['machine']}, {results['date']}, commit {results['commit']}, one run each:"
-    return f"{caption}\n\n{layout(cells)}"
+    return f"{caption(results)}:\n\n{layout(cells)}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 TOKENS = 200
 
@@ -107,7 +109,8 @@ def load(port: int, body: dict[str, Any], clients: int, count: int) -> list[floa
     return first
 
 
-def measure(kind: str) -> None:
+def measure(kind: str) -> dict[str, float]:
+    """Microseconds of CPU a streamed token and a short request, the median milliseconds of those, and MiB."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -128,27 +131,50 @@ def measure(kind: str) -> None:
         answer: tuple[float, int] = marks.recv()
         return answer
 
+    found: dict[str, float] = {}
     streamed = {"prompt": "hello", "max_tokens": TOKENS, "stream": True}
     load(port, streamed, 8, 4)
     for clients in (1, 64):
         count = 512 // clients
         before = used()[0]
         load(port, streamed, clients, count)
-        per_token = (used()[0] - before) / (clients * count * TOKENS)
-        print(f"{kind:8} streaming, {clients:3} clients: {per_token * 1e6:6.1f} us CPU a token")
+        found[f"token_us_{clients}"] = (used()[0] - before) / (clients * count * TOKENS) * 1e6
     before = used()[0]
     first = sorted(load(port, {"prompt": "hello", "max_tokens": 1}, 16, 250))
     cpu, memory = used()
-    print(f"{kind:8} short requests:         {(cpu - before) / 4000 * 1e6:6.1f} us CPU a request, ", end="")
-    print(f"median {first[len(first) // 2] * 1e3:.1f} ms; {memory / 1024:.0f} MiB")
+    found |= {"request_us": (cpu - before) / 4000 * 1e6, "request_ms": first[len(first) // 2] * 1e3}
+    found["memory_mib"] = memory / 1024
     end.set()
     server.join(10)
     if server.is_alive():
         server.kill()
+    return found
+
+
+def markdown(results: Results) -> str:
+    """A row for each server."""
+    columns = (
+        Column("token_us_1", "us CPU a token, 1 stream", "{:.1f}"),
+        Column("token_us_64", "64 streams", "{:.1f}"),
+        Column("request_us", "us CPU a short request"),
+        Column("request_ms", "its median ms", "{:.1f}"),
+        Column("memory_mib", "MiB"),
+    )
+    return f"{caption(results)}:\n\n{table(results['runs'], [Column('server', 'server')], columns)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=["uvicorn", "granian"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
+    args = parser.parse_args()
+    recording = Recording(start("http_server", vars(args)), args.out)
+    for number in range(1, args.rounds + 1):
+        for kind in args.kinds:
+            recording.add({"round": number, "server": kind} | measure(kind))
+    print(markdown(recording.results))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=["uvicorn", "granian"])
-    for each in parser.parse_args().kinds:
-        measure(each)
+    main()

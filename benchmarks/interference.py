@@ -16,7 +16,6 @@ import json
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
+
+from chairlift.bench.raw_results import Recording, Results, caption, layout, spread, start
 
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 VOCAB = (1000, 30000)
@@ -197,8 +198,7 @@ async def measure(
         if not any(windows):
             raise SystemExit("the machine is too busy: there was no gap without a pause")
         row[f"itl_ms_{name}"] = milliseconds([gap for window in windows for gap in window])
-        by_window = [milliseconds(window)["p99"] for window in windows if window]
-        row[f"itl_ms_{name}"]["p99_by_window"] = statistics.median(by_window)
+        row[f"itl_ms_{name}"]["p99_by_window"] = [milliseconds(window)["p99"] for window in windows if window]
         row[f"gaps_{name}"] = sum(map(len, windows))
     row["ttft_ms_long"] = milliseconds(run.ttft)
     row["long_prompts"], row["unresolved_gaps"], row["pauses"] = len(run.ttft), run.unresolved, len(run.pauses)
@@ -223,23 +223,33 @@ def serve_and_measure(target: float | None, args: argparse.Namespace, settings: 
             server.terminate()
 
 
-def show(row: dict[str, Any]) -> None:
-    def cells(values: dict[str, float]) -> str:
-        return " / ".join(f"{values[q]:.1f}" for q in ("p50", "p95", "p99"))
+def markdown(results: Results) -> str:
+    """A row for each target; windows are what is repeated, so the last columns show their range."""
+    windows = results["settings"]["rounds"]
+    cells = [["target", "ITL p50/95/99 ms alone", "with long prompts", "p99 by window alone", "with long prompts",
+              "over the target", "TTFT p50/95 ms of long prompts", "long prompts"]]  # fmt: skip
+    for row in results["runs"]:
+        target, by_window = row["target_itl_ms"], row["itl_ms_with_long"]["p99_by_window"]
+        cells.append(
+            [
+                "none" if target is None else f"{target:g} ms",
+                *(_joined(row[f"itl_ms_{kind}"], "p50", "p95", "p99") for kind in ("alone", "with_long")),
+                *(spread(row[f"itl_ms_{kind}"]["p99_by_window"], "{:.1f}") for kind in ("alone", "with_long")),
+                "-" if target is None else spread([each / target for each in by_window], "{:.2f}"),
+                _joined(row["ttft_ms_long"], "p50", "p95"),
+                str(row["long_prompts"]),
+            ]
+        )
+    settings = results["settings"]
+    about = (
+        f"{settings['streams']} streams, a prompt of {settings['prompt']} tokens every {settings['every']:g} s in "
+        f"every other window, {windows} windows of {settings['seconds']:g} s of each kind"
+    )
+    return f"{caption(results)}; {about}:\n\n{layout(cells)}"
 
-    target, server = row["target_itl_ms"], row["server"]
-    print(f"\n{'no target' if target is None else f'target {target:g} ms'}: {row['long_prompts']} long prompts")
-    for name, about in (("alone", "without long prompts"), ("with_long", "with long prompts")):
-        values = row[f"itl_ms_{name}"]
-        by_window = values["p99_by_window"]
-        print(f"  ITL p50/p95/p99 ms {about:21} {cells(values):24} p99 by window {by_window:.1f}", end="")
-        print(f" = {by_window / target:.2f} x target" if target and name == "with_long" else "")
-    print(f"  TTFT p50/p95/p99 ms of the long ones     {cells(row['ttft_ms_long'])}")
-    if server:
-        error = server["step_predicted_seconds_total"] / server["step_timed_seconds_total"] - 1
-        print(f"  steps may take {target} ms: {server['step_token_budget']:.0f} tokens at the end, ", end="")
-        print(f"predicted over actual time {error:+.1%}")
-    print(json.dumps(row), flush=True)
+
+def _joined(values: dict[str, float], *quantiles: str) -> str:
+    return " / ".join(f"{values[q]:.1f}" for q in quantiles)
 
 
 def main() -> None:
@@ -256,16 +266,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="windows of each kind")
     parser.add_argument("--token", type=int, default=1000, help="what all generate: any token that is a whole word")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     args, settings = parser.parse_args(given[:cut]), given[cut + 1 :]
     if bool(args.model) == bool(args.url):
         parser.error("name a MODEL, or the --url of a running server")
+    recording = Recording(start("interference", vars(args) | {"server": settings}, args.model), args.out)
     if args.url:
-        show(asyncio.run(measure(args.url, next(iter(args.target_itl_ms), None), args)))
-        return
-    for target in ([] if args.no_baseline else [None]) + args.target_itl_ms:
-        show(serve_and_measure(target, args, settings))
+        recording.add(asyncio.run(measure(args.url, next(iter(args.target_itl_ms), None), args)))
+    else:
+        for target in ([] if args.no_baseline else [None]) + args.target_itl_ms:
+            recording.add(serve_and_measure(target, args, settings))
+    print(markdown(recording.results))
 
 
 if __name__ == "__main__":

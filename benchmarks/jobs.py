@@ -1,9 +1,9 @@
 """What a line costs beside its model, and whether memory stays flat: python benchmarks/jobs.py [--lines N] [--model
 DIR]
 
-Runs `chairlift run` over short lines, through a Python class that does nothing or an embedder's folder, and prints a
-JSON line: the wall time of a line less the model's own, and the resident memory of the run's process (not the model's)
-after the first 10,000 lines, at most after that, and at the end.
+Runs `chairlift run` over short lines, through a Python class that does nothing or an embedder's folder, and prints the
+wall time of a line less the model's own, and the resident memory of the run's process (not the model's) after the first
+10,000 lines and at most after that.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 _FIRST = 10_000
 _CLASS = """
@@ -46,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lines", type=int, default=200_000)
     parser.add_argument("--model", help="an embedder's folder (default: a Python class that does nothing)")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("flags", nargs="*", help="for `chairlift run`, after --")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -54,7 +58,21 @@ def main() -> None:
         write(folder / "in.jsonl", args.lines, args.model)
         model = args.model or "nothing.py:Nothing"
         command = ["run", "in.jsonl", "-o", "out.jsonl", "--model", model, "--served-model-name", "bench", *args.flags]
-        print(json.dumps({"model": model} | measure(command, folder, args.lines)))
+        recording = Recording(start("jobs", vars(args), args.model), args.out)
+        for number in range(1, args.rounds + 1):
+            recording.add({"round": number} | measure(command, folder, args.lines))
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """What a line cost, and the memory of the process that ran the file."""
+    columns = (
+        Column("lines_per_s", "lines/s"),
+        Column("overhead_us_per_line", "beside the model, us a line"),
+        Column("resident_mb_first", f"resident MB after {_FIRST:,} lines", "{:.1f}"),
+        Column("resident_mb_most", "at most later", "{:.1f}"),
+    )
+    return f"{caption(results)}:\n\n{table(results['runs'], [Column('lines', 'lines', '{:,}')], columns)}"
 
 
 def write(path: Path, count: int, embedder: str | None) -> None:
@@ -94,7 +112,6 @@ def measure(command: list[str], folder: Path, count: int) -> dict[str, float]:
         "overhead_us_per_line": round((seconds - busy) / count * 1e6, 1),
         "resident_mb_first": round(first, 1),
         "resident_mb_most": round(max(later, default=0.0), 1),
-        "resident_mb_end": round(later[-1] if later else 0.0, 1),
     }
 
 

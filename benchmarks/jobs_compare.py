@@ -1,8 +1,8 @@
 """The same batch file through `chairlift run`, `LLM.chat` and vLLM's run-batch: python benchmarks/jobs_compare.py
-MODEL_DIR
+MODEL_DIR [--rounds 3] [--quantization none int8] [--out FILE]
 
-The file is the workload `varied` as chat lines (run-batch takes no other), with outputs of given lengths. Prints a JSON
-line for each run: seconds from the first line's start to the last line's end with the model loaded, and in all.
+The file is the workload `varied` as chat lines (run-batch takes no other), with outputs of given lengths. Loaded counts
+from the first line's start to the last line's end.
 """
 
 import argparse
@@ -18,6 +18,9 @@ from typing import Any
 import workloads
 from engines import vllm_environment
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+
+WAYS = {"run": "`chairlift run`", "library": "`LLM.chat`", "vllm": "vLLM's `run-batch`"}
 _LIMITS = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2.0, "enable_prefix_caching": False}
 
 
@@ -27,19 +30,37 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=("run", "library", "vllm"), default=("run", "library", "vllm"))
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="Chairlift's")
+    parser.add_argument("--quantization", nargs="+", choices=("none", "int8"), default=["none"], help="Chairlift's")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("--in-library", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.in_library:
         in_library(args)
         return
+    recording = Recording(start("jobs_compare", vars(args), args.model), args.out)
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "in.jsonl"
         lines.write_text("".join(json.dumps(line) + "\n" for line in batch(args.model)))
-        for _ in range(args.rounds):
-            for name in args.only:
-                if name != "vllm" or args.vllm:
-                    print(json.dumps({"engine": name} | _measure(name, args, lines)), flush=True)
+        for number in range(1, args.rounds + 1):
+            for quantization in args.quantization:
+                for name in args.only:
+                    if name == "vllm" and (not args.vllm or quantization != "none"):
+                        continue
+                    about = {"name": name, "quantization": quantization, "round": number}
+                    recording.add(about | _measure(name, quantization, args, lines))
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """A row for each way to run the file."""
+    columns = (
+        Column("tokens_in", "tokens in"),
+        Column("tokens_out", "tokens out"),
+        Column("output_tok_s", "tok/s loaded"),
+        Column("with_load_tok_s", "tok/s with loading"),
+    )
+    runs = [run | {"way": WAYS[run["name"]]} for run in results["runs"]]
+    return f"{caption(results)}:\n\n{table(runs, [Column('way', ''), Column('quantization', 'quantization')], columns)}"
 
 
 def batch(model: str) -> list[dict[str, Any]]:
@@ -69,7 +90,7 @@ def in_library(args: argparse.Namespace) -> None:
     import chairlift
 
     bodies = [json.loads(line)["body"] for line in args.in_library.read_text().splitlines()]
-    llm = chairlift.LLM(args.model, quantization=args.quantization, **_LIMITS)
+    llm = chairlift.LLM(args.model, quantization=args.quantization[0], **_LIMITS)
     params = [chairlift.SamplingParams(max_tokens=b["max_tokens"], ignore_eos=True, temperature=0) for b in bodies]
     print("begin", flush=True)
     outputs = llm.chat([body["messages"] for body in bodies], params, use_tqdm=False)
@@ -81,10 +102,10 @@ def in_library(args: argparse.Namespace) -> None:
     print(f"tokens {read} {made}")
 
 
-def _measure(name: str, args: argparse.Namespace, lines: Path) -> dict[str, Any]:
+def _measure(name: str, quantization: str, args: argparse.Namespace, lines: Path) -> dict[str, Any]:
     output = lines.with_name("out.jsonl")
     output.unlink(missing_ok=True)
-    command, env, begin, end = _command(name, args, lines, output)
+    command, env, begin, end = _command(name, quantization, args, lines, output)
     started = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env}
@@ -113,16 +134,16 @@ def _measure(name: str, args: argparse.Namespace, lines: Path) -> dict[str, Any]
 
 
 def _command(
-    name: str, args: argparse.Namespace, lines: Path, output: Path
+    name: str, quantization: str, args: argparse.Namespace, lines: Path, output: Path
 ) -> tuple[list[str], dict[str, str], str, str]:
     """What to run, in which environment, and what it prints when the first line begins and when the last has ended."""
     if name == "library":
-        arguments = [__file__, args.model, "--in-library", str(lines), "--quantization", args.quantization]
+        arguments = [__file__, args.model, "--in-library", str(lines), "--quantization", quantization]
         return [sys.executable, *arguments], {}, "begin", "end"
     if name == "run":
         flags = ["--dtype", "bfloat16", "--max-model-len", "2048", "--kv-cache-gb", "2", "--no-enable-prefix-caching"]
         arguments = [str(lines), "-o", str(output), "--model", args.model, "--served-model-name", "bench", *flags]
-        arguments += ["--quantization", args.quantization]
+        arguments += ["--quantization", quantization]
         return [sys.executable, "-m", "chairlift.cli", "run", *arguments], {}, "continuous, 64 seats", "tokens out"
     module = [args.vllm, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(lines), "-o", str(output)]
     flags = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64", "--no-enable-prefix-caching"]

@@ -1,4 +1,4 @@
-"""What a user of the server felt: figures of a load, and the table that people read."""
+"""What a user of the server felt: figures of a load, and the columns in which people read them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,24 +8,29 @@ import numpy as np
 from completion_stream import Outcome
 from load import Load
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Column
 
 COLUMNS = (
-    ("rate", "rate/s", "{:.2f}"),
-    ("offered", "offered", "{:.2f}"),
-    ("achieved", "achieved", "{:.2f}"),
-    ("ttft_ms", "TTFT p50/95/99 ms", "{}"),
-    ("tpot_ms", "TPOT p50/95 ms", "{}"),
-    ("itl_ms", "ITL p50/99 ms", "{}"),
-    ("e2e_ms", "E2E p50/99 ms", "{}"),
-    ("output_tok_s", "tok/s", "{:.0f}"),
-    ("share_percent", "of limit", "{:.0f}%"),
-    ("goodput", "goodput/s", "{:.2f}"),
-    ("inside_percent", "inside", "{:.0f}%"),
-    ("failed", "failed", "{}"),
-    ("late_ms", "client late p99 ms", "{:.1f}"),
-    ("client_us_token", "client us/tok", "{:.0f}"),
+    Column("offered", "offered", "{:.2f}"),
+    Column("achieved", "achieved", "{:.2f}"),
+    Column("ttft_ms.p50", "TTFT p50 ms"),
+    Column("ttft_ms.p95", "p95"),
+    Column("ttft_ms.p99", "p99"),
+    Column("tpot_ms.p50", "TPOT p50 ms"),
+    Column("tpot_ms.p95", "p95"),
+    Column("itl_ms.p50", "ITL p50 ms"),
+    Column("itl_ms.p99", "p99"),
+    Column("e2e_ms.p50", "E2E p50 ms"),
+    Column("e2e_ms.p99", "p99"),
+    Column("output_tok_s", "tok/s"),
+    Column("share_percent", "of limit", "{:.0f}%"),
+    Column("goodput", "goodput/s", "{:.2f}"),
+    Column("inside_percent", "inside", "{:.0f}%"),
+    Column("failed", "failed"),
+    Column("late_ms", "client late p99 ms", "{:.1f}"),
+    Column("client_us_token", "client us/tok"),
 )
+RATE = Column("rate", "rate/s", "{:.2f}")
 QUANTILES = {"ttft_ms": (50, 95, 99), "tpot_ms": (50, 95), "itl_ms": (50, 99), "e2e_ms": (50, 99)}
 
 
@@ -94,21 +99,6 @@ def figures(load: Load, slo: Slo, rate: float | None = None) -> dict[str, Any]:
 def percentiles(seconds: Any, wanted: tuple[int, ...]) -> dict[str, float]:
     """Percentiles in milliseconds; zeros of nothing."""
     return {f"p{q}": float(np.percentile(seconds, q)) * 1000 if len(seconds) else 0.0 for q in wanted}
-
-
-def table(rows: list[dict[str, Any]], columns: tuple[tuple[str, str, str], ...] = COLUMNS) -> str:
-    """Lay rows out as Markdown, percentiles of one row in one cell."""
-    cells = [[title for _, title, _ in columns]]
-    cells += [[_cell(row.get(key), form) for key, _, form in columns] for row in rows]
-    return layout(cells)
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, dict):
-        return "/".join(f"{part:.0f}" for part in value.values())
-    return form.format(value)
 
 
 def _tokens_until(end: float, outcome: Outcome) -> float:

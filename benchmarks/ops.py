@@ -10,10 +10,12 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.nn import functional
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.ops.base import AttentionBatch, HeadShape
 from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
@@ -37,23 +39,33 @@ def best_seconds(calls: list[Callable[[], object]], seconds: float = 0.25) -> fl
             return sum(best) / len(best)
 
 
-def report(
-    name: str,
-    native: list[Callable[[], object]],
-    reference: list[Callable[[], object]],
-    size: float,
-    operations: float | None = None,
-) -> None:
-    """Print one line; `size` is the bytes that must be read and written."""
-    for call in (native[0], reference[0]):
-        call()
-    fast, slow = best_seconds(native), best_seconds(reference)
-    fast = min(fast, best_seconds(native))
-    rate = "" if operations is None else f" {operations / fast / 1e9:7.1f} GFLOP/s"
-    print(f"{name:44} {fast * 1e6:9.1f} us {size / fast / 1e9:7.1f} GB/s {slow / fast:7.1f}x{rate}", flush=True)
+class Report:
+    """Times operations, and keeps each as a run of a round."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.round = 1
+
+    def __call__(
+        self,
+        name: str,
+        native: list[Callable[[], object]],
+        reference: list[Callable[[], object]],
+        size: float,
+        operations: float | None = None,
+    ) -> None:
+        """Time one operation; `size` is the bytes that must be read and written."""
+        for call in (native[0], reference[0]):
+            call()
+        fast, slow = best_seconds(native), best_seconds(reference)
+        fast = min(fast, best_seconds(native))
+        row = {"round": self.round, "name": name, "us": fast * 1e6, "gb_s": size / fast / 1e9, "times": slow / fast}
+        if operations is not None:
+            row["gflop_s"] = operations / fast / 1e9
+        self.recording.add(row)
 
 
-def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
+def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype, report: Report) -> None:
     shapes = [(VOCABULARY, HIDDEN), (960, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE), (HIDDEN, HIDDEN)]
     for out, width in shapes:
         size = out * width * (1 if native.quantization == "int8" else dtype.itemsize)
@@ -65,7 +77,7 @@ def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype) -> None:
             report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size)
 
 
-def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype) -> None:
+def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype, report: Report) -> None:
     weight = torch.randn(HIDDEN).to(dtype)
     for tokens in (1, 16, 512):
         x, residual = torch.randn(2, tokens, HIDDEN).to(dtype)
@@ -99,7 +111,9 @@ def make_batch(sequences: int, tokens: int, context: int) -> AttentionBatch:
     )
 
 
-def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype, heads: HeadShape, cached: torch.dtype) -> None:
+def bench_attention(
+    native: Ops, reference: Ops, dtype: torch.dtype, report: Report, heads: HeadShape, cached: torch.dtype
+) -> None:
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     decodes = [(1, 100), (1, 1000), (1, 8000), (16, 100), (16, 1000), (64, 160), (64, 1000)]
     prefills = [(4, 128, 128), (1, 512, 512), (1, 512, 4000)]
@@ -123,7 +137,7 @@ def bench_attention(native: Ops, reference: Ops, dtype: torch.dtype, heads: Head
             writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, heads) for cache in caches])
         label = f"{sequences} x {tokens} tokens, {context} context"
         if tokens == 1:
-            print(f"{'plain read':44} {memory.nbytes / best_seconds([memory.sum]) / 1e9:22.1f} GB/s")
+            report(f"plain read before {label}", [memory.sum], [memory.sum], memory.nbytes)
         seen = sequences * tokens * (context - (tokens - 1) / 2)
         report(f"attention, {label}", *attends, size, 4 * heads.num_heads * heads.head_dim * seen)
         report(f"rope_and_write, {label}", *writes, 2 * qkv.nbytes)
@@ -139,20 +153,38 @@ def main() -> None:
     )
     parser.add_argument("--cache", choices=["int8"], help="dtype of the KV cache")
     parser.add_argument("--heads", type=int, nargs=2, default=(9, 3), metavar=("QUERY", "KV"))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
     native = CpuOps(dtype, arguments.quantization)
-    print(f"{native.name}, {arguments.dtype}, {torch.get_num_threads()} threads; x: times faster than the reference")
+    recording = Recording(start("ops", vars(arguments) | {"ops": native.name}), arguments.out)
+    report = Report(recording)
     heads = HeadShape(*arguments.heads, 64, 64**-0.5)
     cached = torch.int8 if arguments.cache else dtype
-    runs: list[Callable[[CpuOps, Ops, torch.dtype], None]] = [
+    runs: list[Callable[[CpuOps, Ops, torch.dtype, Report], None]] = [
         bench_elementwise,
         partial(bench_attention, heads=heads, cached=cached),
         bench_linear,
     ]
-    for name, run in zip(names, runs, strict=True):
-        if arguments.only in (None, name):
-            run(native, ReferenceOps(), dtype)
+    for report.round in range(1, arguments.rounds + 1):
+        for name, run in zip(names, runs, strict=True):
+            if arguments.only in (None, name):
+                run(native, ReferenceOps(), dtype, report)
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """A row for each operation."""
+    columns = (
+        Column("us", "us", "{:.1f}"),
+        Column("gb_s", "GB/s", "{:.1f}"),
+        Column("gflop_s", "GFLOP/s", "{:.1f}"),
+        Column("times", "times faster than plain torch", "{:.1f}"),
+    )
+    settings = results["settings"]
+    about = f"{settings['ops']}, {settings['dtype']}"
+    return f"{caption(results)}; {about}:\n\n{table(results['runs'], [Column('name', 'operation')], columns)}"
 
 
 if __name__ == "__main__":

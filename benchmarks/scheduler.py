@@ -1,6 +1,6 @@
 """What a step costs in the scheduler: microseconds per running request, with a short and a long line behind.
 
-    python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5]
+    python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5] [--out FILE]
 
 Four workloads: `decode` (all running sequences get one token), `background` (so do they here, each a request that can
 wait, within a budget of time that has room for all), `prefill` (besides, one computes a prompt so long that it never
@@ -11,10 +11,11 @@ take turns. `to decode` is the sum relative to that of `decode` with as many wai
 
 import argparse
 import random
-from statistics import median
+from pathlib import Path
 from time import process_time
 from typing import NamedTuple
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
@@ -130,20 +131,30 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, nargs=2, default=[10, 100_000])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    print(f"microseconds per running request and step; {args.running} running, median of {args.runs} runs")
-    columns = f"{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'to decode':>11}{'ends/step':>11}"
-    print(f"{'workload':10}{'waiting':>9}{columns}")
-    runs = {(name, waiting): [] for name in WORKLOADS for waiting in args.waiting}
-    for _ in range(args.runs):
-        for name, waiting in runs:  # alternating, so that a slow moment hits all
-            runs[name, waiting].append(measure(WORKLOADS[name], args.running, waiting, args.steps))
-    totals = {key: median(run.schedule + run.update for run in found) for key, found in runs.items()}
-    for (name, waiting), found in runs.items():
-        schedule, update, ended = (median(column) for column in zip(*found, strict=True))
-        total = totals[name, waiting]
-        ratios = f"{total / totals[name, args.waiting[0]]:>8.2f}{total / totals['decode', waiting]:>11.2f}"
-        print(f"{name:10}{waiting:>9}{schedule:>10.2f}{update:>8.2f}{total:>8.2f}{ratios}{ended:>11.1f}")
+    recording = Recording(start("scheduler", vars(args)), args.out)
+    for number in range(1, args.runs + 1):
+        for name, workload in WORKLOADS.items():
+            for waiting in args.waiting:  # alternating, so that a slow moment hits all
+                cost = measure(workload, args.running, waiting, args.steps)
+                about = {"round": number, "workload": name, "waiting": waiting}
+                recording.add(about | cost._asdict() | {"sum": cost.schedule + cost.update})
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """Microseconds for each workload and length of the queue."""
+    decode = {(run.get("round"), run["waiting"]): run["sum"] for run in results["runs"] if run["workload"] == "decode"}
+    runs = [
+        run | {"to_decode": run["sum"] / decode[key]} if (key := (run.get("round"), run["waiting"])) in decode else run
+        for run in results["runs"]
+    ]
+    names = (Column("workload", "work"), Column("waiting", "waiting", "{:,}"))
+    figures = [Column(name, name, "{:.2f}") for name in ("schedule", "update", "sum")]
+    figures += [Column("to_decode", "to decode", "{:.2f}"), Column("ended", "ends a step", "{:.1f}")]
+    about = f"microseconds for each running request and step, {results['settings']['running']} running"
+    return f"{caption(results)}; {about}:\n\n{table(runs, names, figures)}"
 
 
 if __name__ == "__main__":

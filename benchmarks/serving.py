@@ -10,45 +10,61 @@ that was used: of the closed loop's time, or of the time in which requests came.
 
 import argparse
 import json
-import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
 import shared_prefix
 import workloads
 from completion_stream import Target
-from latency import Slo, figures, table
+from latency import COLUMNS, RATE, Slo, figures
 from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
+
+from chairlift.bench.raw_results import Recording, Results, caption, start, table
 
 
 def main() -> None:
     args = _parser().parse_args()
     target = Target.of(args.url, args.model, json.loads(args.extra))
-    slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
     warm_up(target, args.vocab, args.seed)
+    results = start("serving", vars(args), args.model)
+    recording = Recording(results, args.out)
+    for row in measure(target, args):
+        recording.add(row)
+    print(markdown(results))
+
+
+def measure(target: Target, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the mode that was asked for, each printed as it comes."""
+    slo = Slo(args.slo_ttft_ms, args.slo_tpot_ms)
     if args.scenario == "prefix":
         rows = shared_prefix.measure(target, args.vocab, args.seed, args.repeat)
         _print_lines(rows)
-        print(shared_prefix.report(rows))
-    elif args.concurrency:
-        rows = [streams(target, args.concurrency, args.vocab, args.seed + i, slo) for i in range(args.repeat)]
-        add_shares(rows, args)
+        return rows
+    if args.concurrency:
+        rows = [
+            streams(target, args.concurrency, args.vocab, args.seed + i, slo) | {"round": i + 1}
+            for i in range(args.repeat)
+        ]
         _print_lines(rows)
-        print(table(rows))
-        print(f"median: {statistics.median(row['output_tok_s'] for row in rows):.1f} output tok/s")
     elif args.find:
         best, rows = find(target, args, slo)
-        add_shares(rows, args)
-        print(table(rows))
         print("no rate held" if best is None else f"highest rate with {args.share:g}% inside: {best:.2f}/s")
     else:
         rows = []
         for rate in args.rates:
             rows.append(at_rate(target, rate, args, slo))
             _print_lines(rows[-1:])
-        add_shares(rows, args)
-        print(table(rows))
+    add_shares(rows, args)
+    return rows
+
+
+def markdown(results: Results) -> str:
+    """What was measured around the table of the mode."""
+    runs = results["runs"]
+    text = shared_prefix.report(runs) if "pass" in runs[0] else table(runs, [RATE], COLUMNS)
+    return f"{caption(results)}:\n\n{text}"
 
 
 def add_shares(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
@@ -100,7 +116,9 @@ def at_rate(target: Target, rate: float, args: argparse.Namespace, slo: Slo) -> 
     return figures(load, slo, rate)
 
 
-def find(target: Target, args: argparse.Namespace, slo: Slo) -> tuple[float | None, list[dict[str, Any]]]:
+def find(
+    target: Target, args: argparse.Namespace, slo: Slo, precision: float = 1.05
+) -> tuple[float | None, list[dict[str, Any]]]:
     """The highest rate with `args.share` percent inside, and the figures of all rates tried, lowest first."""
     rows: list[dict[str, Any]] = []
 
@@ -112,7 +130,7 @@ def find(target: Target, args: argparse.Namespace, slo: Slo) -> tuple[float | No
         print(f"{rate:.2f}/s: {row['inside_percent']:.1f}% inside, {verdict}", file=sys.stderr)
         return verdict == "holds"
 
-    best = highest_rate(holds, args.rates[0])
+    best = highest_rate(holds, args.rates[0], precision)
     return best, sorted(rows, key=lambda row: float(row["rate"]))
 
 
@@ -131,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument("--find", action="store_true", help="search for the highest rate that holds")
     mode.add_argument("--concurrency", type=int, metavar="N", help="a closed loop of N streams")
     mode.add_argument("--scenario", choices=["prefix"])
-    parser.add_argument("--repeat", type=int, default=3, help="of --concurrency and --scenario")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds of --concurrency and --scenario")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     add_open_loop_options(parser)
     parser.add_argument("--roofline", metavar="MODEL_DIR", help="print the share of the machine's limit")
     parser.add_argument("--quantization", choices=["none", "int8"], default="none", help="of --roofline")

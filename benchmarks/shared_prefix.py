@@ -16,41 +16,51 @@ from latency import ttft
 from load import closed_loop
 from workloads import random_ids
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Column, spread, table
 
 REQUESTS, PREFIX, UNIQUE, OUTPUT = 64, 512, 32, 16
+ALONE, SHARED = "nothing shared", "prefix shared"
+COLUMNS = (
+    Column("ttft_p50_ms", "TTFT p50 ms"),
+    Column("ttft_p95_ms", "TTFT p95 ms"),
+    Column("computed", "prefill computed"),
+    Column("cached", "prefill cached"),
+)
 COUNTERS = ("prompt_tokens_total", "prefix_cache_hit_tokens_total")
 
 
 def measure(target: Target, vocab: int, seed: int, repeats: int) -> list[dict[str, Any]]:
-    """Run both passes `repeats` times, each time with new tokens, and return a row of medians for each."""
-    passes: dict[str, list[dict[str, Any]]] = {"nothing shared": [], "prefix shared": []}
+    """Run both passes `repeats` times, each time with new tokens, and return a row for each."""
+    rows = []
     for repeat in range(repeats):
         rng = random.Random(f"{seed} prefix {repeat}")
         prefix = random_ids(rng, PREFIX, vocab)
         prompts = [prefix + random_ids(rng, UNIQUE, vocab) for _ in range(REQUESTS + 1)]
-        for name, rows in passes.items():
-            alone = name == "nothing shared"
+        for name in (ALONE, SHARED):
+            alone = name == ALONE
             salts = [f"{seed} {repeat} {index if alone else 'all'}" for index in range(len(prompts))]
             requests = [
                 target.request(prompt, OUTPUT, cache_salt=salt) for prompt, salt in zip(prompts, salts, strict=True)
             ]
             closed_loop(target, requests[:1], 1, f"{name}: warm-up")
-            rows.append(_pass(target, requests[1:], name))
-    return [{"pass": name} | _medians(rows) for name, rows in passes.items()]
+            rows.append({"pass": name, "round": repeat + 1} | _pass(target, requests[1:], name))
+    return rows
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """The table, and what the shared prefix saved."""
-    cells = [["64 requests at once", "TTFT p50 ms", "TTFT p95 ms", "prefill computed", "prefill cached"]]
-    for row in rows:
-        tokens = ["-" if row[key] is None else f"{row[key]:.0f}" for key in ("computed", "cached")]
-        cells.append([row["pass"], f"{row['ttft_p50_ms']:.0f}", f"{row['ttft_p95_ms']:.0f}", *tokens])
-    alone, shared = rows
-    lines = [layout(cells), "", f"TTFT p50: {alone['ttft_p50_ms'] / shared['ttft_p50_ms']:.2f}x faster"]
-    if alone["computed"]:
-        lines.append(f"prefill work: {100 * (1 - shared['computed'] / alone['computed']):.1f}% less")
+    """The table, and what the shared prefix saved, round by round."""
+    text = table(rows, [Column("pass", f"{REQUESTS} requests at once")], COLUMNS)
+    pairs = list(zip(_of(rows, ALONE), _of(rows, SHARED), strict=True))
+    faster = [alone["ttft_p50_ms"] / shared["ttft_p50_ms"] for alone, shared in pairs]
+    lines = [text, "", f"TTFT p50: {spread(faster, '{:.2f}')} times faster."]
+    if all(row["computed"] for row in _of(rows, ALONE)):
+        less = [100 * (1 - shared["computed"] / alone["computed"]) for alone, shared in pairs]
+        lines.append(f"Prefill work: {spread(less, '{:.1f}%')} less.")
     return "\n".join(lines)
+
+
+def _of(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["pass"] == name]
 
 
 def _pass(target: Target, requests: list[bytes], title: str) -> dict[str, Any]:
@@ -82,7 +92,3 @@ def _counters(target: Target) -> dict[str, float] | None:
         return None
     found = {name: re.search(rf"^chairlift_{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE) for name in COUNTERS}
     return {name: float(match[1]) for name, match in found.items() if match} if all(found.values()) else None
-
-
-def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: None if rows[0][name] is None else statistics.median(row[name] for row in rows) for name in rows[0]}

@@ -9,12 +9,12 @@ its own (`--own` measures that too).
 import argparse
 import asyncio
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 import workloads
@@ -23,7 +23,7 @@ from keepalive import Connection, post
 from server_process import free_port, running
 from tqdm import tqdm
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Recording, Results, caption, layout, spread, start
 
 NAMES = ("llm", "embedder", "function")
 HOST = "127.0.0.1"
@@ -43,33 +43,32 @@ class Squares:
         return [float((self.matrix @ self.matrix * item).sum()) for item in items]
 '''
 EMBED = {"model": "embedder", "encoding_format": "base64"}
+OWN, ALONE, TOGETHER = "own server", "alone", "together"
 Rates = dict[str, float]
+Got = TypeVar("Got")
 
 
 def main() -> None:
     args = _parser().parse_args()
     weights = dict(zip(NAMES, args.weights, strict=True))
+    recording = Recording(start("sharing", vars(args), str(args.llm)), args.out)
     with tempfile.TemporaryDirectory() as folder:
-        own: Rates = {}
-        for name in NAMES if args.own else ():
-            own |= serve(args, Path(folder), {name: 1.0}, lambda port: each_alone(args, port, [name]))[0]  # noqa: B023
-        alone, *together = serve(args, Path(folder), weights, lambda port: alone_and_together(args, port))
-    print(report(weights, own, alone, together))
+        for number in range(1, args.repeat + 1):
+            for name in NAMES if args.own else ():
+                own = serve(args, Path(folder), {name: 1.0}, lambda port: measure(args, port, [name]))  # noqa: B023
+                recording.add({"round": number, "phase": OWN, "rates": own})
+            for phase, rates in serve(args, Path(folder), weights, lambda port: alone_and_together(args, port)).items():
+                recording.add({"round": number, "phase": phase, "rates": rates})
+    print(markdown(recording.results))
 
 
-def each_alone(args: argparse.Namespace, port: int, names: Sequence[str]) -> list[Rates]:
-    """Measure models one after the other."""
-    return [{name: measure(args, port, [name])[name] for name in names}]
+def alone_and_together(args: argparse.Namespace, port: int) -> dict[str, Rates]:
+    """Measure each model alone, and then all of them together."""
+    alone = {name: measure(args, port, [name])[name] for name in NAMES}
+    return {ALONE: alone, TOGETHER: measure(args, port, NAMES)}
 
 
-def alone_and_together(args: argparse.Namespace, port: int) -> list[Rates]:
-    """Measure each model alone, and then all of them together, several times."""
-    return each_alone(args, port, NAMES) + [measure(args, port, NAMES) for _ in range(args.repeat)]
-
-
-def serve(
-    args: argparse.Namespace, folder: Path, weights: dict[str, float], work: Callable[[int], list[Rates]]
-) -> list[Rates]:
+def serve(args: argparse.Namespace, folder: Path, weights: dict[str, float], work: Callable[[int], Got]) -> Got:
     """Run a server with these models while `work`, given its port, measures."""
     (folder / "squares.py").write_text(FUNCTION)
     where = {"llm": args.llm.resolve(), "embedder": args.embedder.resolve(), "function": folder / "squares.py:Squares"}
@@ -148,15 +147,21 @@ async def repeat(request: bytes) -> AsyncIterator[None]:
         connection.close()
 
 
-def report(weights: Rates, own: Rates, alone: Rates, together: list[Rates]) -> str:
-    """One row a model: its due, and what it got of what it does alone."""
-    rows = [["model", "own server/s", "alone/s", "together/s", "due", "got", "got / due"]]
+def markdown(results: Results) -> str:
+    """One row a model: its due, and what it got of what it does alone, round by round."""
+    weights = dict(zip(NAMES, results["settings"]["weights"], strict=True))
+    by_phase: dict[str, list[Rates]] = {}
+    for run in results["runs"]:
+        by_phase.setdefault(run["phase"], []).append(run["rates"])
+    pairs = list(zip(by_phase[ALONE], by_phase[TOGETHER], strict=True))
+    rows = [["model", "weight", "own server/s", "alone/s", "together/s", "due", "got", "got / due"]]
     for name, weight in weights.items():
-        rate = statistics.median(run[name] for run in together)
-        due, got = weight / sum(weights.values()), rate / alone[name]
-        single = f"{own[name]:.0f}" if name in own else "-"
-        rows.append([name, single, f"{alone[name]:.0f}", f"{rate:.0f}", f"{due:.0%}", f"{got:.0%}", f"{got / due:.2f}"])
-    return layout(rows)
+        due = weight / sum(weights.values())
+        got = [together[name] / alone[name] for alone, together in pairs]
+        rates = [[each[name] for each in by_phase.get(phase, []) if name in each] for phase in (OWN, ALONE, TOGETHER)]
+        shares = [f"{due:.0%}", spread(got, "{:.0%}"), spread([each / due for each in got], "{:.2f}")]
+        rows.append([name, f"{weight:g}", *map(spread, rates), *shares])
+    return f"{caption(results)}; {results['settings']['seconds']:g} s each:\n\n{layout(rows)}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,7 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--clients", type=int, default=48, help="of each model")
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
-    parser.add_argument("--repeat", type=int, default=3, help="measurements of all three together")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds, each with a server of its own")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("--own", action="store_true", help="measure each in a server of its own, too")
     return parser
 

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import save, start_results
 from server_process import free_port, running
 from tqdm import tqdm
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import caption, layout, save, start
 from chairlift.demo import demo_path
 
 EVERY_SECONDS = 5.0
@@ -31,18 +30,12 @@ WORDS = ("the", "of", "batch", "slot", "queue", "rider", "chair", "token", "mode
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results are saved")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--model", default=str(demo_path()))
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--render-only", type=Path, metavar="FILE")
     args, flags = parser.parse_known_args()
-    if args.render_only:
-        print(report(json.loads(args.render_only.read_text())))
-        return
-    if args.out is None:
-        raise SystemExit("--out is needed, or --render-only")
-    results = start_results(args.model, rounds=1) | {"minutes": args.minutes, "flags": flags, "clients": args.clients}
+    results = start("soak", vars(args) | {"flags": flags}, args.model)
     port = free_port()
     command = [
         sys.executable,
@@ -59,7 +52,7 @@ def main() -> None:
     with running(command, port, "/health/ready", {}):
         asyncio.run(soak(port, args.minutes * 60, args.clients, results))
     save(results, args.out)
-    print(report(results))
+    print(markdown(results))
 
 
 async def soak(port: int, seconds: float, clients: int, results: dict[str, Any]) -> None:
@@ -136,7 +129,7 @@ def request(rng: random.Random) -> bytes:
     return f"{head}Content-Type: application/json\r\n\r\n".encode() + raw
 
 
-def report(results: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """Memory over tenths of the time: medians, so that one moment's peak does not count."""
     runs = results["runs"]
     names = [name for name in runs[-1] if name != "s"]
@@ -146,7 +139,7 @@ def report(results: dict[str, Any]) -> str:
         if part:
             span = f"{part[0]['s'] / 60:.1f}-{part[-1]['s'] / 60:.1f}"
             cells.append([span, *(f"{statistics.median(run[name] for run in part):.0f}" for name in names)])
-    return f"{results['machine']}, {results['date']}, answers {results.get('answers')}\n\n{layout(cells)}"
+    return f"{caption(results)}; answers {results.get('answers')}:\n\n{layout(cells)}"
 
 
 if __name__ == "__main__":

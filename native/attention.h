@@ -17,7 +17,7 @@ inline void clear(const SoftmaxState &state, int rows, int dim) {
 }
 
 // Combines a split's softmax state with that of the splits before it. An empty one changes no bit of the other.
-inline void combine(const SoftmaxState &into, const SoftmaxState &from, int rows, int dim) {
+inline NOINLINE void combine(const SoftmaxState &into, const SoftmaxState &from, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
         const vfloat old = vfloat{} + into.row_max[r], other = vfloat{} + from.row_max[r], highest = vmax(old, other);
         const vfloat a = exp2_(old - highest), b = exp2_(other - highest);
@@ -69,7 +69,7 @@ template <typename T, typename C> struct Attention {
         PrefetchLines key_lines[KV_SPLIT_GROUPS], value_lines[KV_SPLIT_GROUPS];
     };
 
-    void load_queries(const Tile &tile, Work &work) const {
+    NOINLINE void load_queries(const Tile &tile, Work &work) const {
         for (int r = 0; r < tile.rows(); r++) {
             const int64_t token = tile.first_token + r / tile.num_heads;
             const int head = tile.first_head + r % tile.num_heads;
@@ -94,7 +94,7 @@ template <typename T, typename C> struct Attention {
         scale = 1;
     }
 
-    void find_groups(const Tile &tile, int split, KvSplit<C> &kv_split) const {
+    NOINLINE void find_groups(const Tile &tile, int split, KvSplit<C> &kv_split) const {
         const int first = tile.first_group(split), highest = tile.first_position + tile.num_tokens - 1;
         const int groups_per_block = lanes.per_block / GROUP;
         kv_split.split = split;
@@ -122,7 +122,7 @@ template <typename T, typename C> struct Attention {
         }
     }
 
-    void make_row_blocks(const Tile &tile, const KvSplit<C> &kv_split, Work &work) const {
+    NOINLINE void make_row_blocks(const Tile &tile, const KvSplit<C> &kv_split, Work &work) const {
         const int first = tile.first_group(kv_split.split);
         work.num_row_blocks = 0;
         for (int row = 0; row < tile.rows();) {
@@ -184,7 +184,7 @@ template <typename T, typename C> struct Attention {
     }
 
     // The highest score of a row, times the scale, once those that it does not see are masked.
-    float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int position, float *scores) const {
+    NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int position, float *scores) const {
         const int lowest = lanes.lowest_seen(position);
         vfloat most = vfloat{} + LOWEST / scale;
         for (int g = row_block.begin; g < row_block.end; g++) {
@@ -199,7 +199,7 @@ template <typename T, typename C> struct Attention {
     }
 
     // Softmax numerators of a row of scores, relative to the highest score, times the scales of their values.
-    void softmax(const KvSplit<C> &now, const RowBlock &row_block, float *scores, float highest, float &total,
+    NOINLINE void softmax(const KvSplit<C> &now, const RowBlock &row_block, float *scores, float highest, float &total,
                  float &p_scale) const {
         Value *p = reinterpret_cast<Value *>(scores);
         vfloat sum = {}, most = {};
@@ -262,7 +262,7 @@ template <typename T, typename C> struct Attention {
             row_block.rows, [&](auto rows) { pv<C, rows>(p, values, padded, state.acc + row_block.first * padded); });
     }
 
-    void write(const Tile &tile, const SoftmaxState &state) const {
+    NOINLINE void write(const Tile &tile, const SoftmaxState &state) const {
         for (int r = 0; r < tile.rows(); r++) {
             const int64_t token = tile.first_token + r / tile.num_heads;
             const int head = tile.first_head + r % tile.num_heads;
@@ -276,7 +276,7 @@ template <typename T, typename C> struct Attention {
     }
 
     // Combines the splits of a tile that were tasks of their own, and writes its rows.
-    void combine_splits(const Tile &tile, const SoftmaxState *splits) const {
+    NOINLINE void combine_splits(const Tile &tile, const SoftmaxState *splits) const {
         alignas(64) float acc[MAX_ROW_FLOATS];
         float row_max[MAX_ROWS], row_sum[MAX_ROWS];
         const SoftmaxState all{row_max, row_sum, acc};
@@ -312,7 +312,7 @@ template <typename T, typename C> struct AttentionWorker {
         attention.find_groups(tile, taken.split < 0 ? tile.first_split() : taken.split, kv_split);
     }
 
-    void run() {
+    NOINLINE void run() {
         const SoftmaxState all{row_max[0], row_sum[0], acc[0]}, one{row_max[1], row_sum[1], acc[1]};
         KvSplit<C> *now = &kv_splits[0], *next = &kv_splits[1];
         for (begin_task(*now); now->count; std::swap(now, next)) {
@@ -338,7 +338,7 @@ template <typename T, typename C> struct AttentionWorker {
 // Attention as one of a team. Counts its tasks with the counter of the phase that it begins in; whoever goes on to read
 // `out`, or to use the plan or that counter again, waits first: there is no wait at its end.
 template <typename T, typename C>
-void attend(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads,
+NOINLINE void attend(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads,
             const Plan &plan, Team &team) {
     const Attention<T, C> attention{q, out, k_cache, v_cache, batch, heads};
     AttentionWorker<T, C>(attention, plan, team).run();

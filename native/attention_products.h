@@ -131,7 +131,7 @@ template <typename T> struct Keys {
 
 // scores[r][g * 16 ...] = q[r] . K for R rows and G groups of lanes, from group number `first` on.
 template <typename T, int R, int G>
-void qk_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scores) {
+NOINLINE void qk_rows(const Queries<T> &q, const Keys<T> &keys, int first, float *scores) {
     typename Operand<T>::sum acc[R][G * VECTORS] = {};
     const T *const *groups = keys.groups + first;
     const int steps = q.dim / PER_STEP<T>;
@@ -179,7 +179,7 @@ template <typename T> struct Weights {
 
 // acc[r][0:C * LANES] = p[r] . V for R rows and C vectors of dimensions, from dimension `first` on.
 template <typename T, int R, int C>
-void pv_rows(const Weights<T> &p, const Values<T> &values, int dim, int first, float *acc) {
+NOINLINE void pv_rows(const Weights<T> &p, const Values<T> &values, int dim, int first, float *acc) {
     using Value = typename Operand<T>::type;
     constexpr int LINE = 16;
     typename Operand<T>::sum sum[R][C] = {};

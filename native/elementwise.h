@@ -172,7 +172,7 @@ template <typename T> class HeadNormalizer {
         : norms(norms), num_heads(heads.num_heads), num_kv_heads(heads.num_kv_heads), dim(heads.head_dim) {}
 
     // The head at `x`, number h of a token's queries and keys; in `space` if there is a norm.
-    const T *of(const T *x, int64_t token, int h, T *space) {
+    NOINLINE const T *of(const T *x, int64_t token, int h, T *space) {
         const bool key = h >= num_heads;
         const Norm &norm = key ? norms.k : norms.q;
         if (!norm.weight) return x;
@@ -206,8 +206,9 @@ void prefetch_block(const int64_t *slots, int64_t token, int kv_head, const C *k
 // Rotates, and writes K and V, as one of a team: this thread's share of all heads of all tokens, so that a single token
 // too is shared out. Does not wait at its end.
 template <typename T, typename C>
-void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions, const int64_t *slots,
-                    C *k_cache, C *v_cache, const HeadNorms &norms, int64_t tokens, const Heads &heads, Team &team) {
+NOINLINE void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const int64_t *positions,
+                             const int64_t *slots, C *k_cache, C *v_cache, const HeadNorms &norms, int64_t tokens,
+                             const Heads &heads, Team &team) {
     const int dim = heads.head_dim, num_q = heads.num_heads, num_kv = heads.num_kv_heads;
     const int rotated_heads = num_q + num_kv;
     const Range mine = team.share(tokens * rotated_heads);

@@ -52,7 +52,7 @@ class MicroBatches {
   public:
     std::vector<MicroBatch> all;
 
-    MicroBatches(const Texts &texts, int threads) {
+    NOINLINE MicroBatches(const Texts &texts, int threads) {
         std::vector<TextSpan> order = spans(texts);
         std::sort(order.begin(), order.end(), [](const TextSpan &a, const TextSpan &b) {
             return a.tokens() > b.tokens() || (a.tokens() == b.tokens() && a.text < b.text);
@@ -71,7 +71,7 @@ class MicroBatches {
     }
 
     // Whether threads that take one micro-batch after the other are busy for most of the time.
-    bool balanced(int threads) const {
+    NOINLINE bool balanced(int threads) const {
         std::vector<MicroBatch> busy(threads);
         const auto less = [](const MicroBatch &a, const MicroBatch &b) { return a.cost < b.cost; };
         int64_t costs = 0;
@@ -83,7 +83,7 @@ class MicroBatches {
     }
 
     // All in one, in the order of the batch.
-    void join(const Texts &texts) {
+    NOINLINE void join(const Texts &texts) {
         all.clear();
         for (const TextSpan &text : spans(texts)) add(text, text.text == 0);
     }
@@ -143,7 +143,7 @@ template <typename T> class EncoderPass {
     }
 
     // Rows as the weight wants them: normalized before, in a pre-norm encoder.
-    Rows prepared(const T *x, const Tiles &tiles, const LayerNorm &norm, const Weight &weight) {
+    NOINLINE Rows prepared(const T *x, const Tiles &tiles, const LayerNorm &norm, const Weight &weight) {
         const bool normed = encoder.pre_norm && norm.weight;
         return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
             const T *from = x + row * weight.in_features;
@@ -154,7 +154,7 @@ template <typename T> class EncoderPass {
     }
 
     template <typename AnyEpilogue>
-    void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue) {
+    NOINLINE void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue) {
         product(x, tiles, weight, epilogue, team);
         team.wait();
     }

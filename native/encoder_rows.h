@@ -26,13 +26,15 @@ inline __attribute__((always_inline)) void layer_norm(const T *x, const LayerNor
 // Activates sums, and of a gated weight multiplies them with the upper half's. Stores rows or, since bfloat16 needs no
 // quantization, packs them at once as the next product reads them.
 template <typename T> struct ActivationEpilogue {
+    using Type = T;
     int32_t activation;
     T *out;             // rows, null if packed
     Rows next;
     int64_t stride;
 
     template <typename Sum>
-    void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
+    NOINLINE void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x,
+                        const Sum *sums) const {
         with_activation(activation, [&](auto constant) {
             apply_as<constant.value>(weight, panel, row, rows, x, sums);
         });

@@ -84,6 +84,10 @@ template <typename... Each> struct FormatList {
 };
 using Formats = FormatList<Bf16Format, Int8Format>;
 
+// Whether rows of T are multiplied in a format: as they are where they have its size, and else rounded.
+template <typename Format, typename T>
+constexpr bool TAKES = Format::SCALED || sizeof(T) * Format::INPUTS == sizeof(int32_t);
+
 template <typename F> void with_format(const Weight &weight, F f) { Formats::choose(weight.format, f); }
 
 // Bytes of a row packed for products with the weight.

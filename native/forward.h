@@ -57,8 +57,8 @@ template <typename T> struct Workspace {
     }
 };
 
-// One thread's view of a pass; C is the type of the cache.
-template <typename T, typename C> class Forward {
+// One thread's view of a pass.
+template <typename T> class Forward {
     const Decoder &decoder;
     const Pass &pass;
     const Workspace<T> &workspace;
@@ -68,7 +68,7 @@ template <typename T, typename C> class Forward {
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
     // Rows of x, normalized if there is a norm, as the weight wants them.
-    Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight) {
+    NOINLINE Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight) {
         return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
             const T *from = x + row * weight.in_features;
             if (!norm.weight) return from;
@@ -77,13 +77,14 @@ template <typename T, typename C> class Forward {
         });
     }
 
-    void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, EpilogueMode mode, T *out, int64_t stride) {
+    NOINLINE void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, EpilogueMode mode, T *out,
+                           int64_t stride) {
         product(x, tiles, weight, Epilogue<T>{mode, out, nullptr, stride}, team);
         team.wait();
     }
 
     // Adds the product of x to the residual, normalized before if there is a norm.
-    void add(const T *x, const Tiles &tiles, const Weight &weight, const Norm &norm, T *residual) {
+    NOINLINE void add(const T *x, const Tiles &tiles, const Weight &weight, const Norm &norm, T *residual) {
         const Rows rows = prepared(x, tiles, {}, weight);
         if (!norm.weight) return multiply(rows, tiles, weight, EpilogueMode::ADD, residual, hidden_size);
         multiply(rows, tiles, weight, EpilogueMode::STORE, workspace.part, hidden_size);
@@ -125,15 +126,22 @@ template <typename T, typename C> class Forward {
     }
 
     void attend_layer(const DecoderLayer &layer, const Plan &plan) {
-        Heads heads = decoder.heads;
-        heads.window = layer.window;
-        const int64_t rows = pass.num_tokens;
-        const Tiles tiles(rows, team);
+        const Tiles tiles(pass.num_tokens, team);
         const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, layer.qkv);
         multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
+        if (decoder.heads.cache_dtype == INT8)
+            attend_cache<int8_t>(layer, plan);
+        else
+            attend_cache<T>(layer, plan);
+    }
+
+    // C is the type of the cache.
+    template <typename C> void attend_cache(const DecoderLayer &layer, const Plan &plan) {
+        Heads heads = decoder.heads;
+        heads.window = layer.window;
         rope_and_write(workspace.qkv, workspace.query, layer.cos_sin, pass.positions, pass.slots,
                        static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
-                       rows, heads, team);
+                       pass.num_tokens, heads, team);
         team.wait();
         if (&layer == decoder.layers + decoder.num_layers - 1 && !pass.num_logits) return;
         attend(static_cast<const T *>(workspace.query), workspace.attention_out, static_cast<const C *>(layer.k_cache),

@@ -67,7 +67,8 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
 
 // This thread's part of a product; the caller waits before and after.
 template <typename Format, typename AnyEpilogue>
-void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue, Team &team) {
+NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue,
+                         Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight), tasks = panels * tiles.groups;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
@@ -83,7 +84,8 @@ template <typename AnyEpilogue>
 void product(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue, Team &team) {
     with_format(weight, [&](auto format) {
         using Format = decltype(format);
-        if constexpr (MicroKernel<Format>::PATH != nullptr) product_of<Format>(x, tiles, weight, epilogue, team);
+        if constexpr (MicroKernel<Format>::PATH != nullptr && TAKES<Format, typename AnyEpilogue::Type>)
+            product_of<Format>(x, tiles, weight, epilogue, team);
     });
 }
 

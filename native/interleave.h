@@ -32,7 +32,7 @@ inline void transpose(__m512i (&v)[16]) {
 }
 
 // Interleaves `rows`, at most 16, of `steps` words each, `stride` words apart: to[step][row] = from[row][step].
-inline void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
+inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
     const auto lanes = __mmask16((1u << rows) - 1);
     for (int64_t step = 0; step < steps; step += 16) {
         const int64_t count = steps - step < 16 ? steps - step : 16;
@@ -48,7 +48,7 @@ inline void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64
     }
 }
 #else
-inline void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
+inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
     for (int64_t step = 0; step < steps; step++, to += rows) {
         __builtin_prefetch(reinterpret_cast<const char *>(to) + WRITE_AHEAD, 1);
         for (int64_t r = 0; r < rows; r++) to[r] = from[r * stride + step];

@@ -88,9 +88,9 @@ void any_embed(const int64_t *ids, int64_t rows, const Weight &head, void *out, 
 }
 
 void any_decode(const Decoder &decoder, const Pass &pass, void *hidden) {
-    with_types(decoder.dtype, decoder.heads, [&](auto *type, auto *cache) {
+    with_type(decoder.dtype, [&](auto *type) {
         using T = decltype(type);
-        decode<std::remove_pointer_t<T>, std::remove_pointer_t<decltype(cache)>>(decoder, pass, T(hidden));
+        decode(decoder, pass, T(hidden));
     });
 }
 

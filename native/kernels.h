@@ -2,6 +2,9 @@
 #pragma once
 #include <cstdint>
 
+// Of functions that many places call, each with much to do: inlined everywhere they would double the time to compile.
+#define NOINLINE __attribute__((noinline))
+
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 // Attention heads of one layer. window <= 0 stands for no window. The cache is INT8, or else of the activations' type.

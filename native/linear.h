@@ -52,7 +52,7 @@ template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight 
     for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.in_features);
 }
 
-template <typename T, typename C> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
+template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
     static thread_local Arena arena;
     static thread_local Plans plans;
     const Workspace<T> workspace(arena, decoder, pass, omp_get_max_threads());
@@ -61,7 +61,7 @@ template <typename T, typename C> void decode(const Decoder &decoder, const Pass
     const std::vector<const Plan *> &of_layers = plans.of_layers;
     const Weight &gate_up = decoder.layers->gate_up;
     with_team(pass.num_tokens * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
-        Forward<T, C>(decoder, pass, workspace, of_layers, team).run(hidden);
+        Forward<T>(decoder, pass, workspace, of_layers, team).run(hidden);
     });
 }
 

@@ -64,7 +64,7 @@ template <> struct MicroKernel<Bf16Format> {
         }
     };
 
-    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Bf16Format, Lanes, ROWS>(x, panel, sums);
     }
 #else
@@ -86,7 +86,7 @@ template <> struct MicroKernel<Int8Format> {
         }
     };
 
-    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
     }
 #elif defined(__AVX2__)
@@ -113,14 +113,14 @@ template <> struct MicroKernel<Int8Format> {
         }
     }
 
-    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL)
             for (int half = 0; half < 2; half++) half_of_row<ROWS>(x, panel, half, sums);
     }
 #else
     static constexpr const char *PATH = "baseline";
 
-    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL) {
             int32_t sum[PANEL];
             std::memcpy(sum, panel.compensation, sizeof sum);

@@ -69,7 +69,7 @@ struct Plan {
     Plan(const Plan &) = delete;
     Plan &operator=(const Plan &) = delete;
 
-    void make(const Batch &batch, const Heads &heads) {
+    NOINLINE void make(const Batch &batch, const Heads &heads) {
         tiles.clear(), tasks.clear(), split_tiles.clear(), partials.clear();
         lanes_times_rows = 0;
         padded = padded_dim(heads);

@@ -8,7 +8,7 @@ namespace {
 inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
 
 // A row as integers from 1 to 255 with a zero point of 128; returns the scale.
-template <typename T> float quantize_symmetric(const T *x, int64_t width, uint8_t *out) {
+template <typename T> NOINLINE float quantize_symmetric(const T *x, int64_t width, uint8_t *out) {
     const float highest = max_abs(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
     int64_t i = 0;
 #if defined(__AVX512BF16__)
@@ -29,7 +29,7 @@ template <typename T> float quantize_symmetric(const T *x, int64_t width, uint8_
 // is beyond. Steps are finer where numbers lie mostly to one side, as they do behind GELU and in what few inputs of a
 // layer norm's weights stick out. Returns the scale. As sums start from a compensation for a zero point of 128,
 // `zero_offset` times that compensation is to be added.
-template <typename T> float quantize_asymmetric(const T *x, int64_t width, uint8_t *out, float &zero_offset) {
+template <typename T> NOINLINE float quantize_asymmetric(const T *x, int64_t width, uint8_t *out, float &zero_offset) {
     vfloat low = {}, high = {}, broken = {};
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) {

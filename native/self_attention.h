@@ -98,7 +98,7 @@ template <typename T> class SelfAttention {
     }
 
     // scores[r][0:G * GROUP] of R rows with G groups of keys.
-    template <int R, int G> void qk(const Value *q, const T *keys, float *scores) const {
+    template <int R, int G> NOINLINE void qk(const Value *q, const T *keys, float *scores) const {
         constexpr int COUNT = G * VECTORS;
         vfloat sum[R][COUNT] = {};
         const auto *from = stored(keys);
@@ -116,7 +116,7 @@ template <typename T> class SelfAttention {
 
     // out[r][first:first + C * LANES] = p[r] . V / totals[r] for R rows.
     template <int R, int C>
-    void pv(const float *p, int64_t pairs, const T *values, const float *totals, T *out) const {
+    NOINLINE void pv(const float *p, int64_t pairs, const T *values, const float *totals, T *out) const {
         vfloat sum[R][C] = {};
         const auto *from = stored(values);
         const Value *weights = reinterpret_cast<const Value *>(p);
@@ -135,7 +135,7 @@ template <typename T> class SelfAttention {
     }
 
     // Softmax numerators of one row's scores with keys [first, first + count), biased and masked; returns their sum.
-    float softmax(float *scores, int place, int first, int count) const {
+    NOINLINE float softmax(float *scores, int place, int first, int count) const {
         const int low = layer.window < 0 ? 0 : place - layer.window - first;
         const int high = layer.window < 0 || place + layer.window >= tokens ? tokens - first
                                                                            : place + layer.window + 1 - first;

@@ -78,13 +78,15 @@ template <typename T> class Staging {
     // call this. Every thread prepares a single tile for itself, which costs less than waiting for each other.
     template <typename RowAt> Rows prepare(const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
         Rows made;
-        with_format(weight, [&](auto format) { made = prepare_as(format, tiles, weight, team, row_at); });
+        with_format(weight, [&](auto format) {
+            if constexpr (TAKES<decltype(format), T>) made = prepare_as(format, tiles, weight, team, row_at);
+        });
         return made;
     }
 
   private:
     template <typename Format, typename RowAt>
-    Rows prepare_as(Format, const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
+    NOINLINE Rows prepare_as(Format, const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
         const bool alone = tiles.count == 1;
         const int64_t steps = Format::steps(weight), own = alone ? team.thread * TILE_ROWS : 0;
         // As far apart as the widest, so that a thread's rows lie in the same memory for products of any width.

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels.h"
+
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -50,7 +52,7 @@ class Barrier {
     }
 
   public:
-    void wait(int threads) {
+    NOINLINE void wait(int threads) {
         const uint32_t now = generation;
         if (++arrived == threads) {
             arrived = 0;
@@ -91,7 +93,7 @@ struct Team {
     int64_t take() { return counters[0].all[phase % 3].fetch_add(1, std::memory_order_relaxed); }
 
     // The same out of `tasks`, neighbours going to the same thread as long as it keeps up; -1 if none is left.
-    int64_t take_near(int64_t tasks) {
+    NOINLINE int64_t take_near(int64_t tasks) {
         for (int i = 0; i < threads; i++) {
             const int owner = (thread + i) % threads;
             const int64_t begin = tasks * owner / threads, end = tasks * (owner + 1) / threads;

@@ -1,12 +1,14 @@
-"""Batching servers side by side under more load than they can take: python benchmarks/dynamic/goodput.py --out FILE
-SERVERS
+"""Batching servers side by side under more load than they can take: python benchmarks/dynamic/goodput.py SERVERS
+--settings-of SWEEP --out FILE
 
 Every server runs a model that takes alpha + beta * b ms for at most 32 items, in turn and alone, with open-loop Poisson
-arrivals (open_loop.py, or another --client with the same arguments and output). First each is given its best batching
-window, by a sweep at 80% of capacity; then comes a search for the highest rate at which 99% are inside the SLO; then
-130% of capacity, with the defaults and with whatever the server has of its own against overload, of which the best
-counts. A server whose interpreter (--peers-python, --triton-python) is not given is left out. `--render-only FILE...`
-writes the table of saved results again.
+arrivals (open_loop.py, or another --client with the same arguments and output). A search finds the highest rate at
+which 99% are inside the SLO; then comes 130% of capacity, with the defaults and with whatever the server has of its own
+against overload, of which the best counts. A server whose interpreter (--peers-python, --triton-python) is not given is
+left out.
+
+`--sweep` only searches, coarsely, with each of a server's batching windows; `--settings-of` that file takes the window
+that held the highest rate. So a window is chosen at rates that its server can hold.
 """
 
 import argparse
@@ -24,17 +26,15 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-import comparison
-from compare import save, start_results
 from server_process import free_port, running
 
-from chairlift.bench.report import layout
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
 HERE = Path(__file__).parent
 MOST = 32
 SHARE = 99.0
-# Of the capacity: how near the search comes to the highest rate.
-PRECISION = 0.02
+# Of the capacity: how near the search comes to the highest rate, and that of a sweep.
+PRECISION, SWEEP_PRECISION = 0.02, 0.05
 EXECUTORS = {"fast": (8.0, 0.25, 50.0), "slow": (1.0, 4.0, 60.0)}
 Figures = dict[str, float]
 _NUMBERS = re.compile(
@@ -128,20 +128,15 @@ class Trial:
         self._python = python
         self._args = args
 
-    def run(self) -> dict[str, Any]:
-        """All of it; returns what there is to say."""
-        wait = self._best_wait()
-        found: dict[str, Any] = {"wait_ms": wait, "holds": None, "p99": None}
-        with self._serving(wait, Limits()) as ask:
-            low, high = 0.0, 1.1 * self.capacity
-            while high - low > PRECISION * self.capacity:
-                rate = (low + high) / 2
-                figures = ask(rate)
-                if figures["inside"] >= SHARE:
-                    low = rate
-                    found.update(holds=rate, p99=figures["p99"])
-                else:
-                    high = rate
+    def sweep(self) -> Iterator[dict[str, Any]]:
+        """The highest rate that each window holds."""
+        for wait in self.peer.waits:
+            self.rows = []
+            yield self._search(wait, SWEEP_PRECISION) | {"wait_ms": wait, "rows": self.rows}
+
+    def run(self, wait: float) -> dict[str, Any]:
+        """All of it with one window; returns what there is to say."""
+        found = self._search(wait, PRECISION) | {"wait_ms": wait}
         goodputs = []
         for limits in (Limits(), *self.peer.limits(self.slo)):
             with self._serving(wait, limits) as ask:
@@ -150,15 +145,20 @@ class Trial:
         best, limits = max(goodputs, key=lambda each: each[0])
         return found | {"best_overload": best, "best_limits": vars(limits), "rows": self.rows}
 
-    def _best_wait(self) -> float:
-        if len(self.peer.waits) == 1:
-            return self.peer.waits[0]
-        tried = []
-        for wait in self.peer.waits:
-            with self._serving(wait, Limits()) as ask:
-                figures = ask(0.8 * self.capacity)
-                tried.append((-figures["inside"], figures["p99"], wait))
-        return min(tried)[2]
+    def _search(self, wait: float, precision: float) -> dict[str, Any]:
+        """The highest rate that the server holds with this window, and its P99 there; None if it holds none."""
+        found: dict[str, Any] = {"holds": None, "p99": None}
+        with self._serving(wait, Limits()) as ask:
+            low, high = 0.0, 1.1 * self.capacity
+            while high - low > precision * self.capacity:
+                rate = (low + high) / 2
+                figures = ask(rate)
+                if figures["inside"] >= SHARE:
+                    low = rate
+                    found.update(holds=rate, p99=figures["p99"])
+                else:
+                    high = rate
+        return found
 
     @contextmanager
     def _serving(self, wait: float, limits: Limits) -> Iterator[Callable[[float], Figures]]:
@@ -219,69 +219,86 @@ class Trial:
 
 def main() -> None:
     args = _parser().parse_args()
-    files = [Path(name) for name in args.render_only]
-    if not files:
-        if not (args.servers and args.out):
-            raise SystemExit("servers and --out are needed, or --render-only")
-        measure(args)
-        files = [args.out]
-    text = "\n\n".join(markdown(json.loads(file.read_text())) for file in files)
-    print(text)
-    if args.docs:
-        comparison.replace_between(args.docs / "benchmarks.md", "goodput", text)
+    print(markdown(measure(args)))
 
 
-def measure(args: argparse.Namespace) -> None:
-    """Serve and measure with every server, adding to the results as they end."""
-    results = json.loads(args.out.read_text()) if args.out.exists() else start_results("sleeper", rounds=1)
-    results |= {"seconds": args.seconds, "client": Path(args.client).name}
+def measure(args: argparse.Namespace) -> Results:
+    """Serve and measure with every server, saving as they end."""
+    recording = Recording(start("goodput", vars(args)), args.out)
+    swept = json.loads(args.settings_of.read_text()) if args.settings_of else None
     pythons = {"chairlift": sys.executable, "triton": args.triton_python}
-    for name in args.servers:
-        python = pythons.get(name, args.peers_python)
-        for executor in args.executors:
-            about = {"name": PEERS[name].name, "executor": executor}
-            results["runs"] = [run for run in results["runs"] if not about.items() <= run.items()]
-            print(f"{about}", file=sys.stderr)
-            try:
-                if python is None:
-                    raise RuntimeError("no interpreter was given for it")
-                results["runs"].append(about | Trial(PEERS[name], python, EXECUTORS[executor], args).run())
-            except (RuntimeError, OSError) as error:
-                results["failures"].append(about | {"error": str(error)})
-                print(f"failed: {error}", file=sys.stderr)
-            save(results, args.out)
+    for number in range(1, args.rounds + 1):
+        for name in args.servers:
+            python = pythons.get(name, args.peers_python)
+            for executor in args.executors:
+                about = {"name": PEERS[name].name, "executor": executor, "round": number}
+                print(f"{about}", file=sys.stderr)
+                try:
+                    if python is None:
+                        raise RuntimeError("no interpreter was given for it")
+                    trial = Trial(PEERS[name], python, EXECUTORS[executor], args)
+                    for row in trial.sweep() if args.sweep else [trial.run(best_wait(PEERS[name], executor, swept))]:
+                        recording.add(about | row)
+                except (RuntimeError, OSError) as error:
+                    recording.fail(about, str(error))
+                    print(f"failed: {error}", file=sys.stderr)
+    return recording.results
 
 
-def markdown(results: dict[str, Any]) -> str:
+def best_wait(peer: Peer, executor: str, swept: Results | None) -> float:
+    """The window with which a server held the highest rate of a sweep. Raises RuntimeError if it was not in one."""
+    if len(peer.waits) == 1:
+        return peer.waits[0]
+    runs = [run for run in (swept or {"runs": []})["runs"] if (run["name"], run["executor"]) == (peer.name, executor)]
+    if not runs:
+        raise RuntimeError("its settings were not swept: --settings-of names the results of --sweep")
+    return float(max(runs, key=lambda run: run["holds"] or 0.0)["wait_ms"])
+
+
+def markdown(results: Results) -> str:
     """A table for each executor."""
-    lines = [
-        f"{results['machine']}, {results['date']}, {results['seconds']:g} s a rate, client ({results['client']}) and "
-        "server on the same cores:"
+    settings = results["settings"]
+    parts = [
+        f"{caption(results)}; {settings['seconds']:g} s a rate, client ({settings['client']}) and server on the same "
+        "cores:"
     ]
     for executor, (alpha, beta, slo) in EXECUTORS.items():
         capacity = MOST / (alpha + MOST * beta) * 1e3
-        cells = [[f"{alpha:g} + {beta:g} b ms", f"99% inside {slo:g} ms up to", "p99 there, ms",
-                  f"goodput at {1.3 * capacity:.0f}/s", "with its own limits"]]  # fmt: skip
-        for run in results["runs"]:
-            if run["executor"] == executor:
-                cells.append([run["name"], f"{run['holds'] or 0:.0f}/s", f"{run['p99'] or 0:.0f}",
-                              f"{run['overload']:.0f}/s", f"{run['best_overload']:.0f}/s"])  # fmt: skip
-        if len(cells) > 1:
-            lines += ["", layout(cells)]
-    return "\n".join(lines)
+        runs = [_shown(run) for run in results["runs"] if run["executor"] == executor]
+        columns = (
+            Column("holds", f"99% inside {slo:g} ms up to, /s"),
+            Column("p99", "p99 there, ms"),
+            Column("overload", f"goodput at {1.3 * capacity:.0f}/s"),
+            Column("best_overload", "with its own limits"),
+        )
+        names = (Column("name", f"{alpha:g} + {beta:g} b ms, capacity {capacity:.0f}/s"), Column("window", "window"),
+                 Column("limits", "its own limits"))  # fmt: skip
+        if runs:
+            parts.append(table(runs, names, columns))
+    return "\n\n".join([*parts, *failures(results)])
+
+
+def _shown(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with its settings in words; one that holds no rate holds 0."""
+    limits = run.get("best_limits", {})
+    words = [f"{limits['limit_ms']:g} ms"] if limits.get("limit_ms") else []
+    words += [f"{limits['max_waiting']} waiting"] if limits.get("max_waiting") else []
+    window = "-" if run["name"] == PEERS["chairlift"].name else f"{run['wait_ms']:g} ms"
+    return run | {"window": window, "limits": ", ".join(words) or "-", "holds": run["holds"] or 0.0}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="*", choices=[*PEERS, []], metavar="SERVERS", help=", ".join(PEERS))
+    parser.add_argument("servers", nargs="+", choices=PEERS, metavar="SERVERS", help=", ".join(PEERS))
     parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
     parser.add_argument("--seconds", type=float, default=5.0, help="for each rate")
     parser.add_argument("--peers-python", help="an interpreter with mosec, litserve, bentoml and ray[serve]")
     parser.add_argument("--triton-python", help="one with nvidia-pytriton")
     parser.add_argument("--client", default=str(HERE / "open_loop.py"))
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved, or added to")
-    parser.add_argument("--render-only", nargs="+", default=[], metavar="FILE", help="saved results")
-    parser.add_argument("--docs", type=Path, default=None, help="the folder of benchmarks.md, to write the table there")
+    parser.add_argument("--sweep", action="store_true", help="search with each batching window")
+    parser.add_argument("--settings-of", type=Path, metavar="FILE", help="a saved sweep to take the windows from")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results are saved")
     return parser
 
 

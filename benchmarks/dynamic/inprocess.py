@@ -13,11 +13,13 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
 from thread_executor import ThreadExecutor
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.errors import ChairliftError
@@ -141,21 +143,50 @@ async def main() -> None:
     parser.add_argument("--slo", type=float, default=50.0, help="milliseconds")
     parser.add_argument("--rates", type=float, nargs="+", default=[1000, 1600, 1800, 1900, 2000, 2600])
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    capacity = 32 / (args.alpha + 32 * args.beta) * 1e3
-    print(f"{args.alpha:g} + {args.beta:g} b ms, at most 32: capacity {capacity:.0f}/s; SLO {args.slo:g} ms; "
-          f"{type(asyncio.get_running_loop()).__module__}")  # fmt: skip
-    print(f"{'rate':>6}{'inside':>9}{'late':>6}{'refused':>9}{'goodput':>9}{'p50 ms':>8}{'p99 ms':>8}"
-          f"{'cpu us':>8}{'generator us':>14}")  # fmt: skip
-    for rate in args.rates:
-        alone = await generator_cpu(rate, min(args.seconds, 3.0))
-        tally, cpu = await run(args.alpha / 1e3, args.beta / 1e3, args.slo / 1e3, rate, args.seconds)
-        print(
-            f"{rate:6.0f}{tally.inside / tally.sent:9.2%}{tally.late:6}{tally.refused:9}"
-            f"{tally.inside / args.seconds:9.0f}{tally.percentile(0.5) * 1e3:8.1f}{tally.percentile(0.99) * 1e3:8.1f}"
-            f"{cpu / tally.sent * 1e6:8.1f}{alone * 1e6:14.1f}",
-            flush=True,
-        )
+    recording = Recording(start("inprocess", vars(args)), args.out)
+    for number in range(1, args.rounds + 1):
+        for rate in args.rates:
+            alone = await generator_cpu(rate, min(args.seconds, 3.0))
+            tally, cpu = await run(args.alpha / 1e3, args.beta / 1e3, args.slo / 1e3, rate, args.seconds)
+            recording.add(
+                {
+                    "round": number,
+                    "rate": rate,
+                    "inside": tally.inside / tally.sent,
+                    "late": tally.late,
+                    "refused": tally.refused,
+                    "goodput": tally.inside / args.seconds,
+                    "p50_ms": tally.percentile(0.5) * 1e3,
+                    "p99_ms": tally.percentile(0.99) * 1e3,
+                    "cpu_us": cpu / tally.sent * 1e6,
+                    "generator_us": alone * 1e6,
+                }
+            )
+    print(markdown(recording.results))
+
+
+def markdown(results: Results) -> str:
+    """A row for each rate."""
+    settings = results["settings"]
+    capacity = 32 / (settings["alpha"] + 32 * settings["beta"]) * 1e3
+    about = (
+        f"{settings['alpha']:g} + {settings['beta']:g} b ms, at most 32: capacity {capacity:.0f}/s; "
+        f"target {settings['slo']:g} ms"
+    )
+    columns = (
+        Column("inside", "inside", "{:.2%}"),
+        Column("late", "late"),
+        Column("refused", "refused"),
+        Column("goodput", "goodput/s"),
+        Column("p50_ms", "p50 ms", "{:.1f}"),
+        Column("p99_ms", "p99 ms", "{:.1f}"),
+        Column("cpu_us", "us CPU", "{:.1f}"),
+        Column("generator_us", "of it the generator", "{:.1f}"),
+    )
+    return f"{caption(results)}; {about}:\n\n{table(results['runs'], [Column('rate', 'rate/s')], columns)}"
 
 
 if __name__ == "__main__":

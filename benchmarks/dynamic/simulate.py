@@ -1,6 +1,6 @@
 """What the scheduler of items does, in virtual time, with the very code that serves.
 
-    python benchmarks/dynamic/simulate.py [--seconds 10] [--seeds 2] [table] [overload] [target]
+    python benchmarks/dynamic/simulate.py [--seconds 10] [--seeds 2] [--out FILE] [table] [overload] [target]
 
 `table`: the highest rate at which 99% of the requests are answered within the SLO, of Poisson arrivals, by bisection.
 Beside it the same scheduler without deadlines, which is the greedy late-bound rule.
@@ -9,15 +9,19 @@ Beside it the same scheduler without deadlines, which is the greedy late-bound r
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from virtual import Executor, Run, poisson, simulate
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.items.limits import BatchLimits
 
 MOST = 32
 CASES = [(Executor(0.008, 0.00025), 0.05), (Executor(0.008, 0.00025), 0.025), (Executor(0.001, 0.004), 0.06)]
 SHARE = 0.99
+Row = dict[str, Any]
 STEPS = 3
 
 
@@ -35,13 +39,8 @@ def highest_rate(limits: BatchLimits, executor: Executor, slo: float, seconds: f
     return low
 
 
-def table(seconds: float, seeds: int) -> None:
-    """Print the highest rates."""
-    print(f"highest rate with {SHARE:.0%} inside the SLO, requests a second; at most {MOST} a batch, {seconds:g} s, "
-          f"mean of {seeds} seeds")  # fmt: skip
-    print(
-        f"{'executor':16}{'SLO ms':>8}{'capacity':>10}{'greedy':>8}{'ours':>8}{'ours at 130%':>14}{'of capacity':>13}"
-    )
+def highest(seconds: float, seeds: int) -> Iterator[Row]:
+    """The highest rates, with deadlines and without."""
     for executor, slo in CASES:
         # A longer run for the slow executor, so that all see as many requests.
         capacity = executor.capacity(MOST)
@@ -50,25 +49,22 @@ def table(seconds: float, seeds: int) -> None:
         ours = BatchLimits(max_batch_size=MOST, default_timeout=slo)
         rates = [highest_rate(limits, executor, slo, length, seeds) for limits in (greedy, ours)]
         good = simulate(ours, executor, poisson(1.3 * capacity, length, 1)).goodput(slo)
-        print(f"{executor.name:16}{slo * 1e3:8.0f}{capacity:10.0f}{rates[0]:8.0f}{rates[1]:8.0f}{good:14.0f}"
-              f"{good / capacity:13.1%}", flush=True)  # fmt: skip
+        yield {"executor": executor.name, "slo": slo * 1e3, "capacity": capacity, "greedy": rates[0],
+               "ours": rates[1], "goodput": good, "of_capacity": good / capacity}  # fmt: skip
 
 
-def overload(seconds: float, seeds: int) -> None:
-    """Print what becomes of everyone when more come than can be served; one seed."""
+def overload(seconds: float, seeds: int) -> Iterator[Row]:
+    """What becomes of everyone when more come than can be served; one seed."""
     del seeds
-    print(
-        f"{'executor':16}{'SLO ms':>8}{'load':>6}{'goodput':>9}{'refused':>9}{'dropped':>9}{'late':>6}"
-        f"{'mean batch':>12}"
-    )
     for executor, slo in CASES:
         capacity = executor.capacity(MOST)
         for load in (0.5, 0.9, 1.0, 1.3, 2.0, 10.0):
             limits = BatchLimits(max_batch_size=MOST, default_timeout=slo)
             run = simulate(limits, executor, poisson(load * capacity, seconds * 2000 / capacity / max(load, 1), 1))
             late = len(run.lives) - run.inside(slo)
-            print(f"{executor.name:16}{slo * 1e3:8.0f}{load:6.0%}{run.goodput(slo):9.0f}{run.refused:9}{run.dropped:9}"
-                  f"{late:6}{run.mean_batch:12.1f}", flush=True)  # fmt: skip
+            yield {"executor": executor.name, "slo": slo * 1e3, "load": load, "goodput": run.goodput(slo),
+                   "refused": run.refused, "dropped": run.dropped, "late": late,
+                   "mean_batch": run.mean_batch}  # fmt: skip
 
 
 def stepped(rate: float, seconds: float) -> Callable[[float], float]:
@@ -99,12 +95,9 @@ def held(limits: BatchLimits, executor: Executor, slo: float, seconds: float) ->
     return low
 
 
-def target(seconds: float, seeds: int) -> None:
-    """Print the P95 of each period 20 batches after its step, and the rate that each setting holds; one seed."""
+def target(seconds: float, seeds: int) -> Iterator[Row]:
+    """The P95 of each period 20 batches after its step, and the rate that each setting holds; one seed."""
     del seeds
-    print("a target alone, rate stepped 1x, 4x, 1x: P95 in ms from 20 batches after each step, at 90% of the rate that")
-    print("the best fixed setting holds; and the highest 4x rate at which all three periods are inside")
-    print(f"{'executor':16}{'target ms':>10}{'setting':>24}{'4x rate':>9}{'P95 1x':>8}{'4x':>7}{'1x':>7}{'holds':>7}")
     for executor, slo in CASES:
         length = seconds * 2000 / executor.capacity(MOST)
         fixed = {
@@ -116,25 +109,69 @@ def target(seconds: float, seeds: int) -> None:
         best = max(rates, key=lambda name: rates[name])
         chosen = BatchLimits(max_batch_size=MOST, target_latency=slo, max_waiting=10**6)
         rate = 0.9 * rates[best]
-        for name, limits in ((best, fixed[best]), ("target alone", chosen)):
+        for name, limits in ((f"{best}, the best fixed one", fixed[best]), ("target alone", chosen)):
             first, second, third = (1e3 * each for each in p95s(limits, executor, rate, length))
-            most = held(limits, executor, slo, length)
-            print(f"{executor.name:16}{slo * 1e3:10.0f}{name:>24}{rate:9.0f}{first:8.1f}{second:7.1f}{third:7.1f}"
-                  f"{most:7.0f}", flush=True)  # fmt: skip
+            yield {"executor": executor.name, "slo": slo * 1e3, "setting": name, "rate": rate, "first": first,
+                   "second": second, "third": third, "holds": held(limits, executor, slo, length)}  # fmt: skip
+
+
+PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {"table": highest, "overload": overload, "target": target}
+CASE = (Column("executor", "a batch of b takes"), Column("slo", "target, ms", "{:g}"))
+NAMES = {
+    "table": CASE,
+    "overload": (*CASE, Column("load", "load", "{:.0%}")),
+    "target": (*CASE, Column("setting", "setting")),
+}
+FIGURES = {
+    "table": (
+        Column("capacity", "capacity/s"),
+        Column("ours", "99% inside up to, /s"),
+        Column("greedy", "greedy batches without deadlines"),
+        Column("goodput", "goodput at 130%, /s"),
+        Column("of_capacity", "of capacity", "{:.0%}"),
+    ),
+    "overload": (
+        Column("goodput", "goodput/s"),
+        Column("refused", "refused"),
+        Column("dropped", "dropped"),
+        Column("late", "late"),
+        Column("mean_batch", "mean batch", "{:.1f}"),
+    ),
+    "target": (
+        Column("rate", "4x rate, /s"),
+        Column("first", "P95 ms at 1x", "{:.1f}"),
+        Column("second", "at 4x", "{:.1f}"),
+        Column("third", "at 1x again", "{:.1f}"),
+        Column("holds", "holds up to, /s"),
+    ),
+}
+
+
+def markdown(results: Results) -> str:
+    """A table for each part."""
+    settings = results["settings"]
+    about = f"virtual time, {settings['seconds']:g} s, {settings['seeds']} seeds, at most {MOST} a batch"
+    lines = [f"{caption(results)}; {about}:"]
+    for part in settings["parts"]:
+        runs = [run for run in results["runs"] if run["part"] == part]
+        lines.append(table(runs, NAMES[part], FIGURES[part]))
+    return "\n\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"table": table, "overload": overload, "target": target}
-    parser.add_argument("parts", nargs="*", default=list(parts), help="table, overload, target; all if none is given")
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help="table, overload, target; all if none is given")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="at 2,000 requests a second; longer for slower ones"
     )
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    for name in args.parts:
-        parts[name](args.seconds, args.seeds)
-        print()
+    recording = Recording(start("simulate", vars(args)), args.out)
+    for part in args.parts:
+        for row in PARTS[part](args.seconds, args.seeds):
+            recording.add({"part": part} | row)
+    print(markdown(recording.results))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,17 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.bench.plot import plot
-from chairlift.bench.report import figures, table
-from chairlift.bench.strategies import StrategyRun, run_strategy, with_strategy
+from chairlift.bench.raw_results import Recording, Results, start
+from chairlift.bench.report import bars, figures, markdown
+from chairlift.bench.strategies import run_strategy, with_strategy
 from chairlift.bench.workload import FORMS, TimedRequest, make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
+from chairlift.errors import ConfigError
+
+# The module whose `markdown` shows the results.
+RESULTS_OF = "chairlift.bench.report"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,12 +47,40 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
+    parser.add_argument("--rounds", type=int, default=1, help="every other one goes backwards")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save every round, and what the picture needs of one")
+    parser.add_argument("--saved", type=Path, metavar="FILE", help="show saved results instead of measuring")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the batches over time (needs chairlift[plot])")
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the comparison and print it."""
+    results = _saved(args.saved) if args.saved else _measure(args)
+    if args.json:
+        rows = [{name: value for name, value in run.items() if name != "bars"} for run in results["runs"]]
+        json.dump({"settings": results["settings"], "strategies": rows}, sys.stdout, indent=2)
+        print()
+    else:
+        print(markdown(results))
+    if args.plot:
+        plot(results, args.plot)
+        print(f"picture: {args.plot}", file=sys.stderr)
+    return 0
+
+
+def _saved(path: Path) -> Results:
+    try:
+        results: Results = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--saved {path}: {error}") from None
+    if results.get("benchmark") != RESULTS_OF:
+        raise ConfigError(f"--saved {path}: these are not results of `bench strategies`")
+    return results
+
+
+def _measure(args: argparse.Namespace) -> Results:
+    """Serve the jobs under each strategy in turn, as often as there are rounds."""
     config = SequenceConfig(
         model=args.model or str(demo_path()),
         dtype=args.dtype,
@@ -55,25 +88,18 @@ def main(args: argparse.Namespace) -> int:
         enable_prefix_caching=False,
     )
     jobs: list[TimedRequest] = []
-    runs: list[StrategyRun] = []
+    recording = Recording(start(RESULTS_OF, _settings(args), config.model), args.out)
     concurrency = None if args.rate else args.concurrency or 2 * args.slots
-    with tqdm(total=args.requests * len(args.strategies), unit="req", dynamic_ncols=True) as bar:
-        for strategy in args.strategies:
-            bar.set_description(strategy)
-            jobs = jobs or _jobs(config, args)
-            chosen = with_strategy(config, strategy, args.slots, args.max_wait_ms)
-            runs.append(run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1)))
-    rows = [figures(run) for run in runs]
-    if args.json:
-        json.dump({"settings": _settings(args), "strategies": rows}, sys.stdout, indent=2)
-        print()
-    else:
-        print(table(rows))
-        print(*_ratios(rows), sep="\n")
-    if args.plot:
-        plot(runs, args.plot)
-        print(f"picture: {args.plot}", file=sys.stderr)
-    return 0
+    with tqdm(total=args.requests * len(args.strategies) * args.rounds, unit="req", dynamic_ncols=True) as bar:
+        for number in range(1, args.rounds + 1):
+            for strategy in args.strategies if number % 2 else reversed(args.strategies):
+                bar.set_description(strategy)
+                jobs = jobs or _jobs(config, args)
+                chosen = with_strategy(config, strategy, args.slots, args.max_wait_ms)
+                run = run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1))
+                shown = {"bars": bars(run)} if number == 1 else {}
+                recording.add({"round": number} | figures(run) | shown)
+    return recording.results
 
 
 def _runner(config: SequenceConfig) -> Any:
@@ -100,18 +126,5 @@ def _jobs(config: SequenceConfig, args: argparse.Namespace) -> list[TimedRequest
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments that shaped the run."""
-    hidden = {"run", "command", "bench", "plot", "json"}
+    hidden = {"run", "command", "bench", "plot", "json", "out", "saved"}
     return {name: value for name, value in vars(args).items() if name not in hidden}
-
-
-def _ratios(rows: list[dict[str, Any]]) -> list[str]:
-    """Compare each strategy with continuous, if that was among them."""
-    by_name = {row["strategy"]: row for row in rows}
-    best = by_name.pop("continuous", None)
-    if best is None:
-        return []
-    return [
-        f"continuous against {name}: {row['steps'] / best['steps']:.2f}x fewer steps, "
-        f"{best['output_tok_s'] / row['output_tok_s']:.2f}x the tokens a second"
-        for name, row in by_name.items()
-    ]

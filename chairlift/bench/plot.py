@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chairlift.bench.strategies import StrategyRun
+from chairlift.bench.raw_results import Results
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 HUES = 12
 
 
-def plot(runs: list[StrategyRun], path: Path) -> None:
-    """Draw the runs below one another on one time axis. Raises ConfigError if matplotlib is missing."""
+def plot(results: Results, path: Path) -> None:
+    """Draw the first round below one another on one time axis. Raises ConfigError if matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -21,10 +21,11 @@ def plot(runs: list[StrategyRun], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    runs = [run for run in results["runs"] if "bars" in run]
     figure, panels = pyplot.subplots(
-        len(runs), 1, sharex=True, squeeze=False, figsize=(12, 0.9 + sum(0.9 + 0.14 * run.slots for run in runs))
+        len(runs), 1, sharex=True, squeeze=False, figsize=(12, 0.9 + sum(0.9 + 0.14 * run["slots"] for run in runs))
     )
-    longest = max(run.seconds for run in runs)
+    longest = max(run["seconds"] for run in runs)
     for run, axes in zip(runs, panels[:, 0], strict=True):
         _draw(axes, run, longest)
     panels[-1, 0].set_xlabel("seconds since the first request")
@@ -34,26 +35,23 @@ def plot(runs: list[StrategyRun], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw(axes: "Axes", run: StrategyRun, longest: float) -> None:
+def _draw(axes: "Axes", run: dict[str, Any], longest: float) -> None:
     from matplotlib import colormaps
 
     colours = colormaps["Paired"]
-    start = min(life.arrival for life in run.lives.values())
-    for index, placement in enumerate(run.recorder.placements.values()):
+    slots = run["slots"]
+    for index, (slot, began, turned, ended) in enumerate(run["bars"]):
         # "Paired" alternates light and dark shades of one hue.
         hue = index % (HUES // 2)
-        began, turned = placement.began - start, placement.prefill_ended - start
         box: dict[str, Any] = {"height": 0.86, "linewidth": 0}
-        axes.barh(placement.slot, placement.ended - start - turned, left=turned, color=colours(2 * hue), **box)
-        axes.barh(placement.slot, turned - began, left=began, color=colours(2 * hue + 1), **box)
-    axes.axvline(run.seconds, color="black", linewidth=0.8, linestyle=":")
+        axes.barh(slot, ended - turned, left=turned, color=colours(2 * hue), **box)
+        axes.barh(slot, turned - began, left=began, color=colours(2 * hue + 1), **box)
+    axes.axvline(run["seconds"], color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, longest * 1.02)
-    axes.set_ylim(-0.6, run.slots - 0.4)
+    axes.set_ylim(-0.6, slots - 0.4)
     axes.invert_yaxis()
     axes.set_yticks([])
-    axes.set_ylabel(f"{run.slots} slot{'s' if run.slots > 1 else ''}")
-    rows = sum(step.num_seqs for step in run.recorder.steps) / len(run.recorder.steps)
-    title = (
-        f"{run.strategy}: {run.seconds:.2f} s, {len(run.recorder.steps)} steps, {rows:.2f} of {run.slots} slots taken"
-    )
+    axes.set_ylabel(f"{slots} slot{'s' if slots > 1 else ''}")
+    taken = f"{run['mean_batch']:.2f} of {slots} slots taken"
+    title = f"{run['strategy']}: {run['seconds']:.2f} s, {run['steps']} steps, {taken}"
     axes.set_title(title, loc="left", fontsize=10)

@@ -4,20 +4,21 @@ from typing import Any
 
 import numpy as np
 
+from chairlift.bench.raw_results import Column, Results, caption, spread
+from chairlift.bench.raw_results import table as table_of
 from chairlift.bench.strategies import StrategyRun
 
 QUANTILES = (50, 95, 99)
 COLUMNS = (
-    ("strategy", "strategy", "{}"),
-    ("output_tok_s", "tok/s", "{:.0f}"),
-    ("requests_s", "req/s", "{:.1f}"),
-    ("steps", "steps", "{}"),
-    ("mean_batch", "mean batch", "{:.2f}"),
-    ("idle_slots_percent", "idle slots", "{:.0f}%"),
-    ("padding_percent", "padding", "{:.1f}%"),
-    ("kv_waste_tokens", "KV waste/seq", "{:.1f}"),
-    ("ttft_ms", "TTFT p50/95/99 ms", "{}"),
-    ("tpot_ms", "TPOT p50/95/99 ms", "{}"),
+    Column("output_tok_s", "tok/s"),
+    Column("requests_s", "req/s", "{:.1f}"),
+    Column("steps", "steps"),
+    Column("mean_batch", "mean batch", "{:.2f}"),
+    Column("idle_slots_percent", "idle slots", "{:.0f}%"),
+    Column("padding_percent", "padding", "{:.1f}%"),
+    Column("kv_waste_tokens", "KV waste/seq", "{:.1f}"),
+    *(Column(f"ttft_ms.p{q}", f"TTFT p{q} ms", "{:.1f}") for q in QUANTILES),
+    *(Column(f"tpot_ms.p{q}", f"TPOT p{q} ms", "{:.1f}") for q in QUANTILES),
 )
 
 
@@ -50,29 +51,49 @@ def figures(run: StrategyRun) -> dict[str, Any]:
     }
 
 
+def bars(run: StrategyRun) -> list[list[float]]:
+    """Each request's time in its slot: the slot, and when its prompt began, its tokens began and it ended."""
+    start = min(life.arrival for life in run.lives.values())
+    return [
+        [each.slot, *(round(moment - start, 4) for moment in (each.began, each.prefill_ended, each.ended))]
+        for each in run.recorder.placements.values()
+    ]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Lay figures out as Markdown, which a terminal shows as well."""
-    cells = [[title for _, title, _ in COLUMNS]]
+    return table_of(rows, [Column("strategy", "strategy")], COLUMNS)
+
+
+def markdown(results: Results) -> str:
+    """The table, with how it was measured and what continuous batching gains over each strategy."""
+    settings, rows = results["settings"], results["runs"]
+    loop = f"{settings['rate']:g} arrivals a second" if settings["rate"] else "a closed loop"
+    about = (
+        f"{settings['slots']} slots, {settings['requests']} requests in {loop}, prompts {settings['prompt_len']}, "
+        f"outputs {settings['output_len']} tokens"
+    )
+    gains = "\n".join(f"- {each}" for each in ratios(rows))
+    return "\n\n".join(part for part in (f"{caption(results)}; {about}:", table(rows), gains) if part)
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[str]:
+    """Compare each strategy with continuous in the same round, if that was among them."""
+    by_name: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
-        values = {**row, "ttft_ms": _joined(row["ttft_ms"]), "tpot_ms": _joined(row["tpot_ms"])}
-        cells.append([form.format(values[key]) for key, _, form in COLUMNS])
-    return layout(cells)
-
-
-def layout(cells: list[list[str]]) -> str:
-    """Markdown of a table whose first line is the header, padded so that it can be read as it is."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
-    lines = ["| " + " | ".join(line) + " |" for line in padded]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+        by_name.setdefault(row["strategy"], {})[row.get("round", 1)] = row
+    best = by_name.pop("continuous", {})
+    lines = []
+    for name, others in by_name.items():
+        pairs = [(best[number], other) for number, other in others.items() if number in best]
+        if pairs:
+            steps = spread([other["steps"] / one["steps"] for one, other in pairs], "{:.2f}")
+            rate = spread([one["output_tok_s"] / other["output_tok_s"] for one, other in pairs], "{:.2f}")
+            lines.append(f"continuous against {name}: {steps} times fewer steps, {rate} times the tokens a second")
+    return lines
 
 
 def _quantiles(seconds: list[float]) -> dict[str, float]:
     if not seconds:
         return {f"p{q}": 0.0 for q in QUANTILES}
     return {f"p{q}": float(np.percentile(seconds, q)) * 1000 for q in QUANTILES}
-
-
-def _joined(quantiles: dict[str, float]) -> str:
-    return " / ".join(f"{value:.1f}" for value in quantiles.values())

@@ -58,6 +58,37 @@ def test_command_prints_json_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_table_and_picture_come_from_saved_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from chairlift.cli import main
+
+    saved, picture = tmp_path / "saved.json", tmp_path / "out.png"
+    command = ["bench", "strategies", str(model_folder()), "--requests", "8", "--rounds", "2"]
+    assert main([*command, "--strategies", "static", "continuous", "--out", str(saved)]) == 0
+    printed = capsys.readouterr().out
+    runs = json.loads(saved.read_text())["runs"]
+    assert [(run["round"], run["strategy"]) for run in runs] == [
+        (1, "static"),
+        (1, "continuous"),
+        (2, "continuous"),
+        (2, "static"),
+    ]
+    assert [len(run.get("bars", ())) for run in runs] == [8, 8, 0, 0]
+    assert "medians of 2 rounds" in printed
+    assert "continuous against static: " in printed
+    assert main(["bench", "strategies", "--saved", str(saved), "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out == printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from chairlift.cli import main
+
+    saved = tmp_path / "saved.json"
+    saved.write_text('{"benchmark": "compare", "runs": []}')
+    assert main(["bench", "strategies", "--saved", str(saved)]) == 1
+    assert "not results of `bench strategies`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("spec", ["constant", "uniform:5", "gauss:3", "exponential:0", "trace:missing.csv"])
 def test_malformed_lengths_are_refused_by_name(spec: str) -> None:
     with pytest.raises(ConfigError, match=spec.split(":")[-1]):

@@ -15,9 +15,11 @@ import compare_serving
 import comparison
 import engines
 import serving
-from engines import BF16, INT8, Engine
+from engines import BEFORE, BF16, INT8, Engine
 from latency import COLUMNS, QUANTILES
 from server_process import free_port, running
+
+from chairlift.bench.raw_results import Results, start
 
 # Prints a line for each workload as offline programs do: the rate is the model's name.
 PRINTS = """
@@ -47,8 +49,8 @@ def line(name: str, precision: str, number: int, workload: str, rate: float) -> 
     return about | {"load_s": 2.0, "output_tok_s": rate}
 
 
-def results(*runs: dict[str, Any]) -> dict[str, Any]:
-    return compare.start_results("models/llama", 3) | {"runs": list(runs)}
+def results(*runs: dict[str, Any]) -> Results:
+    return start("compare", {}, "models/llama") | {"runs": list(runs)}
 
 
 FOUR = results(
@@ -60,26 +62,28 @@ FOUR = results(
 )
 
 
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    marks = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in ("compare", "compare-serving"))
-    (tmp_path / "benchmarks.md").write_text(f"before\n{marks}after\n")
-    return tmp_path
-
-
 def test_the_share_of_the_limit_has_a_row_where_it_was_taken() -> None:
     runs = [run | {"share_percent": 80 + run["round"]} for run in FOUR["runs"] if run["precision"] == BF16]
     rows = comparison.markdown(results(*runs, *FOUR["runs"][-2:])).splitlines()
-    assert [row.split("|")[3].strip() for row in rows if "machine's limit" in row] == ["81%"]
+    assert [row.split("|")[3].strip() for row in rows if "limit with" in row] == ["81% (80%-82%)"]
 
 
 def test_medians_and_ratios_to_the_best_peer() -> None:
     tables = comparison.by_precision(FOUR)
-    assert tables[BF16]["Chairlift"] == {"single": 100, "load_s": 2.0}
+    assert tables[BF16]["Chairlift"] == {"single": [110, 90, 100], "load_s": [2.0, 2.0, 2.0]}
     assert comparison.ratios(tables[BF16]) == pytest.approx({"single": 1.25})
     assert comparison.ratios(tables[INT8]) == pytest.approx({"uniform": 3.5})
-    assert comparison.ratios({"vLLM": {"single": 1.0}}) == {}
-    assert comparison.ratios({"Chairlift": {"single": 1.0}}) == {}
+    assert comparison.ratios({"vLLM": {"single": [1.0]}}) == {}
+    assert comparison.ratios({"Chairlift": {"single": [1.0]}}) == {}
+
+
+def test_an_older_checkout_is_no_peer_and_is_compared_round_by_round() -> None:
+    older = [line(BEFORE, BF16, i, "single", rate) for i, rate in enumerate([100, 100])]
+    found = results(*FOUR["runs"], *older)
+    assert comparison.ratios(comparison.by_precision(found)[BF16]) == pytest.approx({"single": 1.25})
+    assert comparison.progress(found, BF16) == {"single": [1.1, 0.9]}
+    rows = [row for row in comparison.markdown(found).splitlines() if "Chairlift / before" in row]
+    assert [row.split("|")[3].strip() for row in rows] == ["1.00 (0.90-1.10)"]
 
 
 def test_table_shows_what_was_measured_and_what_failed() -> None:
@@ -87,33 +91,22 @@ def test_table_shows_what_was_measured_and_what_failed() -> None:
     text = comparison.markdown(FOUR | {"failures": failed})
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
     assert rows[0] == ["", "engine", "single", "uniform", "load, s"]
-    assert ["bf16", "Chairlift", "100", "-", "2.0"] in rows
+    assert ["bf16", "Chairlift", "100 (90-110)", "-", "2.0"] in rows
+    assert ["bf16", "vLLM", "50 (1 of 3 rounds)", "-", "2.0"] in rows
+    assert ["8 bit", "llama.cpp *", "-", "200 (1 of 3 rounds)", "2.0"] in rows
+    assert "llama.cpp: over HTTP" in text
+    assert "medians of 3 rounds" in text
     assert ["bf16", "**Chairlift / best peer**", "**1.25**", "-", ""] in rows
     assert ["8 bit", "**Chairlift / best peer**", "-", "**3.50**", ""] in rows
-    assert "vLLM, bf16, failed in round 2, 3." in text
-    assert text.startswith("llama, output tokens a second")
+    assert "vLLM, bf16 failed in round 2, 3." in text
+    assert text.startswith("Output tokens a second. llama; ")
 
 
-def test_rendering_replaces_only_what_is_between_the_marks(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_has_every_engine_and_the_older_checkout(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    saved = docs / "saved.json"
-    saved.write_text(json.dumps(FOUR))
-    command = ["compare.py", "--render-only", str(saved), str(saved), "--docs", str(docs)]
-    monkeypatch.setattr(sys, "argv", command)
-    compare.main()
-    once = (docs / "benchmarks.md").read_text()
-    compare.main()
-    assert (docs / "benchmarks.md").read_text() == once
-    assert once.count("best peer") == 4
-    assert once.startswith("before\n<!-- compare:begin -->\nllama,")
-    assert once.endswith("<!-- compare-serving:begin -->\nold\n<!-- compare-serving:end -->\nafter\n")
-    assert (docs / "compare.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_marks_are_told(tmp_path: Path) -> None:
-    (tmp_path / "x.md").write_text("<!-- compare:begin -->")
-    with pytest.raises(ValueError, match="compare:end"):
-        comparison.replace_between(tmp_path / "x.md", "compare", "text")
+    older = line(BEFORE, BF16, 1, "single", 100)
+    comparison.draw([results(*FOUR["runs"], older), FOUR], tmp_path / "compare.png")
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.processes
@@ -126,15 +119,16 @@ def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     monkeypatch.setattr(compare, "chosen", lambda args: every)
     out = tmp_path / "deep" / "results.json"
-    command = ["m", "--out", str(out), "--rounds", "2", "--timeout", "1.5", "--workloads", "single", "--no-docs"]
+    command = ["m", "--out", str(out), "--rounds", "2", "--timeout", "1.5", "--workloads", "single"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *command])
     began = time.monotonic()
     compare.main()
     assert time.monotonic() - began < 60
     saved = json.loads(out.read_text())
-    # In turns, and what a peer said before it failed is kept.
+    # In turns, backwards the second time, and what a peer said before it failed is kept.
     names = [(run["round"], run["name"]) for run in saved["runs"]]
-    assert names == [(i, name) for i in (1, 2) for name in ("Chairlift", "vLLM", "OpenVINO GenAI")]
+    first = ["Chairlift", "vLLM", "OpenVINO GenAI"]
+    assert names == [(1, name) for name in first] + [(2, name) for name in reversed(first)]
     errors = {failure["name"]: failure["error"] for failure in saved["failures"]}
     assert len(saved["failures"]) == 6
     assert errors["vLLM"] == "out of memory"
@@ -150,7 +144,7 @@ def test_a_program_that_ends_early_is_a_failure() -> None:
 
 
 def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "model --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
+    command = "m --out x --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
     monkeypatch.setattr(sys, "argv", ["compare.py", *command.split()])
     found = engines.chosen(compare._parser().parse_args())
     assert [(engine.name, engine.precision) for engine in found] == [
@@ -162,7 +156,7 @@ def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama.cpp", INT8),
     ]
     assert found[1].offline(["single", "varied"], 2)[2:] == [
-        "model",
+        "m",
         "single,varied",
         'quantization="int8"',
         'kv_cache_dtype="int8"',
@@ -191,32 +185,47 @@ def test_a_server_is_awaited_and_ended() -> None:
 
 @pytest.mark.processes
 def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
-    docs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = fake("Chairlift", BF16, "", server=(sys.executable, "-c", SERVES), ready="/")
+    good = fake("Chairlift", BF16, "", server=(sys.executable, "-c", SERVES), ready="/", variants=(("--fast",),))
     bad = fake("vLLM", BF16, "", server=(sys.executable, "-c", "raise SystemExit('no memory')"))
     none = fake("OpenVINO GenAI", BF16, "")
     monkeypatch.setattr(compare_serving, "chosen", lambda args: [bad, good, none])
     monkeypatch.setattr(serving, "warm_up", lambda *arguments: None)
 
     def figures(target: Any, rate: float, *rest: Any) -> dict[str, Any]:
-        row: dict[str, Any] = {key: 1.0 for key, _, _ in COLUMNS}
-        row |= {name: dict.fromkeys(map(str, wanted), 7.0) for name, wanted in QUANTILES.items()}
+        row: dict[str, Any] = {each.key: 1.0 for each in COLUMNS if "." not in each.key}
+        row |= {name: {f"p{q}": 7.0 for q in wanted} for name, wanted in QUANTILES.items()}
         return row | {"rate": rate, "inside_percent": 100.0 if rate < 3.3 else 10.0}
 
     monkeypatch.setattr(serving, "at_rate", figures)
-    out = docs / "results.json"
-    monkeypatch.setattr(sys, "argv", ["compare_serving.py", "m", "--out", str(out), "--docs", str(docs)])
+    out = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["compare_serving.py", "m", "--out", str(out)])
     compare_serving.main()
     saved = json.loads(out.read_text())
     assert 3.3 / 1.05 <= saved["runs"][0]["best_rate"] <= 3.3
     assert "no memory" in saved["failures"][0]["error"]
-    text = (docs / "benchmarks.md").read_text()
+    text = capsys.readouterr().out
     rows = [row for row in text.splitlines() if row.startswith("| Chairlift")]
     assert len(rows) == 1
     assert f"| {saved['runs'][0]['best_rate']:.2f} " in rows[0]
-    assert "vLLM, bf16, failed." in text
-    assert "old" in text.partition("<!-- compare-serving:begin -->")[0]
+    assert "vLLM, bf16 failed in round 1." in text
+
+    # A sweep tries every variant; they all hold the same here.
+    swept = tmp_path / "sweep.json"
+    monkeypatch.setattr(sys, "argv", ["compare_serving.py", "m", "--sweep", "--out", str(swept)])
+    compare_serving.main()
+    assert [run["variant"] for run in json.loads(swept.read_text())["runs"]] == ["its defaults", "--fast"]
+
+
+def test_settings_come_from_the_variant_that_held_most() -> None:
+    engine = fake("vLLM", BF16, "", variants=(("-b", "128"), ("-b", "256")))
+    held = {"its defaults": 2.0, "-b 128": None, "-b 256": 3.0}
+    runs = [{"name": "vLLM", "precision": BF16, "variant": name, "best_rate": rate} for name, rate in held.items()]
+    assert compare_serving.best_variant(engine, results(*runs)) == ("-b", "256")
+    assert compare_serving.best_variant(engine, results(*runs[:2])) == ()
+    assert compare_serving.best_variant(engine, results(*(run | {"name": "other"} for run in runs))) == ()
+    assert compare_serving.best_variant(engine, None) == ()
 
 
 @pytest.mark.processes

@@ -17,10 +17,12 @@ import serving
 import shared_prefix
 import workloads
 from completion_stream import Outcome, Target
-from latency import Slo, figures, inside, percentiles, table
+from latency import COLUMNS, RATE, Slo, figures, inside, percentiles
 from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
 from support.serve_process import Server
+
+from chairlift.bench.raw_results import table
 
 SLO = Slo(ttft_ms=1000, tpot_ms=100)
 END = b"data: [DONE]\n\n"
@@ -179,7 +181,7 @@ def test_figures_of_a_load() -> None:
     assert row["itl_ms"]["p99"] == pytest.approx(100)
     assert row["e2e_ms"]["p50"] == pytest.approx(1500)
     assert row["client_us_token"] == pytest.approx(1)
-    lines = table([row]).splitlines()
+    lines = table([row], [RATE], COLUMNS).splitlines()
     assert lines[0].startswith("| rate/s")
     assert "| 50% " in lines[2]
 
@@ -246,7 +248,7 @@ def test_rates_against_the_demo_server(
         jobs = workloads.arrivals(rate, 1.0, 300)
         assert (row["requests"], row["failed"], row["errors"]) == (len(jobs), 0, {})
         assert row["tokens"] == sum(job.length for job in jobs)
-    assert lines[2].startswith("| rate/s")
+    assert lines[4].startswith("| rate/s")
 
 
 def test_search_and_streams_against_the_demo_server(
@@ -265,4 +267,4 @@ def test_a_shared_prefix_is_computed_once(demo_server: Server, monkeypatch: pyte
     alone, shared = shared_prefix.measure(Target.of(demo_server.url, "demo"), 300, 0, 1)
     assert (alone["computed"], alone["cached"]) == (4 * 160, 0)
     assert (shared["computed"], shared["cached"]) == (4 * 32, 4 * 128)
-    assert "prefill work: 80.0% less" in shared_prefix.report([alone, shared])
+    assert "Prefill work: 80.0% less" in shared_prefix.report([alone, shared])

@@ -1,0 +1,26 @@
+# syntax=docker/dockerfile:1
+# docker build -t chairlift . && docker run --rm -p 8000:8000 chairlift
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS builder
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:${PYTHON}-slim
+# For a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu makes an image a fraction of the size.
+ARG TORCH_INDEX=https://pypi.org/simple
+ARG TORCH_VERSION=2.13.0
+RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple "torch==${TORCH_VERSION}"
+RUN --mount=type=bind,from=builder,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
+RUN useradd --create-home --uid 10001 chairlift
+USER chairlift
+WORKDIR /home/chairlift
+# The image is no good without its kernels, whose OpenMP is torch's.
+RUN python -c "from chairlift.ops.native import load_library; load_library()"
+ENV CHAIRLIFT_HOST=0.0.0.0
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + (os.environ.get('CHAIRLIFT_PORT') or '8000') + '/health/ready', timeout=4)"]
+ENTRYPOINT ["chairlift"]
+CMD ["serve"]

@@ -1,0 +1,100 @@
+"""Embedding throughput beside peers: python benchmarks/dynamic/compare_embed.py MODEL --out FILE PEERS
+
+Each round runs Chairlift's program (embed.py) and those of the peers whose interpreters are given, in turn and alone,
+every second round backwards. A program prints a line of JSON for each of its settings, all of which are saved; the
+table has the one with the highest median of each engine and precision.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
+
+HERE = Path(__file__).parent
+PEERS = {
+    "vllm": "vllm_embed.py",
+    "sentence_transformers": "sentence_transformers_embed.py",
+    "infinity": "infinity_embed.py",
+    "onnxruntime": "onnxruntime_embed.py",
+}
+SETTINGS = ("batch_size", "batch_tokens")
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    print(markdown(measure(args)))
+
+
+def measure(args: argparse.Namespace) -> Results:
+    """Run all rounds, saving as they go."""
+    recording = Recording(start("compare_embed", vars(args), args.model), args.out)
+    commands = commands_of(args)
+    for number in range(1, args.rounds + 1):
+        for name, command in commands if number % 2 else reversed(commands):
+            print(f"round {number}: {name}", file=sys.stderr)
+            done = subprocess.run(command, capture_output=True, text=True)
+            for line in done.stdout.splitlines():
+                if line.startswith('{"engine"'):
+                    recording.add({"round": number} | json.loads(line))
+            if done.returncode:
+                recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
+    return recording.results
+
+
+def commands_of(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """What to run of each engine that the options name."""
+    texts = [args.model, "--texts", str(args.texts)]
+    own = [sys.executable, str(HERE / "embed.py"), *texts, "--roofline"]
+    commands = [("chairlift", own), ("chairlift int8", [*own, "--quantization", "int8"])]
+    for name, script in PEERS.items():
+        if python := getattr(args, name):
+            commands.append((name, [python, str(HERE / "peers" / script), *texts]))
+    return commands
+
+
+def markdown(results: Results) -> str:
+    """The best setting of each engine and precision."""
+    rates: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for run in results["runs"]:
+        rates.setdefault(engine_of(run), {}).setdefault(setting_of(run), []).append(run["tok_s"])
+    best = {engine: max(each, key=lambda name: statistics.median(each[name])) for engine, each in rates.items()}
+    runs = [
+        run | dict(zip(("name", "precision"), engine_of(run), strict=True)) | {"setting": setting_of(run)}
+        for run in results["runs"]
+        if best[engine_of(run)] == setting_of(run)
+    ]
+    names = (Column("name", "engine"), Column("precision", "precision"), Column("setting", "best setting"))
+    columns = (Column("tok_s", "tokens/s", "{:,.0f}"), Column("share_percent", "of what products allow", "{:.0f}%"))
+    about = f"{caption(results)}; {results['settings']['texts']:,} texts:"
+    return "\n\n".join([about, table(runs, names, columns), *failures(results)])
+
+
+def engine_of(run: dict[str, Any]) -> tuple[str, str]:
+    """Its name and its precision."""
+    rounded = run.get("quantization", "none") != "none"
+    return run["engine"], run["quantization"] if rounded else run.get("dtype", "-")
+
+
+def setting_of(run: dict[str, Any]) -> str:
+    """What a peer's program varied."""
+    return ", ".join(f"{name} {run[name]}" for name in SETTINGS if name in run) or "-"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder with vocab.txt, such as all-MiniLM-L6-v2")
+    parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results are saved")
+    for name in PEERS:
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="PYTHON", help="its environment's interpreter")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

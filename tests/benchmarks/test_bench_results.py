@@ -1,0 +1,206 @@
+"""Raw results and what is made of them: captions and tables say what was saved, and the documentation what they say."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
+
+import accuracy
+import background
+import compare_embed
+import goodput
+import interference
+import jobs
+import jobs_compare
+import render
+import scheduler
+import serving
+import sharing
+import simulate
+
+from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, save, spread, start, table
+
+
+def results(*runs: dict[str, Any], **more: Any) -> Results:
+    return start("made_up", {}, "models/tiny") | {"runs": list(runs)} | more
+
+
+def cells(text: str, table_number: int = 0) -> list[list[str]]:
+    """The rows of one of a text's tables, header first and without the line below it."""
+    found = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")][table_number]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found]
+    return [rows[0], *rows[2:]]
+
+
+def test_results_say_what_was_run_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/far/away/sharing.py", "--llm", "/secret/place/llama", "--weights=2"])
+    found = start("sharing", {"llm": Path("/secret/place/llama"), "weights": [2, 1], "run": print}, "/secret/llama")
+    assert found["command"] == ["sharing.py", "--llm", "llama", "--weights=2"]
+    assert found["settings"] == {"llm": "llama", "weights": [2, 1]}
+    assert found["model"] == "llama"
+    assert found["commit"]
+    assert "cores of" in found["machine"]
+    recording = Recording(found, tmp_path / "deep" / "saved.json")
+    recording.add({"round": 1, "x": 1.5})
+    recording.fail({"name": "vLLM", "round": 2}, "died")
+    saved = json.loads((tmp_path / "deep" / "saved.json").read_text())
+    assert saved == found
+    assert saved["started"] <= saved["ended"]
+    assert failures(saved) == ["vLLM failed in round 2."]
+    assert "secret" not in json.dumps(saved)
+
+
+def test_a_caption_says_what_was_saved_and_what_was_not() -> None:
+    old = {"model": "m", "machine": "2 cores", "started": "2026-11-21 18:00", "ended": "2026-11-21 18:51", "runs": [{}]}
+    assert caption(old) == "m; 2 cores; 2026-11-21 18:00 to 18:51; commit not saved; one round"
+    new = old | {"commit": "abc", "versions": {"torch": "2.13"}, "runs": [{"round": 1}, {"round": 2}, {"round": 2}]}
+    assert "commit abc; torch 2.13; medians of 2 rounds" in caption(new)
+    assert "18:00 to 2026-11-22 00:10" in caption(old | {"ended": "2026-11-22 00:10"})
+
+
+def test_a_cell_is_a_median_with_its_range_and_says_what_it_lacks() -> None:
+    assert spread([3, 1, 2]) == "2 (1-3)"
+    assert spread([2.01, 2.0], "{:.1f}") == "2.0"
+    assert spread([1, 2], rounds=3) == "2 (1-2, 2 of 3 rounds)"
+    assert spread([5], rounds=2) == "5 (1 of 2 rounds)"
+    assert spread([]) == "-"
+
+
+def test_a_table_has_a_row_for_each_name_and_no_column_that_nobody_has() -> None:
+    runs = [
+        {"round": 1, "name": "a", "t": {"p50": 1.0}, "rate": 2.0},
+        {"round": 1, "name": "b", "t": {"p50": 4.0}},
+        {"round": 2, "name": "a", "t": {"p50": 3.0}},
+    ]
+    figures = [Column("t.p50", "t", "{:.1f}"), Column("none", "none"), Column("rate", "rate")]
+    assert cells(table(runs, [Column("name", "who")], figures)) == [
+        ["who", "t", "rate"],
+        ["a", "2.0 (1.0-3.0)", "2 (1 of 2 rounds)"],
+        ["b", "4.0 (1 of 2 rounds)", "-"],
+    ]
+
+
+def test_the_documentation_is_what_the_saved_results_say() -> None:
+    text = (render.DOCS / "benchmarks.md").read_text()
+    assert render.render(text, render.RESULTS) == text
+
+
+def test_no_table_and_no_rate_of_the_documentation_is_written_by_hand() -> None:
+    by_hand = render.outside((render.DOCS / "benchmarks.md").read_text())
+    assert not re.findall(r"^\|.*", by_hand, re.MULTILINE)
+    assert not re.findall(r"\d+ (?:tok/s|tokens/s|us|MB)\b|\d/s", by_hand)
+
+
+def test_every_saved_result_has_a_place_in_the_documentation() -> None:
+    text = (render.DOCS / "benchmarks.md").read_text()
+    assert {file.stem for file in render.RESULTS.glob("*.json")} <= set(re.findall(r"<!-- results: (\S+) -->", text))
+
+
+def test_rendering_replaces_what_is_in_a_place_and_names_what_is_missing(tmp_path: Path) -> None:
+    save(results({"round": 1, "workload": "decode", "waiting": 10, "sum": 0.5}, benchmark="scheduler",
+                 settings={"running": 256}), tmp_path / "one.json")  # fmt: skip
+    before = "a\n<!-- results: one -->\nold\n<!-- end -->\nb\n<!-- results: two -->\n<!-- end -->\nc\n"
+    once = render.render(before, tmp_path)
+    assert "old" not in once
+    assert "| decode | 10" in once
+    assert "--out benchmarks/results/two.json" in once
+    assert render.render(once, tmp_path) == once
+    assert render.outside(once) == "a\n\nb\n\nc\n"
+
+
+def test_shares_are_of_the_same_round() -> None:
+    rates = {"llm": 100.0, "embedder": 10.0, "function": 50.0}
+    runs = [{"round": number, "phase": "alone", "rates": rates} for number in (1, 2)]
+    halves = [{name: rate * share for name, rate in rates.items()} for share in (0.2, 0.3)]
+    runs += [{"round": number, "phase": "together", "rates": half} for number, half in enumerate(halves, 1)]
+    text = sharing.markdown(results(*runs, settings={"weights": [2.0, 1.0, 1.0], "seconds": 10.0}))
+    assert cells(text)[1] == ["llm", "2", "-", "100", "25 (20-30)", "50%", "25% (20%-30%)", "0.50 (0.40-0.60)"]
+
+
+def test_jobs_and_background_show_rounds() -> None:
+    line = {"name": "run", "quantization": "none", "tokens_in": 5, "tokens_out": 7, "with_load_tok_s": 2.0}
+    text = jobs_compare.markdown(results(*(line | {"round": i, "output_tok_s": 10.0 * i} for i in (1, 2, 3))))
+    assert cells(text)[1] == ["`chairlift run`", "none", "5", "7", "20 (10-30)", "2"]
+    run = {"lines": 1000, "lines_per_s": 50.0, "overhead_us_per_line": 27.0, "resident_mb_first": 65.6}
+    assert cells(jobs.markdown(results(run)))[1] == ["1,000", "50", "27", "65.6"]
+    times = {"p50": 100.0, "p95": 200.0, "p99": 300.0}
+    phases = [{"phase": background.BEST, "tokens_s": 1500.0, "of_best": 1.0, "round": 1}]
+    for phase, factor in ((background.ALONE, 1.0), (background.BESIDE, 1.5)):
+        ttft = {q: value * factor for q, value in times.items()}
+        phases.append({"phase": phase, "tokens_s": 700.0, "of_best": 0.5, "round": 1, "ttft_ms": ttft, "itl_ms": times})
+    text = background.markdown(results(*phases, settings={"server": []}))
+    assert "p50 +50.0%, p95 +50.0%, p99 +50.0%" in text
+
+
+def test_interference_shows_windows() -> None:
+    times = {"p50": 10.0, "p95": 20.0, "p99": 30.0}
+    row = {"target_itl_ms": 40.0, "ttft_ms_long": times, "long_prompts": 12}
+    row["itl_ms_alone"] = times | {"p99_by_window": [30.0]}
+    row["itl_ms_with_long"] = times | {"p99_by_window": [40.0, 60.0, 80.0]}
+    settings = {"streams": 16, "prompt": 1500, "every": 2.0, "seconds": 8.0, "rounds": 3}
+    shown = cells(interference.markdown(results(row, settings=settings)))[1]
+    assert shown == ["40 ms", "10.0 / 20.0 / 30.0", "10.0 / 20.0 / 30.0", "30.0", "60.0 (40.0-80.0)",
+                     "1.50 (1.00-2.00)", "10.0 / 20.0", "12"]  # fmt: skip
+
+
+def test_a_shared_prefix_is_compared_round_by_round() -> None:
+    runs = [
+        {"pass": name, "round": i, "ttft_p50_ms": ttft * i, "ttft_p95_ms": 1.0, "computed": computed, "cached": 0.0}
+        for i in (1, 2)
+        for name, ttft, computed in (("nothing shared", 80.0, 100.0), ("prefix shared", 10.0, 25.0))
+    ]
+    text = serving.markdown(results(*runs))
+    assert "TTFT p50: 8.00 times faster." in text
+    assert "Prefill work: 75.0% less." in text
+
+
+def test_the_best_setting_of_each_engine_is_shown_and_named() -> None:
+    runs = [
+        {"round": i, "engine": "infinity", "dtype": "bfloat16", "batch_size": size, "tok_s": rate + i}
+        for i in (1, 2, 3)
+        for size, rate in ((8, 5000), (16, 9000))
+    ]
+    text = compare_embed.markdown(results(*runs, settings={"texts": 1000}))
+    assert cells(text)[1:] == [["infinity", "bfloat16", "batch_size 16", "9,002 (9,001-9,003)"]]
+
+
+def test_a_window_comes_from_the_sweep_that_held_most() -> None:
+    mosec = goodput.PEERS["mosec"]
+    runs = [
+        {"name": "mosec", "executor": "fast", "wait_ms": wait, "holds": holds}
+        for wait, holds in ((1.0, 900.0), (5.0, 1100.0), (10.0, None))
+    ]
+    assert goodput.best_wait(mosec, "fast", results(*runs)) == 5.0
+    assert goodput.best_wait(goodput.PEERS["chairlift"], "fast", None) == 0.0
+    with pytest.raises(RuntimeError, match="--sweep"):
+        goodput.best_wait(mosec, "slow", results(*runs))
+
+
+def test_goodput_names_settings() -> None:
+    run = {"name": "mosec", "executor": "fast", "wait_ms": 1.0, "holds": None, "p99": None, "overload": 3.0,
+           "best_overload": 1608.0, "best_limits": {"limit_ms": 50.0, "max_waiting": 64}}  # fmt: skip
+    text = goodput.markdown(results(run, settings={"seconds": 5.0, "client": "open_loop.py"}))
+    assert cells(text)[1] == ["mosec", "1 ms", "50 ms, 64 waiting", "0", "3", "1608"]
+
+
+def test_virtual_time_has_a_table_for_each_part() -> None:
+    rows = [{"part": "table"} | row for row in simulate.highest(0.2, 1)]
+    text = simulate.markdown(results(*rows, settings={"seconds": 0.2, "seeds": 1, "parts": ["table"]}))
+    shown = cells(text)
+    assert [row[0] for row in shown[1:]] == ["8 + 0.25 b ms", "8 + 0.25 b ms", "1 + 4 b ms"]
+    assert all(int(row[3]) > 0 for row in shown[1:])
+
+
+def test_scheduler_and_accuracy_show_what_was_saved() -> None:
+    run = {"workload": "decode", "waiting": 100000, "schedule": 0.4, "update": 0.25, "sum": 0.65}
+    assert cells(scheduler.markdown(results(run, settings={"running": 256})))[1] == [
+        "decode", "100,000", "0.40", "0.25", "0.65", "1.00"]  # fmt: skip
+    run = {"text": "chats", "variant": "int8", "tokens": 8192, "perplexity": 2.96, "ratio": 1.0002}
+    text = accuracy.markdown(results(run | {"standard_error": 0.0004, "agreement": 0.994, "prefix": 63.5}))
+    assert cells(text)[1] == ["chats", "8,192", "int8", "1.0002 ±0.0004", "2.96", "99.4%", "63.5"]
