@@ -1,0 +1,133 @@
+"""What the front takes of memory when many clients send large messages at once."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.serve_process import Server
+
+grpc = pytest.importorskip("grpc")
+service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+MODELS = """
+import time
+
+class Echo:
+    inputs = [("x", "FP32", [-1])]
+    outputs = [("y", "FP32", [-1])]
+
+    def predict(self, batch):
+        time.sleep(0.2)
+        return [{"y": each["x"] * 2} for each in batch]
+
+class Length:
+    def predict(self, batch):
+        time.sleep(0.2)
+        return [len(each) for each in batch]
+"""
+CALLS, BYTES = 200, 3_900_000
+MOST_MB = 600
+
+
+def tensors() -> bytes:
+    values = np.ones((1, BYTES // 4), np.float32)
+    request = service_pb2.ModelInferRequest(model_name="echo", raw_input_contents=[values.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    return bytes(request.SerializeToString())
+
+
+def document() -> bytes:
+    raw = b'"' + b"a" * BYTES + b'"'
+    request = service_pb2.ModelInferRequest(model_name="length")
+    request.raw_input_contents.append(np.uint32(len(raw)).tobytes() + raw)
+    request.inputs.add(name="input", datatype="BYTES", shape=[1])
+    return bytes(request.SerializeToString())
+
+
+def peak_mb(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) // 1024
+
+
+async def over_grpc(server: Server, message: bytes, method: str) -> Counter[str]:
+    """The codes of many calls at once, over several connections."""
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options) for _ in range(8)]
+
+    async def unary(number: int) -> str:
+        infer = channels[number % 8].unary_unary(f"/inference.GRPCInferenceService/{method}")
+        try:
+            await infer(message, timeout=120)
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+    async def stream(number: int) -> str:
+        infer = channels[number % 8].stream_stream(f"/inference.GRPCInferenceService/{method}")
+        try:
+            async for raw in infer(iter([message]), timeout=120):
+                answer = service_pb2.ModelStreamInferResponse.FromString(raw)
+                return "REFUSED" if answer.error_message else "OK"
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return "nothing"
+
+    call = stream if method == "ModelStreamInfer" else unary
+    codes = Counter(await asyncio.gather(*(call(number) for number in range(CALLS))))
+    for channel in channels:
+        await channel.close()
+    return codes
+
+
+async def over_http(server: Server) -> Counter[str]:
+    body = json.dumps({"instances": ["a" * BYTES]}).encode()
+    limits = httpx.Limits(max_connections=CALLS)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+        headers = {"Content-Type": "application/json"}
+        path = "/v1/models/length:predict"
+        answers = await asyncio.gather(*(client.post(path, content=body, headers=headers) for _ in range(CALLS)))
+    return Counter({200: "OK", 429: "REFUSED"}.get(answer.status_code, answer.text) for answer in answers)
+
+
+@pytest.mark.parametrize("way", ["tensors", "document", "stream", "http"])
+def test_many_large_requests_at_once(way: str, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    settings = "".join(f'[models.{name.lower()}]\nmodel = "models.py:{name}"\n' for name in ("Echo", "Length"))
+    (tmp_path / "chairlift.toml").write_text(settings)
+
+    async def go(server: Server) -> tuple[Counter[str], int]:
+        sending: Any = {
+            "tensors": lambda: over_grpc(server, tensors(), "ModelInfer"),
+            "document": lambda: over_grpc(server, document(), "ModelInfer"),
+            "stream": lambda: over_grpc(server, tensors(), "ModelStreamInfer"),
+            "http": lambda: over_http(server),
+        }
+        calls = asyncio.create_task(sending[way]())
+        alive = 0
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            while not calls.done():
+                assert (await client.get("/health/live")).status_code == 200
+                alive += 1
+                await asyncio.wait([calls], timeout=0.05)
+        return calls.result(), alive
+
+    with Server(str(tmp_path / "chairlift.toml"), "--grpc-port", "0") as server:
+        server.wait_ready()
+        before = peak_mb(server)
+        codes, alive = asyncio.run(go(server))
+        print(f"{way}: {dict(codes)}; {alive} probes; peak {peak_mb(server)} MB, {before} MB before")
+        assert codes.total() == CALLS
+        assert codes["OK"] > 0
+        assert codes.keys() <= {"OK", "RESOURCE_EXHAUSTED", "REFUSED"}, codes
+        assert alive > 0
+        assert peak_mb(server) < MOST_MB
