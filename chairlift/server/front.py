@@ -64,8 +64,10 @@ def _allow_connections(number: int) -> None:
     """Raise what this process may have open, where it may, so that it can refuse the connections beyond these."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * number + _OTHER_FILES
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class _Front:

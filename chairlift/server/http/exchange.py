@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # A key of an ASGI scope: true for a background request. HTTP servers make scopes of their own, so no client can set it.
 BACKGROUND = "chairlift.background"
-# Another: what the server holds of its body. A third: how long it may take. A fourth: it came over one connection too many.
+# Others: what the server holds of its body, how long it may take, and that it came over one connection too many.
 HELD, LIMIT, CROWDED = "chairlift.held", "chairlift.limit", "chairlift.crowded"
 # Paths that begin like these need no key: probes, scrapers and browsers bring none.
 OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")

@@ -158,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         assert self._direct is not None
         (cycle, app), self._held = self._held, None
-        scope = dict(cycle.scope)
+        scope: dict[str, Any] = dict(cycle.scope)
         hang_up = None
         if HELD not in scope or not scope[HELD].refused:
             hang_up = self._direct.take(scope, bytes(cycle.body), partial(self._reply, cycle))

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -116,20 +117,25 @@ class _Service:
         is_open = handler.__name__ in _OPEN
 
         async def call(_: Any, context: RpcContext) -> bytes:
+            reply = b""
             try:
                 if is_open:
-                    return (await handler(None, context)).SerializeToString()
-                self._enter(context)
-                async with asyncio.timeout(self._config.request_timeout_s):
-                    reply = (await handler(await self._read(context, parse), context)).SerializeToString()
-                self._hold(context, _COPIES * len(reply))
-                return reply
-            except TimeoutError:
-                await _abort(context, as_api_error(out_of_time(self._config.request_timeout_s)))
+                    reply = (await handler(None, context)).SerializeToString()
+                else:
+                    self._enter(context)
+                    async with asyncio.timeout(self._config.request_timeout_s):
+                        reply = (await handler(await self._read(context, parse), context)).SerializeToString()
+                    self._hold(context, _COPIES * len(reply))
             except Exception as error:
-                await _abort(context, as_api_error(error))
+                await _abort(context, self._refusal(error))
+            return reply
 
         return call
+
+    def _refusal(self, error: Exception) -> ApiError:
+        if isinstance(error, TimeoutError):
+            error = out_of_time(self._config.request_timeout_s)
+        return as_api_error(error)
 
     def _enter(self, context: RpcContext) -> None:
         """Let a call in, if it may come and there are not too many."""
@@ -146,7 +152,10 @@ class _Service:
         """Count bytes until the call is over. Raises ApiError (429) if there is no room for them."""
         if not self._buffered.take(size):
             raise buffers_full()
-        context.add_done_callback(lambda _: self._buffered.give(size))
+        context.add_done_callback(partial(self._let_go, size))
+
+    def _let_go(self, size: int, context: RpcContext) -> None:
+        self._buffered.give(size)
 
     async def _read(self, context: RpcContext, parse: Parse) -> Any:
         """The call's message, read when there is room for it, and counted until the call is over."""
@@ -160,7 +169,7 @@ class _Service:
                     self._buffered.arrived(self.most, len(raw))
         except TimeoutError:
             raise too_slow("the message", self._config) from None
-        context.add_done_callback(lambda _, size=len(raw): self._buffered.give(size))
+        context.add_done_callback(partial(self._let_go, len(raw)))
         return _parsed(raw, parse)
 
     def _check_key(self, context: RpcContext) -> None:
@@ -239,10 +248,9 @@ class _Service:
                     async for response in responses:
                         await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
-                late = isinstance(error, TimeoutError)
-                refusal = as_api_error(out_of_time(self._config.request_timeout_s) if late else error)
                 failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
-                last = protobuf.ModelStreamInferResponse(error_message=str(refusal), infer_response=failed)
+                message = str(self._refusal(error))
+                last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
                 await answers.put(last, force=True)
             finally:
                 self._buffered.give(held or 0)
