@@ -34,7 +34,8 @@ class Length:
         return [len(each) for each in batch]
 """
 CALLS, BYTES = 200, 3_900_000
-MOST_MB = 600
+# Bodies of HTTP are whole before they are decoded, and there are more of them.
+MOST_MB, MOST_HTTP_MB = 600, 800
 
 
 def tensors() -> bytes:
@@ -59,33 +60,36 @@ def peak_mb(server: Server) -> int:
     return int(found[1]) // 1024
 
 
-async def over_grpc(server: Server, message: bytes, method: str) -> Counter[str]:
+async def over_grpc(server: Server, message: bytes) -> Counter[str]:
     """The codes of many calls at once, over several connections."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options) for _ in range(8)]
 
     async def unary(number: int) -> str:
-        infer = channels[number % 8].unary_unary(f"/inference.GRPCInferenceService/{method}")
+        infer = channels[number % 8].unary_unary("/inference.GRPCInferenceService/ModelInfer")
         try:
             await infer(message, timeout=120)
         except grpc.aio.AioRpcError as error:
             return str(error.code().name)
         return "OK"
 
-    async def stream(number: int) -> str:
-        infer = channels[number % 8].stream_stream(f"/inference.GRPCInferenceService/{method}")
-        try:
-            async for raw in infer(iter([message]), timeout=120):
-                answer = service_pb2.ModelStreamInferResponse.FromString(raw)
-                return "REFUSED" if answer.error_message else "OK"
-        except grpc.aio.AioRpcError as error:
-            return str(error.code().name)
-        return "nothing"
-
-    call = stream if method == "ModelStreamInfer" else unary
-    codes = Counter(await asyncio.gather(*(call(number) for number in range(CALLS))))
+    codes = Counter(await asyncio.gather(*(unary(number) for number in range(CALLS))))
     for channel in channels:
         await channel.close()
+    return codes
+
+
+def over_streams(server: Server, message: bytes) -> Counter[str]:
+    """What becomes of as many streams with one message each."""
+    codes: Counter[str] = Counter()
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", [("grpc.max_receive_message_length", -1)]) as channel:
+        infer = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        for call in [infer(iter([message]), timeout=120) for _ in range(CALLS)]:
+            try:
+                answer = service_pb2.ModelStreamInferResponse.FromString(next(call))
+                codes["REFUSED" if answer.error_message else "OK"] += 1
+            except grpc.RpcError as error:
+                codes[error.code().name] += 1
     return codes
 
 
@@ -107,9 +111,9 @@ def test_many_large_requests_at_once(way: str, tmp_path: Path) -> None:
 
     async def go(server: Server) -> tuple[Counter[str], int]:
         sending: Any = {
-            "tensors": lambda: over_grpc(server, tensors(), "ModelInfer"),
-            "document": lambda: over_grpc(server, document(), "ModelInfer"),
-            "stream": lambda: over_grpc(server, tensors(), "ModelStreamInfer"),
+            "tensors": lambda: over_grpc(server, tensors()),
+            "document": lambda: over_grpc(server, document()),
+            "stream": lambda: asyncio.to_thread(over_streams, server, tensors()),
             "http": lambda: over_http(server),
         }
         calls = asyncio.create_task(sending[way]())
@@ -130,4 +134,4 @@ def test_many_large_requests_at_once(way: str, tmp_path: Path) -> None:
         assert codes["OK"] > 0
         assert codes.keys() <= {"OK", "RESOURCE_EXHAUSTED", "REFUSED"}, codes
         assert alive > 0
-        assert peak_mb(server) < MOST_MB
+        assert peak_mb(server) < (MOST_HTTP_MB if way == "http" else MOST_MB)

@@ -73,7 +73,7 @@ def test_where_others_hold_the_bytes_a_call_comes_too_soon() -> None:
 
 
 def test_many_small_calls_at_once_are_all_answered() -> None:
-    with serving(max_buffered_bytes=2**20, max_body_bytes=2**19) as case:
+    with serving(max_buffered_bytes=2**23, max_body_bytes=2**20) as case:
         calls = [case.stub.ModelInfer.future(request()) for _ in range(300)]
         assert {code_of(call) for call in calls} == {"OK"}
 
@@ -86,7 +86,7 @@ def test_calls_that_wait_hold_their_bytes_and_others_are_refused() -> None:
         assert case.held <= case.server.buffered.limit
         refused = [call for call in calls if call.done()]
         assert {code_of(call) for call in refused} == {"RESOURCE_EXHAUSTED"}
-        assert 5 <= case.dispatcher.waiting <= 10
+        assert 3 <= case.dispatcher.waiting <= 5
         for call in calls[:20]:
             call.cancel()
         case.dispatcher.held = False

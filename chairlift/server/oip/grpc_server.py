@@ -14,6 +14,7 @@ from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import (
     Buffered,
+    HeldBody,
     Terms,
     buffers_full,
     out_of_time,
@@ -47,7 +48,7 @@ _CODES = {
 }
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
-# An answer that is being sent is there twice: here, and in gRPC's own buffers.
+# A message is there twice, and so it counts: in gRPC's own buffers while it comes or goes, and as what is made of it.
 _COPIES = 2
 # What gRPC says when there is no deadline is a very long time.
 _NO_DEADLINE_S = 1e6
@@ -106,7 +107,7 @@ class _Service:
         self._config = config
         self._buffered = buffered
         # Bytes that a message may have.
-        self.most = min(config.max_body_bytes, config.max_buffered_bytes)
+        self.most = min(config.max_body_bytes, config.max_buffered_bytes // _COPIES)
         # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
         self._max_streams = max(buffered.limit // 2 // self.most, 1)
         self._calls = self._streams = 0
@@ -122,10 +123,14 @@ class _Service:
                 if is_open:
                     reply = (await handler(None, context)).SerializeToString()
                 else:
-                    self._enter(context)
+                    held = self._enter(context)
                     async with asyncio.timeout(self._config.request_timeout_s):
-                        reply = (await handler(await self._read(context, parse), context)).SerializeToString()
-                    self._hold(context, _COPIES * len(reply))
+                        request = self._read(context, parse, held)
+                        reply = (await handler(await request, context)).SerializeToString()
+                    # The answer takes the place of the message.
+                    held.release()
+                    if not held.take(_COPIES * len(reply)):
+                        raise buffers_full()
             except Exception as error:
                 await _abort(context, self._refusal(error))
             return reply
@@ -137,39 +142,33 @@ class _Service:
             error = out_of_time(self._config.request_timeout_s)
         return as_api_error(error)
 
-    def _enter(self, context: RpcContext) -> None:
-        """Let a call in, if it may come and there are not too many."""
+    def _enter(self, context: RpcContext) -> HeldBody:
+        """Let a call in, if it may come and there are not too many. What it holds is let go when it is over."""
         self._check_key(context)
         if self._calls >= self._config.max_connections:
             raise too_many("calls", self._config.max_connections, "max_connections")
         self._calls += 1
-        context.add_done_callback(self._leave)
+        held = HeldBody(self._buffered)
+        context.add_done_callback(partial(self._leave, held))
+        return held
 
-    def _leave(self, context: RpcContext) -> None:
+    def _leave(self, held: HeldBody, context: RpcContext) -> None:
         self._calls -= 1
+        held.release()
 
-    def _hold(self, context: RpcContext, size: int) -> None:
-        """Count bytes until the call is over. Raises ApiError (429) if there is no room for them."""
-        if not self._buffered.take(size):
-            raise buffers_full()
-        context.add_done_callback(partial(self._let_go, size))
-
-    def _let_go(self, size: int, context: RpcContext) -> None:
-        self._buffered.give(size)
-
-    async def _read(self, context: RpcContext, parse: Parse) -> Any:
-        """The call's message, read when there is room for it, and counted until the call is over."""
-        raw = b""
+    async def _read(self, context: RpcContext, parse: Parse, held: HeldBody) -> Any:
+        """The call's message, read when there is room for it, and counted."""
+        raw, most = b"", _COPIES * self.most
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                await self._buffered.expect(self.most)
+                await self._buffered.expect(most)
                 try:
                     raw = await context.read() or b""
                 finally:
-                    self._buffered.arrived(self.most, len(raw))
+                    held.size = _COPIES * len(raw)
+                    self._buffered.arrived(most, held.size)
         except TimeoutError:
             raise too_slow("the message", self._config) from None
-        context.add_done_callback(partial(self._let_go, len(raw)))
         return _parsed(raw, parse)
 
     def _check_key(self, context: RpcContext) -> None:
@@ -235,12 +234,13 @@ class _Service:
 
         async def answer(raw: bytes) -> None:
             request_id = name = ""
-            held = len(raw) if self._buffered.take(len(raw)) else None
+            held = HeldBody(self._buffered)
             try:
+                has_room = held.take(_COPIES * len(raw))
                 request = _parsed(raw, parse)
                 del raw
                 request_id, name = request.id, request.model_name
-                if held is None:
+                if not has_room:
                     raise buffers_full()
                 responses = self._stream(request, context)
                 del request
@@ -253,7 +253,7 @@ class _Service:
                 last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
                 await answers.put(last, force=True)
             finally:
-                self._buffered.give(held or 0)
+                held.release()
                 places.release()
 
         async def read() -> None:
