@@ -32,7 +32,7 @@ from chairlift.server.oip.tensor_items import infer, join, split
 
 RpcContext = Any
 Unary = Callable[[Any, RpcContext], Awaitable[Any]]
-Parse = Callable[[bytes], Any]
+FromBytes = Callable[[bytes], Any]
 
 # Probes bring no key, and a message with nothing in it.
 _OPEN = ("ServerLive", "ServerReady")
@@ -113,7 +113,7 @@ class _Service:
         self._calls = self._streams = 0
         self._expected = None if config.api_key is None else f"Bearer {config.api_key}"
 
-    def unary(self, handler: Unary, parse: Parse) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
+    def unary(self, handler: Unary, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
         """The method: one message in, one out. The key is asked for, except where probes look, before it is read."""
         is_open = handler.__name__ in _OPEN
 
@@ -156,7 +156,7 @@ class _Service:
         self._calls -= 1
         held.release()
 
-    async def _read(self, context: RpcContext, parse: Parse, held: HeldBody) -> Any:
+    async def _read(self, context: RpcContext, parse: FromBytes, held: HeldBody) -> Any:
         """The call's message, read when there is room for it, and counted."""
         raw, most = b"", _COPIES * self.most
         try:
@@ -209,7 +209,7 @@ class _Service:
         context.set_trailing_metadata(_timings(answers))
         return write_response(service, request_id, {name: outputs[name] for name in call.outputs})
 
-    def stream(self, parse: Parse) -> Callable[[Any, RpcContext], Awaitable[None]]:
+    def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
         """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
 
         async def call(_: Any, context: RpcContext) -> None:
@@ -227,7 +227,7 @@ class _Service:
 
         return call
 
-    async def _infer_stream(self, context: RpcContext, parse: Parse) -> None:
+    async def _infer_stream(self, context: RpcContext, parse: FromBytes) -> None:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
         answers = _Answers(context, self._buffered)
         places = asyncio.Semaphore(_STREAM_WIDTH)
@@ -360,7 +360,7 @@ class _Answers:
             self._buffered.give(len(self._queue.get_nowait() or b""))
 
 
-def _parsed(raw: bytes, parse: Parse) -> Any:
+def _parsed(raw: bytes, parse: FromBytes) -> Any:
     try:
         return parse(raw)
     except DecodeError as error:
