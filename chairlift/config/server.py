@@ -20,7 +20,12 @@ _AT_LEAST_ONE = (
     "max_batch_lines",
     "max_batches",
     "max_running_batches",
+    "max_buffered_bytes",
+    "max_connections",
+    "max_uploads",
 )
+_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s")
+_NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
     "max_stop_strings": MAX_STOP_STRINGS,
@@ -52,7 +57,13 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_stop_strings: int = MAX_STOP_STRINGS
     max_stop_chars: int = MAX_STOP_CHARS
     max_stop_chars_total: int = MAX_STOP_CHARS_TOTAL
+    max_buffered_bytes: int = 256 * 2**20
+    max_connections: int = 2048
+    max_uploads: int = 8
     body_timeout_s: float = 30.0
+    min_body_rate: int = 1024
+    write_timeout_s: float = 60.0
+    request_timeout_s: float = 3600.0
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
     data_dir: str = "chairlift-data"
@@ -75,10 +86,12 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
                 raise ConfigError(f"{name} must be between 0 (any free one) and 65535, got {value}")
-        if not self.body_timeout_s > 0:
-            raise ConfigError(f"body_timeout_s must be positive, got {self.body_timeout_s}")
-        if not self.drain_timeout_s >= 0:
-            raise ConfigError(f"drain_timeout_s must not be negative, got {self.drain_timeout_s}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty; leave it out to ask for none")
         for origin in self.allowed_origins:

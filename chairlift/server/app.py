@@ -1,5 +1,7 @@
 """The ASGI application: the table of routes, and what surrounds every request."""
 
+import asyncio
+
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -14,7 +16,7 @@ from chairlift.server.direct import Direct
 from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.http.exchange import Key
+from chairlift.server.http.exchange import CROWDED, LIMIT, OPEN_PATHS, Key, out_of_time, stays, too_many
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
 from chairlift.server.models.registry import Models
 from chairlift.server.routes import ENDPOINTS, shape_of
@@ -48,7 +50,18 @@ class _Handled:
         self.row = row
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, errors in the shape of its protocol."""
+        """Answer one request in its time, errors in the shape of its protocol."""
+        if stays(receive):
+            await self._answer(scope, receive, send)
+            return
+        seconds = scope["app"].state.config.request_timeout_s
+        try:
+            async with asyncio.timeout(seconds) as scope[LIMIT]:
+                await self._answer(scope, receive, send)
+        except TimeoutError:
+            raise out_of_time(seconds) from None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await self.row.handler(Request(scope, receive))
         except Exception as error:
@@ -118,6 +131,8 @@ class _CountAnswers:
             await send(message)
 
         try:
+            if CROWDED in scope and not scope["path"].startswith(OPEN_PATHS):
+                raise too_many("connections", scope[CROWDED], "max_connections")
             await self._app(scope, receive, counting)
         except Exception as error:
             if started:

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
-from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, terms_of, timing_headers
+from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, out_of_time, terms_of, timing_headers
 from chairlift.server.http.origins import Origins
 from chairlift.server.models.item_service import ItemService, blamed, too_late
 from chairlift.server.models.registry import Models
@@ -41,6 +41,7 @@ class Direct:
     def __init__(self, models: Models, config: ServerConfig, metrics: Exposition, origins: Origins) -> None:
         self._models = models
         self._max_bytes = min(config.max_body_bytes, MAX_BYTES)
+        self._most_s = config.request_timeout_s
         self._key = Key(config.api_key)
         self._origins = origins
         self._count = metrics.http
@@ -50,7 +51,7 @@ class Direct:
         service = self._service_of(scope, body)
         if service is None:
             return None
-        exchange = _Exchange(service, partial(self._reply, reply))
+        exchange = _Exchange(service, partial(self._reply, reply), self._most_s if scope["client"] else None)
         exchange.begin(scope, body)
         return exchange.hang_up
 
@@ -87,12 +88,13 @@ class Direct:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its answer, within `most_s` seconds unless it comes from this process."""
 
-    __slots__ = ("_futures", "_is_over", "_reply", "_service", "_timer")
+    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_timer")
 
-    def __init__(self, service: ItemService, reply: SendReply) -> None:
+    def __init__(self, service: ItemService, reply: SendReply, most_s: float | None) -> None:
         self._service = service
+        self._most_s = most_s
         self._reply = reply
         self._is_over = False
         self._futures: list[asyncio.Future[Answer]] = []
@@ -109,8 +111,10 @@ class _Exchange:
         futures = self._futures
         future: asyncio.Future[Any] = futures[0] if len(futures) == 1 else asyncio.gather(*futures)
         timeout = self._service.timeout_of(terms)
+        if timeout is None or (self._most_s is not None and timeout > self._most_s):
+            timeout = self._most_s
         if timeout is not None:
-            self._timer = future.get_loop().call_later(timeout, self._expire)
+            self._timer = future.get_loop().call_later(timeout, self._expire, timeout)
         future.add_done_callback(self._answer)
 
     def hang_up(self) -> None:
@@ -135,8 +139,8 @@ class _Exchange:
             self._reply(200, timing_headers(answers), body)
         self._service.answered(answers, background=False)
 
-    def _expire(self) -> None:
-        self._fail(too_late())
+    def _expire(self, after: float) -> None:
+        self._fail(out_of_time(after) if after == self._most_s else too_late())
 
     def _fail(self, error: BaseException) -> None:
         self._end(error)

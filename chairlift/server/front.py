@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from chairlift.server.batches.service import Batches
 
 _BACKLOG = 2048
+# Files and sockets beside the connections of HTTP and as many of gRPC.
+_OTHER_FILES = 512
 
 
 def serve(settings: Settings, started: float) -> int:
@@ -34,6 +37,7 @@ def serve(settings: Settings, started: float) -> int:
     start_logging(level)
     os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
     listener = bind(settings.server)
+    _allow_connections(settings.server.max_connections)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Front(settings, listener, started).run())
 
@@ -54,6 +58,16 @@ def bind(config: ServerConfig) -> socket.socket:
         ) from None
     listener.set_inheritable(False)
     return listener
+
+
+def _allow_connections(number: int) -> None:
+    """Raise what this process may have open, where it may, so that it can refuse the connections beyond these."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * number + _OTHER_FILES
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class _Front:
@@ -103,6 +117,7 @@ class _Front:
         """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app
         from chairlift.server.batches.service import Batches
+        from chairlift.server.http.exchange import Buffered
         from chairlift.server.http.protocol import make_server
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
@@ -111,7 +126,8 @@ class _Front:
         self._batches = Batches(models, self._config)
         app = create_app(models, self._config, self._batches)
         self._batches.open()
-        return make_server(app, self._config), grpc_beside(models, self._config)
+        buffered = Buffered(self._config.max_buffered_bytes)
+        return make_server(app, self._config, buffered), grpc_beside(models, self._config, buffered)
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]

@@ -20,6 +20,7 @@ from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
+from chairlift.server.http.exchange import Buffered
 from chairlift.server.http.protocol import make_server
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService
@@ -198,7 +199,8 @@ class Listening:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.batches = Batches(models, self.config)
-        self.server = make_server(create_app(models, self.config, self.batches), self.config)
+        self.buffered = Buffered(self.config.max_buffered_bytes)
+        self.server = make_server(create_app(models, self.config, self.batches), self.config, self.buffered)
         self.grpc_port = 0
         self._with_grpc = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -208,7 +210,7 @@ class Listening:
         if self._with_grpc:
             from chairlift.server.oip.grpc_server import make_grpc_server
 
-            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0)
+            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0, self.buffered)
             await grpc.start()
         self._ready.set()
         await self.server.serve(sockets=[self._socket])

@@ -30,7 +30,8 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 class Folder:
     """A server's files, batches and results on the disk; this process's own as long as it is open. Opening it blocks.
 
-    `used` counts the bytes of all files, those on their way in too; `over` the batches of former servers that are over.
+    `used` counts the bytes of all files, those on their way in too, of which there are `uploads`; `over` the batches of
+    former servers that are over.
     `left` are those that they left behind, with what had become of their lines. All methods belong to one event loop.
     Raises JobError if another process has the folder or it can't be used, StorageFull if there is no space.
     """
@@ -53,6 +54,7 @@ class Folder:
         except BaseException:
             self.store.close()
             raise
+        self.uploads = 0
         self.used = sum(file.bytes for file in self.files.values())
 
     @staticmethod

@@ -15,13 +15,16 @@ from chairlift.errors import JobError
 from chairlift.jobs.results import explain, sync_folder
 from chairlift.server.batches.data_folder import FILE_MODE, Folder
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.exchange import DRAIN_FACTOR
+from chairlift.server.http.exchange import DRAIN_FACTOR, HELD, HeldBody, buffers_full, time_for, too_many, too_slow
 
 _FORM = b"multipart/form-data"
 _FILE = "file"
 # All but the file's bytes: names, headers and fields.
 _MAX_AROUND = 64 * 1024
 _WRITE_BYTES = 2**20
+# How much of an upload that has no place is read, so that a client that only listens when it has sent all of a small
+# one sees why.
+_TURNED_AWAY_BYTES = 2**20
 
 
 class Upload:
@@ -45,9 +48,27 @@ class Upload:
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._ended = False
+        self._received = 0
+        self._waited = 0.0
 
     async def receive(self, request: Request) -> None:
-        """Read the whole body. Raises ApiError: 400, 408, 413, 415, 499 or 507."""
+        """Read the whole body. Raises ApiError: 400, 408, 413, 415, 429, 499 or 507."""
+        if self._folder.uploads >= self._config.max_uploads:
+            await self._turn_away(request)
+        self._folder.uploads += 1
+        try:
+            await self._receive(request)
+        finally:
+            self._folder.uploads -= 1
+
+    async def _turn_away(self, request: Request) -> None:
+        more = True
+        while more and self._received <= _TURNED_AWAY_BYTES:
+            chunk, more = await self._next(request)
+            _give(request, len(chunk))
+        raise too_many("uploads", self._config.max_uploads, "max_uploads", close=more)
+
+    async def _receive(self, request: Request) -> None:
         parser = MultipartParser(
             _boundary(request),
             {
@@ -62,12 +83,13 @@ class Upload:
             },
         )
         most = DRAIN_FACTOR * (self._config.max_file_bytes + _MAX_AROUND)
-        received, more = 0, True
-        while more and received <= most:
+        more = True
+        while more and self._received <= most:
             chunk, more = await self._next(request)
-            received += len(chunk)
+            buffered = self._buffered + len(chunk)
             if self._refusal is None:
                 await self._take(parser, chunk)
+            _give(request, buffered - self._buffered)
         if self._refusal is None and not self._ended:
             self._refuse(ApiError(400, "the multipart body ends before its last part does", code="invalid_multipart"))
         if self._refusal is None and self.filename is None:
@@ -86,17 +108,26 @@ class Upload:
         self.size = 0
 
     async def _next(self, request: Request) -> tuple[bytes, bool]:
-        """The next piece of the body. It may take any time in all, but must not pause for long."""
-        timeout = self._config.body_timeout_s
+        """The next piece of the body. It may take any time in all, but must not pause for long, nor only drip."""
+        config, loop = self._config, asyncio.get_running_loop()
+        start = loop.time()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(min(config.body_timeout_s, time_for(self._received, config) - self._waited)):
                 message = await request.receive()
         except TimeoutError:
-            problem = f"nothing of the upload arrived for {timeout:g} s (body_timeout_s)"
-            raise ApiError(408, problem, code="request_timeout", headers={"Connection": "close"}) from None
+            raise too_slow("the upload", config) from None
         if message["type"] == "http.disconnect":
             raise ApiError(499, "the client closed the connection before its upload was complete")
-        return message.get("body", b""), message.get("more_body", False)
+        # What the disk takes is not the client's time.
+        self._waited += loop.time() - start
+        chunk: bytes = message.get("body", b"")
+        held: HeldBody | None = request.scope.get(HELD)
+        self._received += len(chunk)
+        if held is not None and held.refused:
+            self._received += held.dropped
+            held.dropped = 0
+            self._refuse(self._refusal or buffers_full())
+        return chunk, message.get("more_body", False)
 
     async def _take(self, parser: MultipartParser, chunk: bytes) -> None:
         try:
@@ -111,6 +142,7 @@ class Upload:
     def _refuse(self, refusal: ApiError) -> None:
         self._refusal = refusal
         self._chunks.clear()
+        self._buffered = 0
 
     # What the parser finds
 
@@ -218,6 +250,13 @@ class Upload:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _give(request: Request, size: int) -> None:
+    """Bytes of the body are held no more: they are on the disk, or dropped."""
+    held: HeldBody | None = request.scope.get(HELD)
+    if held is not None:
+        held.give(size)
 
 
 def _boundary(request: Request) -> bytes:

@@ -18,17 +18,21 @@ from starlette.types import Receive, Scope, Send
 from chairlift.bodies import decode
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
-from chairlift.errors import InvalidRequest
+from chairlift.errors import DeadlineExceeded, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
 
 T = TypeVar("T")
 
 # A key of an ASGI scope: true for a background request. HTTP servers make scopes of their own, so no client can set it.
 BACKGROUND = "chairlift.background"
+# Others: what the server holds of its body, how long it may take, and that it came over one connection too many.
+HELD, LIMIT, CROWDED = "chairlift.held", "chairlift.limit", "chairlift.crowded"
 # Paths that begin like these need no key: probes, scrapers and browsers bring none.
 OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 # A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
 DRAIN_FACTOR = 4
+# The time that a body gets before its rate counts.
+BODY_GRACE_S = 5.0
 # Below this many characters tokenizing takes less time than a thread's round trip is worth.
 INLINE_SIZE = 16_384
 # Above this many it takes long enough to keep others waiting, so that it has threads of its own.
@@ -116,6 +120,124 @@ def _integer(text: str) -> int | None:
         return None
 
 
+# What the server holds of all of them
+
+
+class Buffered:
+    """Counts the bytes held for all connections together: bodies until they are answered, and answers not yet sent.
+
+    `held` is never more than `limit` but for what `add` counts. Everything happens on one event loop.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        # Of `held`: what messages may turn out to have that are still on their way in.
+        self._expected = 0
+        self._door = asyncio.Lock()
+        self._change: asyncio.Future[None] | None = None
+
+    def take(self, size: int) -> bool:
+        """Count so many bytes more, or none of them if there is no room."""
+        if self.held + size > self.limit:
+            return False
+        self.held += size
+        return True
+
+    def add(self, size: int) -> None:
+        """Count bytes that are there already, whether there is room or not."""
+        self.held += size
+
+    def give(self, size: int) -> None:
+        """Bytes that were counted are held no more."""
+        self.held -= size
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def expect(self, most: int) -> None:
+        """Make room for a message that is yet to be read, of at most so many bytes; `arrived` takes the rest back.
+
+        Waits while others that are still being read may turn out to be small. Raises ApiError (429) if there is no
+        room beside what is held for certain.
+        """
+        if not self._door.locked() and self._expect(most):
+            return
+        async with self._door:
+            while not self._expect(most):
+                self._change = asyncio.get_running_loop().create_future()
+                await self._change
+
+    def arrived(self, most: int, size: int) -> None:
+        """A message that was expected has so many bytes, 0 if none came."""
+        self._expected -= most
+        self.give(most - size)
+
+    def _expect(self, most: int) -> bool:
+        if self.held - self._expected + most > self.limit:
+            raise buffers_full()
+        # Messages that never come must not keep out bodies whose bytes are known, so they get half of it all.
+        if self.held + most > self.limit or (self._expected and self._expected + most > self.limit // 2):
+            return False
+        self._expected += most
+        self.held += most
+        return True
+
+
+class HeldBody:
+    """What is held of one request's body, `size` bytes.
+
+    `refused` says that the bytes of others left no room for all of it; `dropped` are those that came since.
+    """
+
+    __slots__ = ("_all", "dropped", "refused", "size")
+
+    def __init__(self, buffered: Buffered) -> None:
+        self._all = buffered
+        self.size = self.dropped = 0
+        self.refused = False
+
+    def take(self, size: int) -> bool:
+        """Count another piece, or have it dropped: without it the rest is of no use, so nothing stays counted."""
+        if not self.refused and self._all.take(size):
+            self.size += size
+            return True
+        self.refused = True
+        self.dropped += size
+        self.release()
+        return False
+
+    def give(self, size: int) -> None:
+        """So many bytes have been dealt with."""
+        size = min(size, self.size)
+        self.size -= size
+        self._all.give(size)
+
+    def release(self) -> None:
+        """Nothing of it is needed any more."""
+        self.give(self.size)
+
+
+def buffers_full(close: bool = False) -> ApiError:
+    """The refusal of a request that has to wait for the bytes of others."""
+    problem = "the server holds all the bytes of requests and answers that it may (max_buffered_bytes); try again"
+    return _later(problem, "buffers_full", close)
+
+
+def too_many(what: str, limit: int, setting: str, close: bool = True) -> ApiError:
+    """The refusal of a connection, call, stream or upload for which `limit` others leave no place."""
+    return _later(f"there are {limit} {what} already ({setting}); try again", f"too_many_{what}", close)
+
+
+def _later(problem: str, code: str, close: bool) -> ApiError:
+    headers = {"Retry-After": "1"} | ({"Connection": "close"} if close else {})
+    return ApiError(429, problem, code=code, kind="rate_limit_exceeded", headers=headers)
+
+
+def out_of_time(seconds: float) -> DeadlineExceeded:
+    """What to say when a request has taken as long as any may."""
+    return DeadlineExceeded(f"the request took more than {seconds:g} s (request_timeout_s)")
+
+
 # Its body
 
 
@@ -127,7 +249,8 @@ async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
 async def read_body(request: Request, binary: bool = False, untyped: bool = False) -> bytes:
     """The whole body: JSON, or with `binary` also octets, and with `untyped` also one without Content-Type.
 
-    Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds.
+    Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds or below
+    `min_body_rate`, 429 where other requests hold `max_buffered_bytes`.
     """
     config: ServerConfig = request.app.state.config
     kind = _check_type(request, binary)
@@ -139,13 +262,24 @@ async def read_body(request: Request, binary: bool = False, untyped: bool = Fals
 
 async def _read_in_time(request: Request, config: ServerConfig) -> bytes:
     if stays(request.receive):
-        return await _read(request, config.max_body_bytes)
+        return await _read(request, config, None)
     try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await _read(request, config.max_body_bytes)
+        async with asyncio.timeout(min(config.body_timeout_s, time_for(0, config))) as timer:
+            return await _read(request, config, timer)
     except TimeoutError:
-        message = f"the body took more than {config.body_timeout_s:g} s to arrive (body_timeout_s)"
-        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
+        raise too_slow("the body", config) from None
+
+
+def too_slow(what: str, config: ServerConfig) -> ApiError:
+    """The refusal of a body that does not come."""
+    limits = f"{config.body_timeout_s:g} s (body_timeout_s) and {config.min_body_rate} bytes a second (min_body_rate)"
+    message = f"{what} came too slowly: the limits are {limits}"
+    return ApiError(408, message, code="request_timeout", headers={"Connection": "close"})
+
+
+def time_for(size: int, config: ServerConfig) -> float:
+    """The seconds within which more of a body must come that has so many bytes so far."""
+    return BODY_GRACE_S + size / config.min_body_rate if config.min_body_rate else math.inf
 
 
 def _check_type(request: Request, binary: bool) -> str:
@@ -163,24 +297,35 @@ def _wrong_type(given: str) -> ApiError:
     return ApiError(415, f"send JSON with 'Content-Type: application/json', not {given}", code="unsupported_type")
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, config: ServerConfig, timer: asyncio.Timeout | None) -> bytes:
+    """All of it. The timer, if there is one, is set anew to when the next piece must have come."""
+    held: HeldBody | None = None
     chunks: list[bytes] = []
-    size = 0
+    size = seen = 0
+    start = asyncio.get_running_loop().time()
+    most = min(config.max_body_bytes, config.max_buffered_bytes)
     more = True
-    while more and size <= max_bytes * DRAIN_FACTOR:
+    while more and seen <= most * DRAIN_FACTOR:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ApiError(CLIENT_GONE, "the client closed the connection before its body was complete")
         chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
+        held = request.scope.get(HELD)
         size += len(chunk)
-        if size <= max_bytes:
+        seen = size + held.dropped if held else size
+        if seen <= most and not (held and held.refused):
             chunks.append(chunk)
         else:
             chunks.clear()
-    if size > max_bytes:
-        problem = f"the body is larger than the limit of {max_bytes} bytes (max_body_bytes)"
+        if more and timer is not None:
+            timer.reschedule(start + min(config.body_timeout_s, time_for(seen, config)))
+    if seen > most:
+        setting = "max_body_bytes" if most == config.max_body_bytes else "max_buffered_bytes"
+        problem = f"the body is larger than the limit of {most} bytes ({setting})"
         raise ApiError(413, problem, code="body_too_large", headers={"Connection": "close"})
+    if held and held.refused:
+        raise buffers_full(close=more)
     return b"".join(chunks)
 
 
@@ -265,6 +410,8 @@ def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
 class PartStream(Response):
     """An answer in parts. An error before the first is an ordinary HTTP error; later, what `last` makes of it ends it.
 
+    So does the end of the time that the request may take.
+
     `close` is called in the end, whether `parts` were ever begun or not.
     """
 
@@ -291,10 +438,11 @@ class PartStream(Response):
                         started = True
                         await send(start)
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-        except Exception as error:
-            if not started:
+        except (Exception, asyncio.CancelledError) as error:
+            ended = _why(error, scope)
+            if not started or ended is None:
                 raise
-            refusal = as_api_error(error)
+            refusal = as_api_error(ended)
             if refusal.status != CLIENT_GONE:
                 await send({"type": "http.response.body", "body": self._last(refusal), "more_body": True})
         else:
@@ -303,6 +451,14 @@ class PartStream(Response):
         finally:
             self._close()
         await send({"type": "http.response.body", "body": b""})
+
+
+def _why(error: BaseException, scope: Scope) -> Exception | None:
+    """What to tell the client of what ended its answer; nothing where the server itself gave it up."""
+    if isinstance(error, Exception):
+        return error
+    limit: asyncio.Timeout | None = scope.get(LIMIT)
+    return out_of_time(scope["app"].state.config.request_timeout_s) if limit and limit.expired() else None
 
 
 def encode_line(value: Any) -> bytes:

@@ -1,27 +1,37 @@
-"""uvicorn, set up: our signals, no logs, a bound on what it reads before it knows the request, and a short way."""
+"""uvicorn, set up: our signals, no logs, bounds on connections and on what they hold, and a short way."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.exchange import ShortWay
+from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody, ShortWay
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+# Connections beyond `max_connections` that are let in to be told so, and for probes, which must not fail with them.
+SPARE_CONNECTIONS = 32
 _CLOSE_TIMEOUT_S = 5
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
-    """A server for the application; it knows nothing of signals, so its owner sets `should_exit`."""
+def make_server(app: ASGIApp, config: ServerConfig, buffered: Buffered | None = None) -> uvicorn.Server:
+    """A server for the application; it knows nothing of signals, so its owner sets `should_exit`.
+
+    `buffered` is given where others hold bytes beside it.
+    """
     return _Server(
-        uvicorn.Config(
+        _Config(
+            config,
+            buffered or Buffered(config.max_buffered_bytes),
             app,
             http=BoundedProtocol,
             ws="none",
@@ -38,6 +48,15 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
     )
 
 
+class _Config(uvicorn.Config):
+    """What each connection finds, with the settings that uvicorn knows nothing of."""
+
+    def __init__(self, limits: ServerConfig, buffered: Buffered, app: ASGIApp, **more: Any) -> None:
+        self.limits = limits
+        self.buffered = buffered
+        super().__init__(app, **more)
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,38 +65,55 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses a request line and headers that are too large or too slow; the parser itself would take in any amount.
+    """Counts what a connection holds, and closes it where it is one too many, or its client is slow to ask or to read.
 
-    A request whose body came together with its head is first offered to the application's `direct`, if it has one.
+    The parser itself would take in a head of any size. A request whose body came together with its head is first
+    offered to the application's `direct`, if it has one.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a new connection has to say what it wants."""
+        config = cast(_Config, self.config)
+        self._limits, self._buffered = config.limits, config.buffered
         self._head_bytes = 0
         self._in_head = True
         self._direct: ShortWay | None = getattr(self.app, "direct", None)
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._holds = False
         self._hang_up: Callable[[], None] | None = None
-        super().connection_made(transport)
+        # Bytes of answers that are counted, those that waited when somebody looked, and whether some went since.
+        self._unsent = self._seen_unsent = 0
+        self._wrote = False
+        self._write_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
-        self._watch_head()
+        super().connection_made(transport)
+        beyond = len(self.connections) - self._limits.max_connections
+        self._is_crowded = beyond > 0
+        if beyond > SPARE_CONNECTIONS:
+            transport.abort()
+        else:
+            self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock, and whatever is done for the client."""
+        """Stop the clocks, and whatever is done for the client."""
         self._watch_head(False)
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._count_unsent(0)
         super().connection_lost(exc)
+        for cycle, _ in self.pipeline:
+            _release(cycle)
         if self._hang_up is not None:
             self._hang_up()
 
     def data_received(self, data: bytes) -> None:
         """Count what comes before the headers are complete."""
-        self._holds = self._direct is not None
+        self._holds = self._direct is not None and not self._is_crowded
         super().data_received(data)
         self._holds = False
         if self._held is not None:
             (cycle, app), self._held = self._held, None
-            super()._start_asgi_task(cycle, app)
+            self._begin(cycle, app)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -91,9 +127,29 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> Any:
-        """Stop counting."""
+        """Stop counting. On a connection too many this is the last request."""
         self._in_head = False
-        return super().on_headers_complete()
+        if not self._is_crowded:
+            return super().on_headers_complete()
+        cast(dict[str, Any], self.scope)[CROWDED] = self._limits.max_connections
+        super().on_headers_complete()
+        self.cycle.keep_alive = False
+        return None
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a piece of a body, if there is room for it among all that is held."""
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        scope = cast(dict[str, Any], cycle.scope)
+        held: HeldBody | None = scope.get(HELD)
+        if held is None:
+            held = scope[HELD] = HeldBody(self._buffered)
+        if held.take(len(body)):
+            super().on_body(body)
+        else:
+            cycle.body.clear()
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """Answer directly, if that is possible."""
@@ -102,22 +158,88 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         assert self._direct is not None
         (cycle, app), self._held = self._held, None
-        hang_up = self._direct.take(dict(cycle.scope), bytes(cycle.body), partial(self._reply, cycle))
+        scope: dict[str, Any] = dict(cycle.scope)
+        hang_up = None
+        if HELD not in scope or not scope[HELD].refused:
+            hang_up = self._direct.take(scope, bytes(cycle.body), partial(self._reply, cycle))
         if hang_up is None:
-            super()._start_asgi_task(cycle, app)
+            self._begin(cycle, app)
         elif not cycle.response_complete:
             self._hang_up = hang_up
+
+    def on_response_complete(self) -> None:
+        """See to it that a connection that is to be closed is, whether the client reads the rest or not."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_writes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, as above."""
+        super().timeout_keep_alive_handler()
+        self._watch_writes()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered."""
+        super().pause_writing()
+        self._count_unsent(self.transport.get_write_buffer_size())
+        if self._buffered.held > self._buffered.limit:
+            self._drop("it leaves more of its answer unread than there is room for (max_buffered_bytes)")
+        else:
+            self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """It has read most of it."""
+        self._wrote = True
+        self._count_unsent(0)
+        super().resume_writing()
+
+    def _count_unsent(self, size: int) -> None:
+        self._buffered.give(self._unsent)
+        self._buffered.add(size)
+        self._unsent = size
+
+    def _watch_writes(self) -> None:
+        """Run the clock by which the client has to have read something."""
+        if self._write_timer is None:
+            self._seen_unsent, self._wrote = self.transport.get_write_buffer_size(), False
+            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_writes)
+
+    def _check_writes(self) -> None:
+        self._write_timer = None
+        left = self.transport.get_write_buffer_size()
+        if not left or not (self.flow.write_paused or self.transport.is_closing()):
+            return
+        if self._wrote or left < self._seen_unsent:
+            self._watch_writes()
+        else:
+            self._drop(f"it read nothing for {self._limits.write_timeout_s:g} s (write_timeout_s)")
+
+    def _drop(self, why: str) -> None:
+        """Close the connection without waiting for the client; not at once, as the transport may be in a write."""
+        log.info("closing a connection: %s", why)
+        self.loop.call_soon(self.transport.abort)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope, direct = cycle.scope, self._direct
         if self._holds and direct is not None and scope["method"] == "POST" and scope["path"].endswith(direct.end):
             self._held = cycle, app
         else:
-            super()._start_asgi_task(cycle, app)
+            self._begin(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Have the application answer; what is held of the body is let go when it has."""
+        task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)
+        task.add_done_callback(partial(self._ended, cycle))
+
+    def _ended(self, cycle: RequestResponseCycle, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        _release(cycle)
 
     def _reply(self, cycle: RequestResponseCycle, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Write the whole answer at once, as `cycle.send` would in parts."""
         self._hang_up = None
+        _release(cycle)
         if cycle.disconnected or self.transport.is_closing():
             return
         lines = [STATUS_LINE[status]]
@@ -144,3 +266,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
             self.transport.close()
+
+
+def _release(cycle: RequestResponseCycle) -> None:
+    """Hold nothing more of a request's body."""
+    held = cast(dict[str, Any], cycle.scope).get(HELD)
+    if held is not None:
+        held.release()

@@ -3,14 +3,26 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.exchange import Terms, terms_in, timing_headers
+from chairlift.server.http.exchange import (
+    Buffered,
+    HeldBody,
+    Terms,
+    buffers_full,
+    out_of_time,
+    terms_in,
+    timing_headers,
+    too_many,
+    too_slow,
+)
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
@@ -20,10 +32,14 @@ from chairlift.server.oip.tensor_items import infer, join, split
 
 RpcContext = Any
 Unary = Callable[[Any, RpcContext], Awaitable[Any]]
+FromBytes = Callable[[bytes], Any]
 
+# Probes bring no key, and a message with nothing in it.
+_OPEN = ("ServerLive", "ServerReady")
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     499: grpc.StatusCode.CANCELLED,
@@ -32,16 +48,34 @@ _CODES = {
 }
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
+# A message is there twice, and so it counts: in gRPC's own buffers while it comes or goes, and as what is made of it.
+_COPIES = 2
 # What gRPC says when there is no deadline is a very long time.
 _NO_DEADLINE_S = 1e6
 
 
-def make_grpc_server(models: Models, config: ServerConfig, port: int) -> tuple[Any, int]:
-    """A server that is yet to be started, and the port that it got (`port` 0 takes any). Raises ConfigError."""
+def make_grpc_server(
+    models: Models, config: ServerConfig, port: int, buffered: Buffered | None = None
+) -> tuple[Any, int]:
+    """A server that is yet to be started, and the port that it got (`port` 0 takes any). Raises ConfigError.
+
+    `buffered` is given where others hold bytes beside it.
+    """
+    service = _Service(models, config, buffered or Buffered(config.max_buffered_bytes))
+    alive_ms = int(config.write_timeout_s * 1000)
     server = grpc.aio.server(
-        options=(("grpc.max_receive_message_length", config.max_body_bytes), ("grpc.max_send_message_length", -1))
+        options=(
+            ("grpc.max_receive_message_length", service.most),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", config.max_connections),
+            # A call that has no leave to send its message yet can send what fits this window. It must not grow.
+            ("grpc.http2.bdp_probe", 0),
+            # A client that reads nothing answers no ping either, and its connection is closed.
+            ("grpc.keepalive_time_ms", alive_ms),
+            ("grpc.keepalive_timeout_ms", alive_ms),
+        )
     )
-    server.add_generic_rpc_handlers((_handlers(_Service(models, config.api_key)),))
+    server.add_generic_rpc_handlers((_handlers(service),))
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
         return server, server.add_insecure_port(f"{host}:{port}")
@@ -50,37 +84,92 @@ def make_grpc_server(models: Models, config: ServerConfig, port: int) -> tuple[A
 
 
 def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
-    """What gRPC needs to know of each method, from the protocol's own description."""
+    """What gRPC needs to know of each method, from the protocol's own description.
+
+    To gRPC all of them take streams of bytes: then a message is read when its handler says so, not before.
+    """
     made: dict[str, Any] = {}
     for method in protobuf.methods():
-        handler = getattr(service, method.name)
-        request = protobuf.message(method.input_type.name).FromString
-        response = protobuf.message(method.output_type.name).SerializeToString
-        kind = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_unary_rpc_method_handler
-        made[method.name] = kind(handler if method.client_streaming else service.guarded(handler), request, response)
+        parse = protobuf.message(method.input_type.name).FromString
+        if method.client_streaming:
+            made[method.name] = grpc.stream_stream_rpc_method_handler(service.stream(parse))
+        else:
+            handler = getattr(service, method.name)
+            made[method.name] = grpc.stream_unary_rpc_method_handler(service.unary(handler, parse))
     return grpc.method_handlers_generic_handler(protobuf.SERVICE, made)
 
 
 class _Service:
     """The protocol's methods, named as in it."""
 
-    def __init__(self, models: Models, api_key: str | None) -> None:
+    def __init__(self, models: Models, config: ServerConfig, buffered: Buffered) -> None:
         self._models = models
-        self._expected = None if api_key is None else f"Bearer {api_key}"
+        self._config = config
+        self._buffered = buffered
+        # Bytes that a message may have.
+        self.most = min(config.max_body_bytes, config.max_buffered_bytes // _COPIES)
+        # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
+        self._max_streams = max(buffered.limit // 2 // self.most, 1)
+        self._calls = self._streams = 0
+        self._expected = None if config.api_key is None else f"Bearer {config.api_key}"
 
-    def guarded(self, handler: Unary) -> Unary:
-        """The method, its errors as gRPC's, and asking for the key except where probes look."""
-        is_open = handler.__name__ in ("ServerLive", "ServerReady")
+    def unary(self, handler: Unary, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
+        """The method: one message in, one out. The key is asked for, except where probes look, before it is read."""
+        is_open = handler.__name__ in _OPEN
 
-        async def call(request: Any, context: RpcContext) -> Any:
+        async def call(_: Any, context: RpcContext) -> bytes:
+            reply = b""
             try:
-                if not is_open:
-                    self._check_key(context)
-                return await handler(request, context)
+                if is_open:
+                    reply = (await handler(None, context)).SerializeToString()
+                else:
+                    held = self._enter(context)
+                    async with asyncio.timeout(self._config.request_timeout_s):
+                        request = self._read(context, parse, held)
+                        reply = (await handler(await request, context)).SerializeToString()
+                    # The answer takes the place of the message.
+                    held.release()
+                    if not held.take(_COPIES * len(reply)):
+                        raise buffers_full()
             except Exception as error:
-                await _abort(context, as_api_error(error))
+                await _abort(context, self._refusal(error))
+            return reply
 
         return call
+
+    def _refusal(self, error: Exception) -> ApiError:
+        if isinstance(error, TimeoutError):
+            error = out_of_time(self._config.request_timeout_s)
+        return as_api_error(error)
+
+    def _enter(self, context: RpcContext) -> HeldBody:
+        """Let a call in, if it may come and there are not too many. What it holds is let go when it is over."""
+        self._check_key(context)
+        if self._calls >= self._config.max_connections:
+            raise too_many("calls", self._config.max_connections, "max_connections")
+        self._calls += 1
+        held = HeldBody(self._buffered)
+        context.add_done_callback(partial(self._leave, held))
+        return held
+
+    def _leave(self, held: HeldBody, context: RpcContext) -> None:
+        self._calls -= 1
+        held.release()
+
+    async def _read(self, context: RpcContext, parse: FromBytes, held: HeldBody) -> Any:
+        """The call's message, read when there is room for it, and counted."""
+        raw, most = b"", _COPIES * self.most
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                await self._buffered.expect(most)
+                try:
+                    raw = await context.read() or b""
+                finally:
+                    held.size = _COPIES * len(raw)
+                    self._buffered.arrived(most, held.size)
+        except TimeoutError:
+            raise too_slow("the message", self._config) from None
+        return _parsed(raw, parse)
 
     def _check_key(self, context: RpcContext) -> None:
         if self._expected is not None:
@@ -113,61 +202,98 @@ class _Service:
         """Run a model on tensors."""
         service = tensor_model(self._models, request.model_name, request.model_version)
         call = read_request(request, service.loaded(), _terms(context))
+        request_id = request.id
+        # The tensors are copies, and one of them is enough.
+        del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
-        return write_response(service, request.id, {name: outputs[name] for name in call.outputs})
+        return write_response(service, request_id, {name: outputs[name] for name in call.outputs})
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: RpcContext) -> AsyncIterator[Any]:
+    def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
+        """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
+
+        async def call(_: Any, context: RpcContext) -> None:
+            try:
+                self._enter(context)
+                if self._streams >= self._max_streams:
+                    raise too_many("streams", self._max_streams, "half of max_buffered_bytes, by max_body_bytes")
+            except ApiError as error:
+                await _abort(context, error)
+            self._streams += 1
+            try:
+                await self._infer_stream(context, parse)
+            finally:
+                self._streams -= 1
+
+        return call
+
+    async def _infer_stream(self, context: RpcContext, parse: FromBytes) -> None:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
-        try:
-            self._check_key(context)
-        except ApiError as error:
-            await _abort(context, error)
-        answers: asyncio.Queue[Any] = asyncio.Queue(_STREAM_WIDTH)
+        answers = _Answers(context, self._buffered)
         places = asyncio.Semaphore(_STREAM_WIDTH)
 
-        async def answer(request: Any) -> None:
+        async def answer(raw: bytes) -> None:
+            request_id = name = ""
+            held = HeldBody(self._buffered)
             try:
-                async for response in self._stream(request, context):
-                    await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
+                has_room = held.take(_COPIES * len(raw))
+                request = _parsed(raw, parse)
+                del raw
+                request_id, name = request.id, request.model_name
+                if not has_room:
+                    raise buffers_full()
+                responses = self._stream(request, context)
+                del request
+                async with asyncio.timeout(self._config.request_timeout_s):
+                    async for response in responses:
+                        await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
-                message = str(as_api_error(error))
-                failed = protobuf.ModelInferResponse(id=request.id, model_name=request.model_name)
-                await answers.put(protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed))
+                failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
+                message = str(self._refusal(error))
+                last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
+                await answers.put(last, force=True)
             finally:
+                held.release()
                 places.release()
 
         async def read() -> None:
             async with asyncio.TaskGroup() as tasks:
-                async for request in requests:
+                while True:
                     await places.acquire()
-                    tasks.create_task(answer(request))
-            await answers.put(None)
+                    raw = await context.read()
+                    if raw is grpc.aio.EOF:
+                        break
+                    tasks.create_task(answer(raw))
+                    del raw
+            await answers.end()
 
         reading = asyncio.create_task(read())
         try:
-            while (response := await answers.get()) is not None:
-                yield response
+            await answers.send(self._config.write_timeout_s)
             await reading
         finally:
             reading.cancel()
+            await asyncio.wait([reading])
+            answers.drop()
 
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
         service = tensor_model(self._models, request.model_name, request.model_version)
-        info = service.loaded()
+        info, request_id = service.loaded(), request.id
         call = read_request(request, info, _terms(context))
+        wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
+        del request
         if not info.streams:
             outputs, _ = await infer(service, call.tensors, call.terms)
-            yield write_response(service, request.id, {name: outputs[name] for name in call.outputs}, final=True)
+            yield write_response(service, request_id, {name: outputs[name] for name in call.outputs}, final=True)
             return
         payloads = await split(service, call.tensors)
         if len(payloads) != 1:
             raise InvalidRequest("a model that streams takes one item a request")
         async for _, part in service.stream(payloads, call.terms):
             outputs = join(info, [part])
-            yield write_response(service, request.id, {name: outputs[name] for name in call.outputs}, final=False)
-        if read_flag(parameters_of(request.parameters), EMPTY_FINAL, False):
-            yield write_response(service, request.id, {}, final=True)
+            yield write_response(service, request_id, {name: outputs[name] for name in call.outputs}, final=False)
+        if wants_last:
+            yield write_response(service, request_id, {}, final=True)
 
     async def RepositoryIndex(self, request: Any, context: RpcContext) -> Any:
         """All models that there are, loaded or not."""
@@ -191,6 +317,56 @@ class _Service:
         return protobuf.RepositoryModelUnloadResponse()
 
 
+class _Answers:
+    """What is yet to be written to a stream, a few messages of it, counted."""
+
+    def __init__(self, context: RpcContext, buffered: Buffered) -> None:
+        self._context = context
+        self._buffered = buffered
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAM_WIDTH)
+
+    async def put(self, message: Any, force: bool = False) -> None:
+        """Another. Raises ApiError (429) if there is no room for its bytes, unless forced."""
+        raw: bytes = message.SerializeToString()
+        if force:
+            self._buffered.add(len(raw))
+        elif not self._buffered.take(len(raw)):
+            raise buffers_full()
+        try:
+            await self._queue.put(raw)
+        except asyncio.CancelledError:
+            self._buffered.give(len(raw))
+            raise
+
+    async def end(self) -> None:
+        """Let `send` return when it has sent the rest."""
+        await self._queue.put(None)
+
+    async def send(self, timeout: float) -> None:
+        """Write whatever comes. Is cancelled where the client takes nothing for so many seconds."""
+        while (raw := await self._queue.get()) is not None:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._context.write(raw)
+            except TimeoutError:
+                # Nothing can be said to such a client: the call just ends.
+                raise asyncio.CancelledError from None
+            finally:
+                self._buffered.give(len(raw))
+
+    def drop(self) -> None:
+        """Forget what was not written."""
+        while not self._queue.empty():
+            self._buffered.give(len(self._queue.get_nowait() or b""))
+
+
+def _parsed(raw: bytes, parse: FromBytes) -> Any:
+    try:
+        return parse(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message can't be decoded: {error}") from None
+
+
 def _check_repository(request: Any) -> None:
     if request.repository_name:
         raise InvalidRequest("repository_name must be empty: there is one repository", "repository_name")
@@ -212,5 +388,5 @@ async def _abort(context: RpcContext, error: ApiError) -> None:
     code = _CODES.get(error.status)
     if code is None:
         code = grpc.StatusCode.INVALID_ARGUMENT if error.status < 500 else grpc.StatusCode.INTERNAL
-    trailing = tuple((name.lower(), value) for name, value in error.headers.items())
+    trailing = tuple((name.lower(), value) for name, value in error.headers.items() if name != "Connection")
     await context.abort(code, str(error), trailing)
