@@ -32,8 +32,8 @@ class LLM:
     def __init__(self, model: str | Path, **settings: Any) -> None:
         from chairlift.runners.decoder.runner import DecoderRunner
 
-        # Only a server gives its model a name, or has background requests.
-        others = ("model", "served_model_name", "background_step_ms")
+        # Only a server gives its model a name, has background requests, or a worker that might hang.
+        others = ("model", "served_model_name", "background_step_ms", "heartbeat_timeout_s", "step_timeout_s")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")

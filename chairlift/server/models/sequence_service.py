@@ -66,21 +66,21 @@ class SequenceOptions(NamedTuple):
 
 
 class SequenceService:
-    """One language model and its front. `slots` sequences may run at once."""
+    """One language model and its front. `slots` sequences may run at once. One without a tokenizer serves nobody."""
 
     task: Literal["generate"] = "generate"
 
     def __init__(
         self,
         client: SequenceClientView,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         model: str,
         config: ServerConfig,
         version: str = "1",
         slots: int = 64,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.name = model
         self.version = version
         self.slots = slots
@@ -98,6 +98,17 @@ class SequenceService:
             check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
         except ValueError as error:
             raise InvalidRequest(str(error), "stop") from None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises Unavailable if it could not be read."""
+        if self._tokenizer is None:
+            raise self._unavailable()
+        return self._tokenizer
+
+    def _unavailable(self) -> Unavailable:
+        failure = f": {self.client.failure}" if self.client.failure else ""
+        return Unavailable(f"the model is {self.client.state}{failure}")
 
     @property
     def ready(self) -> bool:
@@ -145,8 +156,7 @@ class SequenceService:
         """
         info = self.client.info
         if info is None or not self.client.ready:
-            failure = f": {self.client.failure}" if self.client.failure else ""
-            raise Unavailable(f"the model is {self.client.state}{failure}")
+            raise self._unavailable()
         count, limit = len(prompts) * params.n, self.config.max_waiting
         if count > limit:
             message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"
