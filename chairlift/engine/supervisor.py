@@ -1,4 +1,4 @@
-"""Keeps one worker process alive: starts it, carries frames to and from it, and starts another when it dies or hangs."""
+"""Keeps one worker process alive: starts it, carries frames to and from it, and starts another if it dies or hangs."""
 
 import asyncio
 import contextlib
@@ -239,7 +239,7 @@ class Supervisor:
                 sys.executable,
                 # -P: a folder named chairlift in the working directory must not stand in for the installed package.
                 *("-P", "-m", module, address, *arguments),
-                stdin=far_end,
+                stdin=far_end.fileno(),
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
             )
             far_end.close()
@@ -336,7 +336,7 @@ class Supervised:
 
     @property
     def problem(self) -> str | None:
-        """What keeps this process from minding or hearing its worker, which only a new one could mend; None: nothing."""
+        """What keeps this process from minding or hearing its worker, which only a new one could mend; or None."""
         return self._worker.problem
 
     def give_up(self, reason: str) -> None:

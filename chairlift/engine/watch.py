@@ -1,4 +1,4 @@
-"""How the front judges whether a worker still gets on: by its heartbeats, and by what the system says of its process."""
+"""How the front judges whether a worker still gets on: by its heartbeats, and what the system says of its process."""
 
 import contextlib
 import socket

@@ -138,6 +138,7 @@ def main(address: str, config_json: str) -> int:
     gc.collect()
     gc.freeze()
     socket.send(msgspec.msgpack.encode(InstanceReady(info)))
+    line.sent += 1
     ItemWorker(runner, info, socket, line).serve()
     runner.close()
     socket.close(linger=0)

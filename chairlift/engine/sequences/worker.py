@@ -1,8 +1,8 @@
 """One language model in a process of its own: `python -m chairlift.engine.sequences.worker ADDRESS CONFIG [turns]`.
 
 It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is its
-`Lifeline`: when the front is gone, so is the worker. With `turns` it runs no step before the front says that the machine
-is its own.
+`Lifeline`: when the front is gone, so is the worker. With `turns` it runs no step before the front says that the
+machine is its own.
 """
 
 import gc
