@@ -42,7 +42,7 @@ class Client:
             except openai.APIStatusError as error:
                 outcome = f"refused: {error.status_code} {error.code}"
                 # As its Retry-After says, though not for as long.
-                time.sleep(0.05)
+                time.sleep(0.25)
             except openai.APIError as error:
                 outcome = f"event: {error.code}" if type(error) is openai.APIError else type(error).__name__
             self.outcomes[outcome] += 1
