@@ -191,15 +191,15 @@ class Supervisor:
             self._refusal, self._has_loaded, self._taken = None, False, 0
             try:
                 why = await self._run_worker()
-            except OSError as error:
-                why = f"can't be started: {error}"
+            except (OSError, zmq.ZMQError) as error:
+                why = f"could not be started ({error})"
             if self._is_over():
                 return
             if self._has_loaded:
                 failures = 0
             else:
                 failures += 1
-                self.failure = self._refusal or f"its worker {why} while it loaded the model"
+                self.failure = self._refusal or f"its worker {why} while it loaded the model{_hint(why)}"
                 if not self._has_served and failures >= self._load_attempts:
                     self.give_up(self.failure)
             self._end_with(f"the model's worker {why} and is being restarted; send it again")
@@ -208,7 +208,8 @@ class Supervisor:
             self.restarts += 1
             worked = self._has_loaded and (time.monotonic() - started > 30 or self._taken >= _SAID_WHEN_WORKING)
             backoff = 0.0 if worked else min(backoff * 2 or 0.25, MAX_BACKOFF_S)
-            log.error("the worker %s; starting another in %.2f s", self._refusal or why, backoff)
+            what = f"the worker {why}" if self._has_loaded else f"a model could not be loaded: {self.failure}"
+            log.error("%s; starting another worker in %.2f s", what, backoff)
             await asyncio.sleep(backoff)
 
     def _is_over(self) -> bool:
@@ -228,10 +229,10 @@ class Supervisor:
         """Start one worker, take in its messages until it ends or has to be ended, and return how it ended."""
         module, arguments = self._command
         address = f"ipc://{self._folder.name}/{self.restarts}"
+        line, far_end = socket.socketpair()
         messages = self._context.socket(zmq.PAIR)
         messages.set_hwm(0)
         messages.bind(address)
-        line, far_end = socket.socketpair()
         tasks: tuple[asyncio.Task[None], asyncio.Task[str], asyncio.Task[str]] | None = None
         try:
             # From the loop's own thread, at whose end the worker ends too.
@@ -278,6 +279,8 @@ class Supervisor:
             log.error("looking after the worker failed", exc_info=error)
             why = "could not be heard any more"
         receiving.cancel()
+        # Large processes take their time to end.
+        self._watch = None
         self._end_with(f"the model's worker {why} and is being restarted; send it again")
         self.kill()
         await ending
@@ -362,3 +365,7 @@ async def _ended(process: asyncio.subprocess.Process) -> str:
         return f"died (killed by {signal.Signals(-status).name})"
     except ValueError:
         return f"died (killed by signal {-status})"
+
+
+def _hint(why: str) -> str:
+    return "; a system that runs out of memory kills so" if "SIGKILL" in why else ""

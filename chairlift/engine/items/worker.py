@@ -35,8 +35,8 @@ _OF_TEXTS = ("embed", "classify", "rerank")
 def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
     """Run one batch in the calling thread.
 
-    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
-    traceback.
+    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging why,
+    with the traceback unless memory ran out.
     """
     started = time.perf_counter()
     try:
@@ -48,8 +48,9 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
     except Exception as error:
-        log.warning("a call of %d items failed", len(payloads), exc_info=True)
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
+        about, traced = describe(error).partition("\n")[0], failure is Failure.RAISED
+        log.warning("a call of %d items failed: %s", len(payloads), about, exc_info=traced)
         raise CallFailed(failure, describe(error)) from error
     return CallResult(results, time.perf_counter() - started)
 

@@ -16,6 +16,7 @@ from chairlift.core.sequences.request import Request, Step, StepResult, TokenLog
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.out_of_memory import is_out_of_memory
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,9 @@ class Engine:
         try:
             return self.runner.execute(step)
         except Exception as error:
-            log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
+            about = f"{type(error).__name__}: {error}".partition("\n")[0]
+            traced = not is_out_of_memory(error)
+            log.error("step %d with %d requests failed: %s", step.id, len(step.num_tokens), about, exc_info=traced)
             return _failure(step, f"{type(error).__name__}: {error}")
         except BaseException:
             # Interrupted: nobody may find the blocks that this step was to fill.
