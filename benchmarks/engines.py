@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         metavar="SETTING=VALUE",
                         help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
     parser.add_argument("--before", metavar="CHECKOUT",
-                        help="Chairlift as of another checkout, its native library built, in the same rounds")  # fmt: skip
+                        help="another checkout's Chairlift, its native library built, in the same rounds")  # fmt: skip
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
     parser.add_argument("--openvino-model", metavar="DIR", help="the exported model, float16, which runs as bfloat16")

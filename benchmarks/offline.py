@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 
-from offline_run import Jobs, add_arguments, report
+from offline_run import Jobs, add_arguments, report, take_turns
 
 import chairlift
 
@@ -19,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="any field of SequenceConfig, as JSON")
+    parser.add_argument("--turns", action="store_true", help="step by step, as offline_run.take_turns says")
     parser.add_argument("--roofline", action="store_true", help="print the share of the machine's limit")
     args = parser.parse_intermixed_args()
     settings = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2, "enable_prefix_caching": False}
@@ -36,6 +37,10 @@ def main() -> None:
             return sum(len(output.outputs[0].token_ids) for output in outputs)
 
         return run
+
+    if args.turns:
+        take_turns(prepare, llm.engine)
+        return
 
     def limit(workload: str) -> float:
         # Here, so that the seconds to load still hold the import of torch.

@@ -3,8 +3,10 @@
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import workloads
 
@@ -69,6 +71,31 @@ def report(
             most = limit(name)
             line |= {"limit_tok_s": round(most, 1), "share_percent": round(100 * made / median / most, 1)}
         print(json.dumps(line), flush=True)
+
+
+def take_turns(prepare: Callable[[Jobs], Callable[[], int]], engine: Any) -> None:
+    """Run the workload that each line of standard input names, one engine step for each empty line.
+
+    Prints the seconds from one such line to the moment when the next step could begin, and `end` after the last.
+    """
+    runs: dict[str, Callable[[], int]] = {}
+    step, began = engine.step, 0.0
+
+    def paced() -> Any:
+        nonlocal began
+        if began:
+            print(time.perf_counter() - began, flush=True)
+        sys.stdin.readline()
+        began = time.perf_counter()
+        return step()
+
+    engine.step = paced
+    while name := sys.stdin.readline().strip():
+        if name not in runs:
+            runs[name] = prepare(workloads.requests(name))
+        began = 0.0
+        runs[name]()
+        print(time.perf_counter() - began, "end", flush=True)
 
 
 def _names(text: str) -> list[str]:

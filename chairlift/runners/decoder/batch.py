@@ -16,7 +16,8 @@ class Prepared:
 
     ids [S]; rows [S]: each sequence's row in the batch; first [S]: position of its first token in this step;
     context [S]: its length once the step is done; query_start [S + 1]: as in AttentionBatch; samples [S]: whether all
-    of its tokens are then computed, so that the next one is sampled.
+    of its tokens are then computed, so that the next one is sampled; longest_query, longest_context: the largest number
+    of tokens of a sequence in this step, and its largest length.
     """
 
     ids: list[str]
@@ -29,6 +30,8 @@ class Prepared:
     positions: Ints
     slots: Ints
     block_tables: Int32s
+    longest_query: int
+    longest_context: int
 
     def inputs(self, logit_rows: Ints, device: torch.device) -> Inputs:
         """Tensors for the model, which gives hidden states for these tokens of the step only (ascending)."""
@@ -38,8 +41,8 @@ class Prepared:
             block_tables=torch.from_numpy(self.block_tables).to(device),
             slot_mapping=torch.from_numpy(self.slots).to(device),
             positions=torch.from_numpy(self.positions).to(device),
-            max_query_len=int((self.context - self.first).max(initial=0)),
-            max_context_len=int(self.context.max(initial=0)),
+            max_query_len=self.longest_query,
+            max_context_len=self.longest_context,
         )
         return Inputs(
             token_ids=torch.from_numpy(self.tokens).to(device),
@@ -95,13 +98,18 @@ class PersistentBatch:
         counts = np.fromiter(step.num_tokens.values(), np.int64, len(rows))
         first = self.num_computed[rows]
         context = first + counts
-        query_start = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=query_start[1:])
-        row_of_token = np.repeat(rows, counts)
-        positions = np.arange(query_start[-1]) + np.repeat(first - query_start[:-1], counts)
+        longest_query, longest_context = int(counts.max()), int(context.max())
+        if longest_query == 1:
+            query_start = np.arange(len(rows) + 1)
+            row_of_token, positions = rows, first
+        else:
+            query_start = np.zeros(len(rows) + 1, np.int64)
+            np.cumsum(counts, out=query_start[1:])
+            row_of_token = np.repeat(rows, counts)
+            positions = np.arange(query_start[-1]) + np.repeat(first - query_start[:-1], counts)
         logical, offset = np.divmod(positions, self.block_size)
         blocks = self.block_tables[row_of_token, logical].astype(np.int64)
-        width = -(-int(context.max(initial=1)) // self.block_size)
+        width = -(-longest_context // self.block_size)
         return Prepared(
             ids=list(step.num_tokens),
             rows=rows,
@@ -113,6 +121,8 @@ class PersistentBatch:
             positions=positions,
             slots=blocks * self.block_size + offset,
             block_tables=self.block_tables[rows, :width],
+            longest_query=longest_query,
+            longest_context=longest_context,
         )
 
     def commit(self, prepared: Prepared) -> None:

@@ -161,23 +161,25 @@ class DecoderRunner:
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
 
     def _run(self, prepared: Prepared, result: StepResult) -> None:
-        ends = prepared.query_start[1:] - 1
-        sampling = np.array([name not in self._failed for name in prepared.ids]) & prepared.samples
-        wanted = np.zeros(len(prepared.tokens), np.bool_)
-        wanted[ends[sampling]] = True
+        sampling = prepared.samples
+        if self._failed:
+            sampling = sampling & np.array([name not in self._failed for name in prepared.ids])
+        indices = sampling.nonzero()[0]
+        logit_rows = ends = prepared.query_start[1:][indices] - 1
         spans = self._prompt_spans(prepared)
-        for start, stop, _ in spans.values():
-            wanted[start:stop] = True
-        logit_rows = wanted.nonzero()[0]
+        if spans:
+            logit_rows = np.unique(
+                np.concatenate([ends, *(np.arange(start, stop) for start, stop, _ in spans.values())])
+            )
         hidden = self.model.forward(prepared.inputs(logit_rows, self.model.device))
         self.batch.commit(prepared)
-        place = np.cumsum(wanted) - 1
         prompts: dict[int, list[Logprobs]] = {}
         for index, (start, stop, top) in spans.items():
             following = self.batch.tokens[prepared.rows[index], prepared.positions[start:stop] + 1]
-            prompts[index] = self._prompt_logprobs(hidden[place[start] : place[start] + stop - start], following, top)
-        indices = sampling.nonzero()[0]
-        choice = self._choose(hidden, place[ends[indices]], prepared, indices) if len(indices) else None
+            place = int(np.searchsorted(logit_rows, start))
+            prompts[index] = self._prompt_logprobs(hidden[place : place + stop - start], following, top)
+        places = np.searchsorted(logit_rows, ends) if spans else None
+        choice = self._choose(hidden, places, prepared, indices) if len(indices) else None
         # All that a step gives comes to the host in one copy.
         tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
         arrays = iter(to_host(tensors + ([] if choice is None else choice.tensors)))
@@ -206,9 +208,9 @@ class DecoderRunner:
             found.append(Logprobs(logits, part, [top] * len(part)))
         return found
 
-    def _choose(self, hidden: Tensor, places: Ints, prepared: Prepared, indices: Ints) -> Choice:
-        """Choose tokens for the sequences at `indices`, whose last hidden states are at `places`."""
-        if len(places) < len(hidden):
+    def _choose(self, hidden: Tensor, places: Ints | None, prepared: Prepared, indices: Ints) -> Choice:
+        """Choose tokens for the sequences at `indices`, whose last hidden states are at `places` (None: all there are)."""
+        if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
         if self.sampler.takes_best(rows):
