@@ -207,7 +207,7 @@ class FailsOnce(DecoderRunner):
         return super().execute(step)
 
 
-def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> None:
+def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]], caplog: pytest.LogCaptureFixture) -> None:
     settings = config(max_num_seqs=4)
     engine = Engine(settings, FailsOnce(settings))
     jobs = requests()
@@ -227,6 +227,10 @@ def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> 
     assert all("no room for the activations" in str(ends[name].detail) for name in failed)
     assert {n: t for n, t in tokens.items() if n not in failed} == {n: t for n, t in alone.items() if n not in failed}
     assert engine.pool.num_used == 0
+    # Where memory runs out a traceback tells nothing.
+    assert [(record.message, record.exc_info) for record in caplog.records] == [
+        (f"step 2 with {len(failed)} requests failed: MemoryError: no room for the activations", False)
+    ]
 
 
 def test_prompt_logprobs_come_once_and_whole_across_a_preemption() -> None:

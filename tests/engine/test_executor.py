@@ -86,7 +86,7 @@ def test_results_errors_and_arrays() -> None:
     asyncio.run(body())
 
 
-def test_running_out_of_memory_is_told_apart() -> None:
+def test_running_out_of_memory_is_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
     async def body() -> None:
         async with started(config("Doubles", options={"most": 4})) as executor:
             failed = await failure_of(executor, *range(5))
@@ -94,6 +94,8 @@ def test_running_out_of_memory_is_told_apart() -> None:
             assert (await executor.run(range(4))).results == [0, 2, 4, 6]
 
     asyncio.run(body())
+    logged = capfd.readouterr().err.splitlines()
+    assert logged == ["WARNING a call of 5 items failed: MemoryError: 5 is more than 4"]
 
 
 def test_a_hanging_call_is_ended_and_the_next_one_runs() -> None:
