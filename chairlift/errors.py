@@ -22,6 +22,17 @@ class InputTooLong(InvalidRequest):
         self.index = index
 
 
+class BadItem(InvalidRequest):
+    """An item that the model can make nothing of (HTTP 400); for Python classes and functions to raise.
+
+    `index` is its place among those of the request, which is not for them to say.
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message if index is None else f"item {index}: {message}", code="bad_item")
+        self.index = index
+
+
 class QueueFull(ChairliftError):
     """The queue is at its limit (HTTP 429). `retry_after` is in seconds."""
 
@@ -68,6 +79,10 @@ class JobError(ChairliftError):
 
 class StoreBusy(JobError):
     """Another process works with a job store."""
+
+
+class StorageLost(JobError):
+    """What a job has kept was taken away, or replaced, while it ran: what it does from here on would be lost."""
 
 
 class StorageFull(JobError):

@@ -15,6 +15,7 @@ from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from chairlift.runners.check_model import check_model
 from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.tokenizer import Tokenizer
 
@@ -30,14 +31,16 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        from chairlift.runners.decoder.runner import DecoderRunner
-
         # Only a server gives its model a name, has background requests, or a worker that might hang.
         others = ("model", "served_model_name", "background_step_ms", "heartbeat_timeout_s", "step_timeout_s")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")
         self.config = SequenceConfig(model=str(model), **settings)
+        check_model(self.config)
+        # Only now, since torch takes seconds.
+        from chairlift.runners.decoder.runner import DecoderRunner
+
         self.tokenizer = Tokenizer.from_folder(self.config.model)
         self.engine = Engine(self.config, DecoderRunner(self.config))
         # All requests of a call wait before its first step, so no batch need wait for more.

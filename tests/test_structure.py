@@ -29,7 +29,7 @@ ARROWS = {
     "outputs": "",
     "llm": "config core engine errors outputs runners text",
     "batching": "core engine",
-    "chairlift": "batching core llm outputs",
+    "chairlift": "batching core errors llm outputs",
     "demo": "",
     "bench": "config core demo engine errors runners",
     "server": "bodies chairlift config core engine errors folders jobs runners text",

@@ -23,7 +23,7 @@ from chairlift.errors import Unavailable
 log = logging.getLogger(__name__)
 
 WorkerState = Literal["loading", "ready", "restarting", "draining", "failed"]
-MAX_BACKOFF_S = 10.0
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.25, 10.0
 # How often a model is tried in a server of several, which goes on without it.
 LOAD_ATTEMPTS = 3
 # Importing torch from a cold disk keeps the interpreter from everything else, heartbeats too.
@@ -72,13 +72,30 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._was_ready = self._hurried = False
         self._has_served = False
-        # Of the present worker: what it said when it could not load, whether it has loaded, and how much it has said.
+        # Of the present worker: what it said when it could not load, whether it has loaded, how much it has said, and
+        # whether those who wait for its answers know that none will come.
         self._refusal: str | None = None
         self._has_loaded = False
         self._taken = 0
+        self._is_lost = False
         self._watch: Watch | None = None
         self._looked = 0.0
+
+    @property
+    def returning(self) -> bool:
+        """Whether a worker that was ready has died in a hurry, and no other since."""
+        return self.state == "restarting" and self._hurried
+
+    def hurry(self, on: bool) -> None:
+        """Replace a worker that was ready at once when it dies, or no longer so: it is known why it does."""
+        if on:
+            self._hurry.set()
+            self._hurried = self._was_ready
+        else:
+            self._hurry.clear()
 
     @property
     def pid(self) -> int | None:
@@ -188,7 +205,7 @@ class Supervisor:
         failures = 0
         while True:
             started = time.monotonic()
-            self._refusal, self._has_loaded, self._taken = None, False, 0
+            self._refusal, self._has_loaded, self._taken, self._is_lost = None, False, 0, False
             try:
                 why = await self._run_worker()
             except (OSError, zmq.ZMQError) as error:
@@ -207,10 +224,20 @@ class Supervisor:
                 return
             self.restarts += 1
             worked = self._has_loaded and (time.monotonic() - started > 30 or self._taken >= _SAID_WHEN_WORKING)
-            backoff = 0.0 if worked else min(backoff * 2 or 0.25, MAX_BACKOFF_S)
+            backoff = 0.0 if worked or self._hurried else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
             what = f"the worker {why}" if self._has_loaded else f"a model could not be loaded: {self.failure}"
-            log.error("%s; starting another worker in %.2f s", what, backoff)
-            await asyncio.sleep(backoff)
+            log.error("%s; starting another worker within %.2f s", what, backoff)
+            if await self._pause(backoff, self._has_loaded):
+                backoff = 0.0
+
+    async def _pause(self, seconds: float, may_hurry: bool) -> bool:
+        """Wait before another worker is started; return whether there was hurry."""
+        if not may_hurry:
+            await asyncio.sleep(seconds)
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+        return self._hurry.is_set()
 
     def _is_over(self) -> bool:
         """Whether no other worker is to be started; those who still wait for an answer are told."""
@@ -221,7 +248,9 @@ class Supervisor:
 
     def _end_with(self, reason: str) -> None:
         """Take no more requests until the next worker is ready, and tell those who wait for an answer of this one."""
-        if self.state not in ("failed", "draining", "restarting"):
+        if self.state not in ("failed", "draining") and not self._is_lost:
+            self._is_lost = True
+            self._was_ready, self._hurried = self._has_loaded, self._has_loaded and self._hurry.is_set()
             self._become("restarting")
             self._lost(reason)
 

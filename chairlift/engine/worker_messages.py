@@ -6,10 +6,7 @@ from pathlib import Path
 import msgspec
 
 from chairlift.errors import ChairliftError
-from chairlift.runners.out_of_memory import is_out_of_memory
-
-# Some libraries put a whole trace into their messages.
-_MOST_CHARACTERS = 300
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -34,10 +31,8 @@ def load_failed(error: BaseException) -> LoadFailed:
     """Say in a line or two why a model can't be loaded."""
     if isinstance(error, ChairliftError):
         return LoadFailed(str(error), final=True)
-    first = next(iter(str(error).strip().splitlines()), "")[:_MOST_CHARACTERS]
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if is_out_of_memory(error):
-        return LoadFailed(f"out of memory: {text}", final=False)
+        return LoadFailed(f"out of memory: {one_line(error)}", final=False)
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({Path(each.filename).name}, line {each.lineno})" for each in where)
-    return LoadFailed(text + place, final=False)
+    return LoadFailed(one_line(error) + place, final=False)

@@ -12,8 +12,8 @@ def read_model_json(folder: Path) -> dict[str, Any]:
     """Read `folder`/config.json. Raises ConfigError if it is no readable model folder."""
     if not folder.is_dir():
         raise ConfigError(
-            f"model: {str(folder)!r} is not a folder. Weights are read from a local Hugging Face folder "
-            "(config.json and *.safetensors); names on a hub are not downloaded"
+            f"model: there is no folder {str(folder)!r}. Give the path of a local Hugging Face folder (config.json, "
+            "tokenizer.json, *.safetensors): names of the Hub are not downloaded"
         )
     path = folder / "config.json"
     if not path.is_file():

@@ -17,7 +17,7 @@ from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import as_api_error, oip_shape
 from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, terms_of, timing_headers
 from chairlift.server.http.origins import Origins
-from chairlift.server.models.item_service import ItemService, too_late
+from chairlift.server.models.item_service import ItemService, blamed, too_late
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json
@@ -140,7 +140,7 @@ class _Exchange:
 
     def _fail(self, error: BaseException) -> None:
         self._end(error)
-        self._refuse(error)
+        self._refuse(blamed(error, self._futures))
 
     def _end(self, error: BaseException) -> None:
         """Let nothing more come of it."""

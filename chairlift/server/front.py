@@ -61,6 +61,7 @@ class _Front:
 
     def __init__(self, settings: Settings, listener: socket.socket, started: float) -> None:
         self._config = settings.server
+        self._note = settings.note
         self._listener = listener
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
@@ -117,7 +118,9 @@ class _Front:
         address, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
-        print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
+        print(f"Chairlift loads {names} at {url}/v1", flush=True)
+        if self._note:
+            print(self._note, flush=True)
         if grpc_port is not None:
             print(f"gRPC on port {grpc_port}", flush=True)
         if self._batches is not None:
@@ -126,7 +129,7 @@ class _Front:
         about = await asyncio.gather(*loaded)
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
-            print(f"ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
+            print(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
 
     async def _announce_model(self, host: Host) -> str | None:
         """Wait for a model and return what there is to say of it, or None if it is not going to be served."""

@@ -20,7 +20,8 @@ from chairlift.core.items.item import Failure
 from chairlift.engine import supervisor
 from chairlift.engine.items.call import CallFailed
 from chairlift.engine.items.process_executor import ProcessExecutor
-from chairlift.errors import Unavailable
+from chairlift.engine.items.worker import compute
+from chairlift.errors import BadItem, Unavailable
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
 
@@ -74,6 +75,8 @@ def test_results_errors_and_arrays() -> None:
             assert made.results[3] == "1"
             assert str(made.results[4]).startswith("the result can't be sent: TypeError: builtins.complex")
             assert made.results[5] == "aa"
+            refused = await executor.run(["refused", 2])
+            assert shown(refused.results) == ["BadItem: a number is wanted", 4]
             raised = await failure_of(executor, 1, "poison")
             assert (raised.failure, raised.detail) == (Failure.RAISED, "RuntimeError: poisoned")
             unsent = await failure_of(executor, 1, object())
@@ -96,6 +99,34 @@ def test_running_out_of_memory_is_told_apart(capfd: pytest.CaptureFixture[str]) 
     asyncio.run(body())
     logged = capfd.readouterr().err.splitlines()
     assert logged == ["WARNING a call of 5 items failed: MemoryError: 5 is more than 4"]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError("no room\nfor 2"), "a call of 2 items failed: MemoryError: no room"),
+        (
+            RuntimeError("CUDA out of memory. " + 400 * "x"),
+            "a call of 2 items failed: RuntimeError: CUDA out of memory. x",
+        ),
+        (BadItem("odd"), "a call of 2 items failed: BadItem: odd"),
+    ],
+)
+def test_what_a_traceback_would_not_explain_is_one_line_of_the_log(
+    error: Exception, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        def run(self, payloads: list[int]) -> list[int]:
+            raise error
+
+    fails: Any = Fails()
+    with pytest.raises(CallFailed):
+        compute(fails, [1, 2])
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().startswith(line)
+    assert len(record.getMessage().splitlines()) == 1
+    assert len(record.getMessage()) < 400
 
 
 def test_a_hanging_call_is_ended_and_the_next_one_runs() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+import chairlift
+
 
 class Doubles:
     """Twice each number, or array; strings say what to do instead."""
@@ -21,6 +23,8 @@ class Doubles:
     def preprocess(self, item: Any) -> Any:
         if item == "own error":
             raise ValueError("mine alone")
+        if item == "refused":
+            raise chairlift.BadItem("a number is wanted")
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
@@ -33,6 +37,8 @@ class Doubles:
         match item:
             case "poison":
                 raise RuntimeError("poisoned")
+            case "refused late":
+                raise chairlift.BadItem("a number was wanted")
             case "hang":
                 time.sleep(1000)
             case "hang alone":

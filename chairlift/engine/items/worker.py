@@ -23,9 +23,10 @@ from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describ
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.worker_messages import Shutdown, load_failed
+from chairlift.errors import BadItem, InvalidRequest
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.out_of_memory import is_out_of_memory
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ _OF_TEXTS = ("embed", "classify", "rerank")
 def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
     """Run one batch in the calling thread.
 
-    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging why,
-    with the traceback unless memory ran out.
+    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
+    traceback, or where memory ran out or a `BadItem` was raised, a line.
     """
     started = time.perf_counter()
     try:
@@ -49,8 +50,11 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
     except Exception as error:
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
-        about, traced = describe(error).partition("\n")[0], failure is Failure.RAISED
-        log.warning("a call of %d items failed: %s", len(payloads), about, exc_info=traced)
+        # Of these two a traceback would tell nothing more.
+        if failure is Failure.OUT_OF_MEMORY or isinstance(error, BadItem):
+            log.warning("a call of %d items failed: %s", len(payloads), one_line(error))
+        else:
+            log.warning("a call of %d items failed", len(payloads), exc_info=True)
         raise CallFailed(failure, describe(error)) from error
     return CallResult(results, time.perf_counter() - started)
 
@@ -89,15 +93,21 @@ class ItemWorker:
         except (msgspec.DecodeError, ValueError) as error:
             self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
         else:
-            errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
+            errors = {i: _told(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
+            refused = [index for index in errors if isinstance(made.results[index], InvalidRequest)]
             results = [None if index in errors else each for index, each in enumerate(made.results)]
             encoded = [] if message.stream else _encode(results, errors)
-            self._send(Done(message.id, made.seconds, self._idle, errors), encoded)
+            self._send(Done(message.id, made.seconds, self._idle, errors, refused), encoded)
 
     def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
         # Copied, since the model may write its next parts or results into the same arrays at once.
         self.socket.send_multipart([msgspec.msgpack.encode(message), *frames])
         self._line.sent += 1
+
+
+def _told(error: BaseException) -> str:
+    """What the front hears of an item's error; what is for the client's eyes names no type."""
+    return str(error) if isinstance(error, InvalidRequest) else describe(error)
 
 
 def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryview]:
@@ -156,7 +166,7 @@ def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("a batch of %d is too large for the memory there is: %s", size, error)
+            log.warning("a batch of %d is too large for the memory there is: %s", size, one_line(error))
             break
     return info
 

@@ -101,6 +101,13 @@ class Folder:
             expires_at=None if noted.output_seconds is None else now + noted.output_seconds,
         )
 
+    def holds(self, file: StoredFile) -> bool:
+        """Whether the bytes of a file are there, if it has any."""
+        try:
+            return not file.bytes or self.place(file.id).stat().st_size == file.bytes
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Let others have the folder."""
         self.store.close()

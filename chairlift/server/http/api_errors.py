@@ -159,7 +159,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(507, message, code="storage_full", kind="server_error")
         case JobError():
             message = _told_without_folders(error)
-            return ApiError(500, message, code="storage_failed", kind="server_error")
+            return ApiError(503, message, code="storage_failed", kind="server_error")
         case HTTPException():
             return ApiError(error.status_code, error.detail, headers=error.headers)
         case _:

@@ -7,6 +7,8 @@ from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel
 from chairlift.engine.machine import Machine
 from chairlift.engine.supervisor import LOAD_ATTEMPTS
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.runners.check_model import check_model
 from chairlift.server.models.item_host import ItemHost
 from chairlift.server.models.sequence_host import SequenceHost
 
@@ -64,7 +66,12 @@ def host(served: ServedModel, server: ServerConfig, machine: Machine | None) -> 
     """Make a model's host. With a `machine` it takes turns with the others that have one, unless its weight is 0.
 
     Beside others a model is tried several times, as they go on without it; a server of one is better started anew.
+    Raises ConfigError or UnsupportedModel if its folder's config.json asks for what there is not.
     """
+    try:
+        check_model(served.config)
+    except (ConfigError, UnsupportedModel) as error:
+        raise type(error)(f"{served.name}: {error}") from None
     load_attempts = 1 if machine is None else LOAD_ATTEMPTS
     if served.share.weight == 0:
         machine = None
