@@ -1,6 +1,14 @@
 """Errors that a user can act on: each says what was wrong and what to change."""
 
 
+def clip(text: str, limit: int = 1000) -> str:
+    """A text to show: of one with more than `limit` characters, most of which a client may have sent, both ends."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail]} [...] {text[-tail:]}"
+
+
 class ChairliftError(Exception):
     """Base of every error that Chairlift raises on purpose."""
 

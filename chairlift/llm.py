@@ -76,13 +76,15 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template.
+
+        What looks like a special token in a message is text; in the prompts of `generate` it is one.
+        """
         several: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = []
         for one in several:
-            text = self.tokenizer.render_chat(one, add_generation_prompt, **(chat_template_kwargs or {}))
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            prompt = self.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
+            prompts.append({"prompt": prompt.text, "prompt_token_ids": self.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def close(self) -> None:

@@ -17,14 +17,15 @@ ROOT = Path(chairlift.__file__).parent
 # What each package imports: only from those above it in this table. `chairlift` is chairlift/__init__.py.
 ARROWS = {
     "errors": "",
+    "logs": "errors",
     "core": "",
     "folders": "errors",
     "config": "core errors folders",
     "bodies": "errors",
     "ops": "errors",
     "runners": "config core errors folders ops",
-    "text": "core errors runners",
-    "engine": "config core errors runners",
+    "text": "bodies core errors folders runners",
+    "engine": "config core errors logs runners",
     "jobs": "bodies config errors",
     "outputs": "",
     "llm": "config core engine errors outputs runners text",
@@ -32,7 +33,7 @@ ARROWS = {
     "chairlift": "batching core errors llm outputs",
     "demo": "",
     "bench": "config core demo engine errors runners",
-    "server": "bodies chairlift config core engine errors folders jobs runners text",
+    "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "cli": "bench chairlift config demo errors run server",
 }

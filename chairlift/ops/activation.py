@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
     from torch import Tensor
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -28,5 +29,10 @@ def activate(x: "Tensor", activation: str) -> "Tensor":
 
     if activation == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
-    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "silu": F.silu,
+        "tanh": torch.tanh,
+    }
     return plain[activation](x)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.config.settings import Settings
 from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
+from chairlift.logs import start_logging
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
 
@@ -31,7 +31,7 @@ def serve(settings: Settings, started: float) -> int:
     import uvloop
 
     level = settings.server.log_level
-    logging.basicConfig(level=level.upper(), format="%(levelname)s %(message)s")
+    start_logging(level)
     os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
     listener = bind(settings.server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

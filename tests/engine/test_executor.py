@@ -68,7 +68,7 @@ def test_results_errors_and_arrays() -> None:
         async with started(config("Doubles", num_threads=1)) as executor:
             assert executor.info is not None
             assert executor.info.task == "python"
-            made = await executor.run([1, "own error", {"x": np.arange(3000.0)}, "threads", "odd", "a"])
+            made = await executor.run([1, "own error", {"x": np.arange(3000.0)}, "threads", "odd", "a", "deep"])
             assert made.seconds > 0
             assert shown(made.results[:2]) == [2, "RequestFailed: ValueError: mine alone"]
             np.testing.assert_array_equal(made.results[2]["x"], np.arange(3000.0) * 2)
@@ -77,6 +77,9 @@ def test_results_errors_and_arrays() -> None:
             assert made.results[5] == "aa"
             refused = await executor.run(["refused", 2])
             assert shown(refused.results) == ["BadItem: a number is wanted", 4]
+            assert str(made.results[6]).startswith(
+                "the result can't be sent: ValueError: the value is nested more than"
+            )
             raised = await failure_of(executor, 1, "poison")
             assert (raised.failure, raised.detail) == (Failure.RAISED, "RuntimeError: poisoned")
             unsent = await failure_of(executor, 1, object())
@@ -323,7 +326,7 @@ def test_encoders_get_encodings() -> None:
             assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
             results = (await executor.run(texts)).results
             np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
-            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert shown(results[2:]) == ["BadItem: token ids must be from 0 to 319"]
             assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
 
     asyncio.run(body())

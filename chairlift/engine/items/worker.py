@@ -24,6 +24,7 @@ from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsTo
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.worker_messages import Shutdown, load_failed
 from chairlift.errors import BadItem, InvalidRequest
+from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
@@ -127,7 +128,7 @@ def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryvi
 def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
-    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     config = msgspec.json.decode(config_json, type=ItemConfig)
     # Only a user's own code may start processes.
     line = Lifeline(guards=config.kind == "python")

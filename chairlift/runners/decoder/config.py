@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES, DecoderFamily, Windows
-from chairlift.folders.model_json import positive_size, read_model_json
+from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.rope import RopeConfig
 
 if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
     from chairlift.ops.base import HeadShape
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -51,8 +52,8 @@ class DecoderConfig:
     """What the decoder is built from.
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
-    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the one the folder was
-    saved in.
+    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the name of the type
+    the folder was saved in.
     """
 
     model_type: str
@@ -102,6 +103,7 @@ def max_length(wanted: int | None, config: DecoderConfig) -> int:
     return wanted or config.max_positions
 
 
+@values_checked()
 def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)

@@ -12,6 +12,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import optional_object
 
 if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
     from torch import Tensor
 
 _KEYS = {
@@ -146,7 +147,7 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     return scale(numerator) / scale(denominator) if numerator and denominator else scale(1.0)
 
 
-_RULES: "dict[str, Callable[[RopeConfig, Tensor], tuple[Tensor, float]]]" = {
+_RULES: dict[str, "Callable[[RopeConfig, Tensor], tuple[Tensor, float]]"] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

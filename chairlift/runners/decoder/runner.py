@@ -204,7 +204,7 @@ class DecoderRunner:
         return found
 
     def _choose(self, hidden: Tensor, places: Ints | None, prepared: Prepared, indices: Ints) -> Choice:
-        """Choose tokens for the sequences at `indices`, whose last hidden states are at `places` (None: all there are)."""
+        """Choose tokens for the sequences at `indices`; their last hidden states are at `places`, or all there are."""
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]

@@ -48,7 +48,7 @@ class SequenceHost:
         try:
             tokenizer = Tokenizer.from_folder(self._config.model)
             with contextlib.suppress(InvalidRequest):
-                tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
+                tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
         except Exception as error:
             self._unreadable = load_failed(error).message
         version, slots = self.served.share.version, self._config.slots
