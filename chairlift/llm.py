@@ -31,8 +31,10 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        # Only a server gives its model a name, refuses requests that would be late, or has background ones.
-        others = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
+        # Only a server gives its model a name, refuses requests that would be late, has background ones, or a worker
+        # that might hang.
+        served = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
+        others = (*served, "heartbeat_timeout_s", "step_timeout_s")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")

@@ -38,6 +38,8 @@ HELP = {
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
+    "heartbeat_timeout_s": "seconds that a worker's process may be stopped before another takes its place",
+    "step_timeout_s": "seconds, and 20 times the predicted time, after which a step counts as hung",
     "kind": "what the model is; auto is what its name and files say; encoder has a language model's folder embed",
     "max_batch_size": "items in one call (default: what the model says, or 32)",
     "max_batch_tokens": "tokens in one call",

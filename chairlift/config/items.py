@@ -40,7 +40,8 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     item) `order_ageing_ms`.
     `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
-    `call_timeout_s` is when a call counts as hung and its process is ended. A call of background items is to take
+    `call_timeout_s` is when a call counts as hung and its process is ended, `heartbeat_timeout_s` for how long that may
+    be stopped by a signal. A call of background items is to take
     `background_step_ms` at most, or twice what a call costs by itself. A failed call is tried again up to `retries`
     times: one that raised in halves, if `bisect`, and one that ended or hung its process item by item, so each item's
     computation may run more than once. A `standby` worker takes part then: "auto" starts it where there is one
@@ -69,6 +70,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     target_latency_ms: float | None = None
     timeout_ms: float | None = None
     call_timeout_s: float | None = 60.0
+    heartbeat_timeout_s: float = 3.0
     retries: int = 2
     bisect: bool = True
     instances: int = 1
@@ -108,6 +110,8 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive and finite, got {value}")
+        if not 1 <= self.heartbeat_timeout_s < inf:
+            raise ConfigError(f"heartbeat_timeout_s must be at least 1, got {self.heartbeat_timeout_s}")
         if self.target_latency_ms is not None and self.max_wait_ms:
             raise ConfigError("with target_latency_ms the wait follows from it; leave max_wait_ms out")
         if any(size < 1 for size in self.warm_up_sizes or ()):

@@ -19,7 +19,9 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
     most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after arrival is refused. A
     level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a token of prompt or
-    output `order_ageing_ms`. Raises ConfigError naming the setting.
+    output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
+    `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take.
+    Raises ConfigError naming the setting.
     """
 
     model: str
@@ -46,6 +48,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     enable_prefix_caching: bool = True
     seed: int = 0
     num_threads: int | None = None
+    heartbeat_timeout_s: float = 3.0
+    step_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse contradictions and unknown choices by name."""
@@ -56,6 +60,10 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
             if not 0 <= getattr(self, name) < inf:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 1 <= self.heartbeat_timeout_s < inf:
+            raise ConfigError(f"heartbeat_timeout_s must be at least 1, got {self.heartbeat_timeout_s}")
+        if not 0 < self.step_timeout_s < inf:
+            raise ConfigError(f"step_timeout_s must be positive and finite, got {self.step_timeout_s}")
         times = ("target_itl_ms", "target_ttft_ms", "background_step_ms")
         for name in ("kv_cache_gb", "max_model_len", "num_threads", *times):
             value = getattr(self, name)

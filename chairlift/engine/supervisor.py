@@ -1,9 +1,11 @@
-"""Keeps one worker process alive: starts it, carries frames to and from it, and starts another when it dies."""
+"""Keeps one worker process alive: starts it, carries frames to and from it, and starts another if it dies or hangs."""
 
 import asyncio
 import contextlib
 import logging
 import os
+import signal
+import socket
 import sys
 import tempfile
 import time
@@ -13,12 +15,23 @@ from typing import Literal
 import zmq
 import zmq.asyncio
 
+from chairlift.engine.lifeline import HEARTBEAT_S
+from chairlift.engine.watch import Watch
+from chairlift.engine.worker_messages import LoadFailed
 from chairlift.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 WorkerState = Literal["loading", "ready", "restarting", "draining", "failed"]
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.25, 10.0
+# How often a model is tried in a server of several, which goes on without it.
+LOAD_ATTEMPTS = 3
+# Importing torch from a cold disk keeps the interpreter from everything else, heartbeats too.
+LOADING_SILENCE_S = 120.0
+# For so long nobody has looked after a worker, or read what it said, before that counts as a fault of the front.
+DEAF_S = 10.0
+# A worker that said it is ready, and more than once something else since, did some work. It did not die of its first.
+_SAID_WHEN_WORKING = 3
 
 
 class Supervisor:
@@ -26,6 +39,10 @@ class Supervisor:
 
     `take` gets each message's frames; it calls `loaded` or `refused` when the worker says so. `lost` is told why the
     answers that are still owed will not come. `on_state` hears of every change of `state`.
+
+    A model that could not be loaded in `load_attempts` workers has failed; one that has served is started again for
+    ever. A worker is ended if its process is stopped for `heartbeat_timeout_s`, if it says that what it is at is
+    overdue, or if it gives no sign of life for `most_silence_s` once it is ready (None: however long).
     """
 
     def __init__(
@@ -36,6 +53,9 @@ class Supervisor:
         lost: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
         on_state: Callable[[WorkerState], None] | None = None,
+        load_attempts: int = 1,
+        heartbeat_timeout_s: float = 3.0,
+        most_silence_s: float | None = None,
     ) -> None:
         self.state: WorkerState = "loading"
         self.failure: str | None = None
@@ -45,12 +65,24 @@ class Supervisor:
         self._lost = lost
         self._environment = environment or {}
         self._on_state = on_state
+        self._load_attempts = load_attempts
+        self._heartbeat_timeout = heartbeat_timeout_s
+        self._most_silence = most_silence_s
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
         self._was_ready = self._hurried = False
+        self._has_served = False
+        # Of the present worker: what it said when it could not load, whether it has loaded, how much it has said, and
+        # whether those who wait for its answers know that none will come.
+        self._refusal: str | None = None
+        self._has_loaded = False
+        self._taken = 0
+        self._is_lost = False
+        self._watch: Watch | None = None
+        self._looked = 0.0
 
     @property
     def returning(self) -> bool:
@@ -75,11 +107,29 @@ class Supervisor:
         """Whether there is a worker to send to."""
         return self._socket is not None
 
+    @property
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing its worker, which only a new one could mend; None: nothing.
+
+        Nobody looks after the worker any more; nobody has for `DEAF_S`; or for as long what it said was not read.
+        """
+        if self._task is None or self.state in ("draining", "failed"):
+            return None
+        if self._task.done():
+            return "nobody keeps its worker alive any more"
+        if self._watch is None:
+            return None
+        if (unseen := time.monotonic() - self._looked) > DEAF_S:
+            return f"nobody has looked after its worker for {unseen:.0f} s"
+        if self._watch.unread > DEAF_S:
+            return f"nobody has read what its worker says for {self._watch.unread:.0f} s"
+        return None
+
     async def start(self) -> None:
         """Start the worker and return at once; `wait_ready` waits until it has loaded."""
         self._context = zmq.asyncio.Context()
         self._folder = tempfile.TemporaryDirectory(prefix="chairlift-")
-        self._task = asyncio.create_task(self._supervise(), name="worker supervisor")
+        self._task = asyncio.create_task(self._keep(), name="worker supervisor")
 
     async def wait_ready(self) -> None:
         """Return once the worker is ready. Raises Unavailable if the model can't be loaded, or `drain` was called."""
@@ -90,13 +140,23 @@ class Supervisor:
 
     def loaded(self) -> None:
         """The worker is ready."""
-        if self.state != "draining":
+        self._has_loaded = self._has_served = True
+        if self.state not in ("draining", "failed"):
+            self.failure = None
             self._become("ready")
 
-    def refused(self, reason: str) -> None:
-        """The worker can't load the model, and no other could."""
-        self.failure = reason
-        self._become("failed")
+    def refused(self, failed: LoadFailed) -> None:
+        """The worker can't load the model; if that is final, and no other ever could, no other is started."""
+        self._refusal = failed.message
+        if failed.final and not self._has_served:
+            self.give_up(failed.message)
+
+    def give_up(self, reason: str) -> None:
+        """End the worker, if there is one, and start no other: the model can't be served."""
+        if self.state not in ("draining", "failed"):
+            self.failure = reason
+            self._become("failed")
+            self.kill()
 
     def drain(self) -> None:
         """Start no other worker when this one ends."""
@@ -130,29 +190,44 @@ class Supervisor:
             # With no high-water mark queueing never waits, so the future is done already.
             self._socket.send_multipart(frames, copy=False)
 
+    async def _keep(self) -> None:
+        """Supervise, and if that fails, which is a mistake of ours, let nobody wait for an answer."""
+        try:
+            await self._supervise()
+        except Exception as error:
+            log.critical("keeping the worker alive failed", exc_info=error)
+            self._become("restarting")
+            self._lost("the server failed to keep the model's worker alive")
+
     async def _supervise(self) -> None:
-        """Run workers one after the other until told to stop; a model that can't load is not tried again."""
+        """Run workers one after the other until told to stop, or until the model has failed to load often enough."""
         backoff = 0.0
+        failures = 0
         while True:
             started = time.monotonic()
-            status = await self._run_worker()
-            if self.state in ("failed", "draining"):
-                self._lost(self.failure or "the server is shutting down")
+            self._refusal, self._has_loaded, self._taken, self._is_lost = None, False, 0, False
+            try:
+                why = await self._run_worker()
+            except (OSError, zmq.ZMQError) as error:
+                why = f"could not be started ({error})"
+            if self._is_over():
                 return
-            self._was_ready = reached_ready = self.state == "ready"
-            self._hurried = reached_ready and self._hurry.is_set()
-            self._become("restarting")
-            self._lost(f"the model's worker died ({_describe(status)}) and is being restarted; send it again")
+            if self._has_loaded:
+                failures = 0
+            else:
+                failures += 1
+                self.failure = self._refusal or f"its worker {why} while it loaded the model{_hint(why)}"
+                if not self._has_served and failures >= self._load_attempts:
+                    self.give_up(self.failure)
+            self._end_with(f"the model's worker {why} and is being restarted; send it again")
+            if self._is_over():
+                return
             self.restarts += 1
-            backoff = (
-                0.0
-                if reached_ready and time.monotonic() - started > 30
-                else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
-            )
-            if self._hurried:
-                backoff = 0.0
-            log.error("the worker died (%s); starting another within %.2f s", _describe(status), backoff)
-            if await self._pause(backoff, reached_ready):
+            worked = self._has_loaded and (time.monotonic() - started > 30 or self._taken >= _SAID_WHEN_WORKING)
+            backoff = 0.0 if worked or self._hurried else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
+            what = f"the worker {why}" if self._has_loaded else f"a model could not be loaded: {self.failure}"
+            log.error("%s; starting another worker within %.2f s", what, backoff)
+            if await self._pause(backoff, self._has_loaded):
                 backoff = 0.0
 
     async def _pause(self, seconds: float, may_hurry: bool) -> bool:
@@ -164,44 +239,99 @@ class Supervisor:
             await asyncio.wait_for(self._hurry.wait(), seconds)
         return self._hurry.is_set()
 
-    async def _run_worker(self) -> int:
-        """Start one worker, take in its messages until it ends, and return its exit status."""
+    def _is_over(self) -> bool:
+        """Whether no other worker is to be started; those who still wait for an answer are told."""
+        over = self.state in ("failed", "draining")
+        if over:
+            self._lost(self.failure or "the server is shutting down")
+        return over
+
+    def _end_with(self, reason: str) -> None:
+        """Take no more requests until the next worker is ready, and tell those who wait for an answer of this one."""
+        if self.state not in ("failed", "draining") and not self._is_lost:
+            self._is_lost = True
+            self._was_ready, self._hurried = self._has_loaded, self._has_loaded and self._hurry.is_set()
+            self._become("restarting")
+            self._lost(reason)
+
+    async def _run_worker(self) -> str:
+        """Start one worker, take in its messages until it ends or has to be ended, and return how it ended."""
         module, arguments = self._command
         address = f"ipc://{self._folder.name}/{self.restarts}"
-        socket = self._context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # -P: a folder named chairlift in the working directory must not stand in for the installed package.
-            *("-P", "-m", module, address, *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
-        )
-        self._socket, self._process = socket, process
-        receiving = asyncio.create_task(self._receive(socket), name="worker messages")
-        ending = asyncio.create_task(process.wait())
+        line, far_end = socket.socketpair()
+        messages = self._context.socket(zmq.PAIR)
+        messages.set_hwm(0)
+        messages.bind(address)
+        tasks: tuple[asyncio.Task[None], asyncio.Task[str], asyncio.Task[str]] | None = None
         try:
-            await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done() and not ending.done():
-                log.error("taking in the worker's messages failed", exc_info=receiving.exception())
+            # From the loop's own thread, at whose end the worker ends too.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                # -P: a folder named chairlift in the working directory must not stand in for the installed package.
+                *("-P", "-m", module, address, *arguments),
+                stdin=far_end.fileno(),
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
+            )
+            far_end.close()
+            self._socket, self._process = messages, process
+            self._watch, self._looked = Watch(line, process.pid, self._heartbeat_timeout), time.monotonic()
+            receiving = asyncio.create_task(self._receive(messages), name="worker messages")
+            minding = asyncio.create_task(self._mind(self._watch), name="worker watch")
+            ending = asyncio.create_task(_ended(process))
+            tasks = (receiving, minding, ending)
+            return await self._until_over(*tasks)
+        finally:
+            for task in tasks or ():
+                task.cancel()
+            self._socket = self._process = self._watch = None
+            messages.close(linger=0)
+            far_end.close()
+            if tasks is not None and process.returncode is None:
                 process.kill()
-            status = await ending
+                await process.wait()
+            line.close()
+
+    async def _until_over(
+        self, receiving: "asyncio.Task[None]", minding: "asyncio.Task[str]", ending: "asyncio.Task[str]"
+    ) -> str:
+        """Wait until the worker has ended, or end it if it hangs or can't be heard; return which it was."""
+        await asyncio.wait({receiving, minding, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
             if not receiving.done():
                 # What it said before it ended may still be on its way.
                 await asyncio.wait({receiving}, timeout=0.05)
-            return status
-        finally:
-            receiving.cancel()
-            self._socket = self._process = None
-            socket.close(linger=0)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            return ending.result()
+        error = receiving.exception() if receiving.done() else minding.exception()
+        if error is None:
+            why = f"hung ({minding.result()})"
+        else:
+            log.error("looking after the worker failed", exc_info=error)
+            why = "could not be heard any more"
+        receiving.cancel()
+        # Large processes take their time to end.
+        self._watch = None
+        self._end_with(f"the model's worker {why} and is being restarted; send it again")
+        self.kill()
+        await ending
+        return why
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+    async def _receive(self, messages: zmq.asyncio.Socket) -> None:
         while True:
-            self._take(await socket.recv_multipart(copy=False))
+            frames = await messages.recv_multipart(copy=False)
+            self._taken += 1
+            self._take(frames)
+
+    async def _mind(self, watch: Watch) -> str:
+        """Look after the worker, and return what is wrong with it once something is."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._looked = time.monotonic()
+            most = self._most_silence
+            if most is not None and not self._has_loaded:
+                most = max(most, LOADING_SILENCE_S)
+            found = watch.look(self._taken, most)
+            if found is not None:
+                return found
 
     def _become(self, state: WorkerState) -> None:
         self.state = state
@@ -237,6 +367,15 @@ class Supervised:
         return self.state == "ready"
 
     @property
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing its worker, which only a new one could mend; or None."""
+        return self._worker.problem
+
+    def give_up(self, reason: str) -> None:
+        """End the worker and start no other: the model can't be served."""
+        self._worker.give_up(reason)
+
+    @property
     def worker_pid(self) -> int | None:
         """The worker's process id, or None while there is none."""
         return self._worker.pid
@@ -246,5 +385,16 @@ class Supervised:
         await self._worker.start()
 
 
-def _describe(status: int) -> str:
-    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+async def _ended(process: asyncio.subprocess.Process) -> str:
+    """Return how a process ended, once it has."""
+    status = await process.wait()
+    if status >= 0:
+        return f"died (exit status {status})"
+    try:
+        return f"died (killed by {signal.Signals(-status).name})"
+    except ValueError:
+        return f"died (killed by signal {-status})"
+
+
+def _hint(why: str) -> str:
+    return "; a system that runs out of memory kills so" if "SIGKILL" in why else ""

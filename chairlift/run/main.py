@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 TOO_MANY_FAILURES = 3
 _SHOW_SECONDS = 0.25
 _STALL_SECONDS = 600.0
-_MAX_RESTARTS = 3
 # A line is a body and what stands around it.
 _ENVELOPE_BYTES = 2**16
 
@@ -163,15 +162,9 @@ class _Run:
         loading = asyncio.create_task(_all_ready(self._hosts))
         signalled = asyncio.create_task(self._signalled.wait())
         try:
-            while not loading.done() and not signalled.done():
-                await asyncio.wait({loading, signalled}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                for each in self._hosts:
-                    if each.restarts >= _MAX_RESTARTS:
-                        raise JobError(f"{each.served.name} does not load: its worker died {each.restarts} times")
+            await asyncio.wait({loading, signalled}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
-        except Unavailable as error:
-            raise JobError(str(error)) from None
         finally:
             loading.cancel()
             signalled.cancel()
@@ -319,7 +312,14 @@ class _Run:
 
 
 async def _all_ready(hosts: list[Host]) -> None:
-    await asyncio.gather(*(each.wait_ready() for each in hosts))
+    await asyncio.gather(*map(_ready, hosts))
+
+
+async def _ready(host: Host) -> None:
+    try:
+        await host.wait_ready()
+    except Unavailable as error:
+        raise JobError(f"{host.served.name} can't be loaded: {error}") from None
 
 
 def _failure(models: "Models") -> str | None:

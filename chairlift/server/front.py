@@ -85,6 +85,7 @@ class _Front:
         self._batches: Batches | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
+        self._failed = 0
 
     async def run(self) -> int:
         """Serve until told to leave."""
@@ -154,8 +155,10 @@ class _Front:
             # While the server leaves this says nothing new.
             if self._leaving is None:
                 print(f"chairlift: {host.served.name}: {error}", file=sys.stderr)
-                self._status = 1
-                self._stop_server()
+                self._failed += 1
+                if self._failed == len(self._first):
+                    self._status = 1
+                    self._stop_server()
             return None
         if len(self._first) > 1:
             details = f" ({host.about})" if host.about else ""

@@ -18,23 +18,27 @@ from chairlift.server.models.registry import Models, ModelService, models_of
 
 
 async def live(request: Request) -> Response:
-    """The process answers, whatever the models do."""
-    return Response(b'{"status":"live"}', media_type="application/json")
+    """200 while the process answers and minds its workers, whatever the models do, else 503 with what is wrong."""
+    problem = models_of(request).problem
+    if problem is None:
+        return Response(b'{"status":"live"}', media_type="application/json")
+    return Response(msgspec.json.encode({"status": "stuck", "problem": problem}), 503, media_type="application/json")
 
 
 async def ready(request: Request) -> Response:
-    """200 while every model takes requests, else 503 with the reason: of the only model, or of all."""
+    """200 while every model takes requests, but for those that have failed; else 503. Of all, how they are and why."""
     models = models_of(request)
-    each = [_about(model.name, model.state, model.failure) for model in models.all()]
-    worst = next((model.state for model in models.all() if not model.ready), "ready")
+    each = [{"model": model.name} | _state(model) for model in models.all()]
+    waits = (model.state for model in models.all() if not model.ready and model.state != "failed")
+    worst = "ready" if models.ready else next(waits, "failed")
     about = each[0] if len(each) == 1 else {"status": worst, "models": each}
     headers = {} if models.ready else {"Retry-After": "1"}
     return Response(msgspec.json.encode(about), 200 if models.ready else 503, headers, "application/json")
 
 
-def _about(name: str, state: str, failure: str | None) -> dict[str, Any]:
-    about = {"status": state, "model": name}
-    return about | {"failure": without_folders(failure)} if failure else about
+def _state(model: ModelService) -> dict[str, Any]:
+    """The model's state, and why it is that, where there is a reason."""
+    return {"status": model.state} | ({"failure": without_folders(model.failure)} if model.failure else {})
 
 
 async def list_models(request: Request) -> Response:
@@ -57,7 +61,7 @@ def _describe(model: ModelService) -> dict[str, Any]:
         "owned_by": "chairlift",
         "max_model_len": model.max_model_len,
         "task": model.task,
-    }
+    } | _state(model)
 
 
 class Exposition(Collector):

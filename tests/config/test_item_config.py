@@ -39,6 +39,7 @@ def test_kind_follows_from_the_name(model: str, kind: str) -> None:
         ({"instances": 0}, "instances must be at least 1"),
         ({"call_timeout_s": float("inf")}, "call_timeout_s must be positive"),
         ({"retries": -1}, "retries must be at least 0"),
+        ({"heartbeat_timeout_s": float("inf")}, "heartbeat_timeout_s must be at least 1"),
         ({"warm_up_sizes": (1, 0)}, "warm_up_sizes must be at least 1 each"),
         ({"outputs": ("y",)}, "outputs has no effect on 'folder', which is of kind encoder: it belongs to onnx"),
         ({"options": {"a": 1}}, "options has no effect"),

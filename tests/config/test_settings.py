@@ -351,6 +351,8 @@ def test_docs_name_every_setting() -> None:
         ("max_stop_chars_total = 0", {}, "max_stop_chars_total must be between 1 and 1024"),
         ('quantization = "int4"', {}, "quantization: must be one of none, int8, got 'int4'"),
         ("batch_size = 0", {}, "batch_size must be at least 1"),
+        ("heartbeat_timeout_s = 0.5", {}, "heartbeat_timeout_s must be at least 1"),
+        ("step_timeout_s = 0", {}, "step_timeout_s must be positive"),
         ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is no folder or file"),
         ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, r"warm_up_sizes: \[1\] must be a whole number, got"),

@@ -97,6 +97,9 @@ class Shelf:
     def __init__(self) -> None:
         self.unloaded: list[str] = []
 
+    def problem(self) -> str | None:
+        return None
+
     def available(self) -> Sequence[str]:
         return ["function"]
 

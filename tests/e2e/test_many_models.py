@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.serve_process import WORKER_MODELS, Server
+from support.serve_process import WORKER_MODELS, Server, language_model
 
 pytestmark = pytest.mark.processes
 NAMES = ["chat", "bert", "linear", "doubles", "counts", "slow"]
@@ -112,9 +112,45 @@ def test_every_model_has_its_metrics(server: Server) -> None:
     assert server.metric("ready", model="doubles:3") == 1
 
 
-def test_a_model_that_cannot_load_ends_the_server_and_is_named(tmp_path: Path) -> None:
+def test_models_that_cannot_load_say_why_and_the_others_serve(tmp_path: Path) -> None:
+    names = {"good": "Doubles", "absent": "Absent", "dies": "DiesLoading", "raises": "CannotLoad"}
+    tables = [f'[models.{name}]\nmodel = "{WORKER_MODELS}:{kind}"\n' for name, kind in names.items()]
+    language_model(tmp_path / "llm")
+    (tmp_path / "llm" / "tokenizer.json").write_text("{}")
+    tables.append('[models.wordless]\nmodel = "llm"\nkv_cache_gb = 0.01\n')
+    (tmp_path / "all.toml").write_text("".join(tables))
+    reasons = {
+        "absent": "has no class Absent",
+        "dies": "died (exit status 5) while it loaded",
+        "raises": "OSError: no weights here",
+        "wordless": "tokenizer.json can't be read",
+    }
+    with Server(str(tmp_path / "all.toml")) as it:
+        it.wait_ready()
+        listed = {each["id"]: each for each in it.http.get("/v1/models").json()["data"]}
+        health = it.http.get("/health").json()
+        assert health["status"] == "ready"
+        states = {each["model"]: each for each in health["models"]}
+        assert listed["good"]["status"] == states["good"]["status"] == "ready"
+        for name, reason in reasons.items():
+            assert listed[name]["status"] == states[name]["status"] == "failed"
+            assert reason in listed[name]["failure"]
+            assert listed[name]["failure"] == states[name]["failure"]
+        answer = it.http.post("/v1/models/good:predict", json={"instances": [2]})
+        assert answer.json() == {"predictions": [4]}
+        for path, body in (
+            ("/v1/models/dies:predict", {"instances": [2]}),
+            ("/v1/completions", {"model": "wordless", "prompt": "a"}),
+        ):
+            answer = it.http.post(path, json=body)
+            assert (answer.status_code, "failed" in answer.text) == (503, True), answer.text
+        assert it.metric("worker_restarts_total", model="dies") == 2
+        assert it.metric("ready", model="dies") == 0
+
+
+def test_a_server_of_which_no_model_can_load_ends(tmp_path: Path) -> None:
     (tmp_path / "all.toml").write_text(
-        f'[models.good]\nmodel = "{WORKER_MODELS}:Doubles"\n[models.bad]\nmodel = "{WORKER_MODELS}:Absent"\n'
+        f'[models.first]\nmodel = "{WORKER_MODELS}:Missing"\n[models.bad]\nmodel = "{WORKER_MODELS}:Absent"\n'
     )
     with Server(str(tmp_path / "all.toml")) as it:
         deadline = time.monotonic() + 40

@@ -265,7 +265,7 @@ def test_an_output_that_is_there_is_not_replaced_unasked(tmp_path: Path, capsys:
 
 def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
     write_mixed(tmp_path / "in.jsonl", 10)
-    for name, says in (("CannotLoad", "no weights here"), ("DiesLoading", "its worker died 3 times")):
+    for name, says in (("CannotLoad", "no weights here"), ("DiesLoading", "died (exit status 5) while it loaded")):
         status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", "--model", f"{MODELS}:{name}")
         assert status == 1
         assert says in printed

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.serve_process import WITH_GRPC, Server, language_model
+from support.serve_process import WITH_GRPC, WORKER_MODELS, Server, language_model
 
 pytestmark = pytest.mark.processes
 
@@ -282,6 +282,40 @@ def test_model_whose_weights_are_missing_is_never_said_to_be_served(model: Path,
         said = "".join(server.lines)
     assert "safetensors" in said
     assert "serves" not in said
+
+
+def test_a_worker_that_is_killed_while_it_loads_ends_the_server() -> None:
+    with Server(f"{WORKER_MODELS}:DiesLoading") as server:
+        assert server.process.wait(60) == 1
+        server._reader.join(5)
+        assert "chairlift: DiesLoading: its worker died (exit status 5) while it loaded" in "".join(server.lines)
+
+
+def test_a_stopped_worker_is_replaced_and_none_outlives_its_front(model: Path) -> None:
+    with serving(model, "--heartbeat-timeout-s", "1") as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
+        _until(lambda: server.metric("requests_running") == 1)
+        stopped = server.worker()
+        os.kill(stopped, signal.SIGSTOP)
+        answer = running.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_lost")
+        assert "hung (its process was stopped" in answer.json()["error"]["message"]
+        server.wait_ready()
+        assert server.metric("worker_restarts_total") == 1
+        assert server.metric("requests_running") == server.metric("kv_blocks_used") == 0
+        assert server.metric("kv_blocks") > 0
+        assert not Path(f"/proc/{stopped}").exists()
+        os.kill(last := server.worker(), signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait()
+        _until(lambda: not _runs(last))
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there, and not only its entry, which waits for whoever adopted it."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_front_never_imports_torch() -> None:

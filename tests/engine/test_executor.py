@@ -92,7 +92,7 @@ def test_results_errors_and_arrays() -> None:
     asyncio.run(body())
 
 
-def test_running_out_of_memory_is_told_apart() -> None:
+def test_running_out_of_memory_is_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
     async def body() -> None:
         async with started(config("Doubles", options={"most": 4})) as executor:
             failed = await failure_of(executor, *range(5))
@@ -100,6 +100,8 @@ def test_running_out_of_memory_is_told_apart() -> None:
             assert (await executor.run(range(4))).results == [0, 2, 4, 6]
 
     asyncio.run(body())
+    logged = capfd.readouterr().err.splitlines()
+    assert logged == ["WARNING a call of 5 items failed: MemoryError: 5 is more than 4"]
 
 
 @pytest.mark.parametrize(
@@ -260,15 +262,44 @@ def test_a_model_that_cannot_load_says_why_and_is_not_tried_again(name: str, rea
     asyncio.run(body())
 
 
-def test_a_worker_that_dies_loading_is_tried_again_until_stopped() -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("CannotLoad", "OSError: no weights here"), ("DiesLoading", r"died \(exit status 5\) while it loaded")],
+)
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_model_that_cannot_load_is_tried_so_often(
+    name: str, reason: str, attempts: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_S", 0.02)
+
     async def body() -> None:
-        executor = ProcessExecutor(config("DiesLoading"))
+        executor = ProcessExecutor(config(name), load_attempts=attempts)
         await executor.start()
-        async with asyncio.timeout(60):
-            while executor.restarts < 2:
-                await asyncio.sleep(0.02)
-        assert not executor.ready
+        with pytest.raises(Unavailable, match=reason):
+            await asyncio.wait_for(executor.wait_ready(), 60)
+        assert (executor.state, executor.restarts) == ("failed", attempts - 1)
+        assert "\n" not in str(executor.failure)
         await executor.stop()
+
+    asyncio.run(body())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_model_that_has_served_is_tried_until_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_S", 0.02)
+    file = tmp_path / "file"
+
+    async def body() -> None:
+        async with started(config("Spoilt", options={"file": str(file)})) as executor:
+            assert (await failure_of(executor, "spoil")).failure is Failure.DIED
+            while executor.restarts < 4:
+                await asyncio.sleep(0.02)
+            assert executor.state == "restarting"
+            assert "OSError: spoilt (worker_models.py, line" in str(executor.failure)
+            file.unlink()
+            await executor.wait_ready()
+            assert executor.failure is None
+            assert (await executor.run(["fine"])).results == ["fine"]
 
     asyncio.run(body())
 
@@ -331,16 +362,37 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("payload", ["idle", "hang", "hang alone"])
-def test_no_worker_outlives_its_front(payload: str) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_no_worker_outlives_its_front(payload: str, stopped: bool) -> None:
     front = subprocess.Popen(
         [sys.executable, "-c", FRONT, f"{MODELS}:Doubles", payload], stdout=subprocess.PIPE, text=True
     )
     assert front.stdout is not None
     worker = int(front.stdout.readline())
+    if stopped:
+        os.kill(worker, signal.SIGSTOP)
     front.kill()
     front.wait()
-    deadline = time.monotonic() + 10
-    while _alive(worker):
+    _until_gone(worker)
+
+
+def test_what_a_model_starts_ends_with_its_worker() -> None:
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            (child,) = (await executor.run(["child"])).results
+            assert _alive(child)
+            assert executor.worker_pid is not None
+            os.kill(executor.worker_pid, signal.SIGKILL)
+            await asyncio.to_thread(_until_gone, child)
+            (last,) = (await executor.run(["child"])).results
+        await asyncio.to_thread(_until_gone, last)
+
+    asyncio.run(body())
+
+
+def _until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while _alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -351,7 +403,7 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def test_an_idle_worker_does_not_wake() -> None:
+def test_an_idle_worker_wakes_for_its_heartbeat_alone() -> None:
     def wakes(pid: int) -> int:
         """How often its threads have gone to sleep so far."""
         texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]

@@ -158,8 +158,9 @@ def test_settings_are_refused_by_name() -> None:
         LLM("no/such")
     with pytest.raises(TypeError, match="max_num_sequences"):
         chairlift.LLM(demo_path(), max_num_sequences=3)
-    with pytest.raises(TypeError, match="served_model_name"):
-        chairlift.LLM(demo_path(), served_model_name="x")
+    for name in ("served_model_name", "heartbeat_timeout_s", "step_timeout_s"):
+        with pytest.raises(TypeError, match=name):
+            chairlift.LLM(demo_path(), **{name: 5})
     for name, value in (("batch_size", 4), ("max_wait_ms", 1.0)):
         with pytest.raises(ConfigError, match=f"{name} has no effect under the continuous strategy"):
             chairlift.LLM(demo_path(), **{name: value})

@@ -19,6 +19,9 @@ class Shelf:
     def __init__(self) -> None:
         self.unloaded: list[str] = []
 
+    def problem(self) -> str | None:
+        return None
+
     def available(self) -> list[str]:
         return ["adder", "spare"]
 

@@ -4,7 +4,9 @@ import asyncio
 import functools
 import os
 import re
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,8 @@ class Doubles:
                 return self.calls
             case "stdin":
                 return input()
+            case "child":
+                return subprocess.Popen(["sleep", "1000"]).pid
             case "odd":
                 return {1j}
             case "deep":
@@ -106,6 +110,23 @@ class Exits(CannotLoad):
 class DiesLoading(CannotLoad):
     def load(self) -> None:
         os._exit(5)
+
+
+class Spoilt:
+    """Loads unless there is a file, which asking for it makes before the worker dies."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+
+    def load(self) -> None:
+        if self.file.exists():
+            raise OSError("spoilt")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if "spoil" in batch:
+            self.file.touch()
+            os._exit(3)
+        return batch
 
 
 class Warm:

@@ -223,6 +223,11 @@ class Dispatcher:
         """Items that wait or run, and that somebody still wants."""
         return len(self._entries)
 
+    @property
+    def restarts(self) -> int:
+        """How many workers have died and been replaced, where executors have workers."""
+        return sum(getattr(executor, "restarts", 0) for executor in self._all)
+
     def close_queue(self) -> None:
         """Nobody else will come, so batches leave as they are."""
         self.scheduler.close()

@@ -72,6 +72,7 @@ class ProcessExecutor(Supervised):
         config: ItemConfig,
         on_ready: Callable[[bool], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        load_attempts: int = 1,
     ) -> None:
         self.config = config
         self.info: ItemInfo | None = None
@@ -90,6 +91,8 @@ class ProcessExecutor(Supervised):
             # What a class computes with is its own business; nearly all of it listens to this.
             environment={**(environment or {}), **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})},
             on_state=self._changed,
+            load_attempts=load_attempts,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
         )
 
     async def wait_ready(self) -> ItemInfo:
@@ -160,8 +163,8 @@ class ProcessExecutor(Supervised):
                 self.info = info
                 self._worker.loaded()
                 return
-            case LoadFailed(message=reason):
-                self._worker.refused(reason)
+            case LoadFailed():
+                self._worker.refused(message)
                 return
         call = self._calls[0] if self._calls else None
         if call is None or call.number != message.id:

@@ -1,16 +1,14 @@
 """One instance of a model that answers in one call, in a process of its own: `python -m ... ADDRESS CONFIG_JSON`.
 
-It computes the batches that it is sent, one after the other, and sleeps in between. Its standard input is a pipe from
-the front: when that closes, the front is gone and so is the worker.
+It computes the batches that it is sent, one after the other, and sleeps in between. Its standard input is its
+`Lifeline`: when the front is gone, so is the worker.
 """
 
-import ctypes
 import gc
 import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +21,9 @@ from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
-from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import BadItem, ChairliftError, InvalidRequest
+from chairlift.engine.lifeline import Lifeline
+from chairlift.engine.worker_messages import Shutdown, load_failed
+from chairlift.errors import BadItem, InvalidRequest
 from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
@@ -32,7 +31,6 @@ from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # as <linux/prctl.h> has it
 _OF_TEXTS = ("embed", "classify", "rerank")
 
 
@@ -65,9 +63,10 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
 class ItemWorker:
     """Carries batches between a socket and a runner."""
 
-    def __init__(self, runner: ItemRunner, info: ItemInfo, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, runner: ItemRunner, info: ItemInfo, socket: "zmq.Socket[bytes]", line: Lifeline) -> None:
         self.runner = runner
         self.socket = socket
+        self._line = line
         self._payloads: Any = list[Encoding] if info.task in _OF_TEXTS else list[Any]
         self._decoder = msgspec.msgpack.Decoder(ItemsToWorker)
         self._idle = 0.0
@@ -104,6 +103,7 @@ class ItemWorker:
     def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
         # Copied, since the model may write its next parts or results into the same arrays at once.
         self.socket.send_multipart([msgspec.msgpack.encode(message), *frames])
+        self._line.sent += 1
 
 
 def _told(error: BaseException) -> str:
@@ -129,21 +129,20 @@ def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
     start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
-    _leave_with_the_front()
+    config = msgspec.json.decode(config_json, type=ItemConfig)
+    # Only a user's own code may start processes.
+    line = Lifeline(guards=config.kind == "python")
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.set_hwm(0)
     socket.connect(address)
     try:
-        config = msgspec.json.decode(config_json, type=ItemConfig)
         runner = make_runner(config)
         info = _load(runner, config)
     except (Exception, SystemExit) as error:
-        if not isinstance(error, ChairliftError):
-            log.exception("the model can't be loaded")
-        reason = str(error) if isinstance(error, ChairliftError) else describe(error)
-        socket.send(msgspec.msgpack.encode(LoadFailed(reason)))
+        log.debug("the model can't be loaded", exc_info=True)
+        socket.send(msgspec.msgpack.encode(load_failed(error)))
         socket.close()
         context.term()
         return 1
@@ -151,7 +150,8 @@ def main(address: str, config_json: str) -> int:
     gc.collect()
     gc.freeze()
     socket.send(msgspec.msgpack.encode(InstanceReady(info)))
-    ItemWorker(runner, info, socket).serve()
+    line.sent += 1
+    ItemWorker(runner, info, socket, line).serve()
     runner.close()
     socket.close(linger=0)
     context.term()
@@ -170,28 +170,6 @@ def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
             log.warning("a batch of %d is too large for the memory there is: %s", size, one_line(error))
             break
     return info
-
-
-def _leave_with_the_front() -> None:
-    """See to it that this process ends with the one that started it, even from within a call that hangs."""
-    if sys.platform == "linux":
-        # Some calls keep the interpreter to themselves (a regular expression that backtracks, say), so ask the system.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, args=(_hide_stdin(),), daemon=True).start()
-
-
-def _hide_stdin() -> int:
-    """Move the pipe from the front away from the standard input, which a model's code might read, or hand on."""
-    pipe = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return pipe
-
-
-def _watch(pipe: int) -> None:
-    os.read(pipe, 1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,12 @@ class SequenceClient(Supervised):
     """One model served by one worker process. All methods belong to the event loop that called `start`."""
 
     def __init__(
-        self, config: SequenceConfig, max_waiting: int = 1024, machine: Machine | None = None, weight: float = 1.0
+        self,
+        config: SequenceConfig,
+        max_waiting: int = 1024,
+        machine: Machine | None = None,
+        weight: float = 1.0,
+        load_attempts: int = 1,
     ) -> None:
         """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
         self.config = config
@@ -129,6 +134,9 @@ class SequenceClient(Supervised):
             environment=soon_asleep() if machine else None,
             take=self._take,
             lost=self._lost,
+            load_attempts=load_attempts,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            most_silence_s=config.step_timeout_s,
         )
 
     @property
@@ -231,10 +239,11 @@ class SequenceClient(Supervised):
             case Ready(info=info):
                 self.info = info
                 self.shedder.limits = self._step_limits(info)
+                self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))
                 self._take_part()
                 self._worker.loaded()
-            case LoadFailed(message=reason):
-                self._worker.refused(reason)
+            case LoadFailed():
+                self._worker.refused(message)
             case TurnWanted(background=background) if self._member is not None:
                 self._member.ask(background)
             case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
@@ -262,10 +271,10 @@ class SequenceClient(Supervised):
         if self._member is not None:
             self._member.leave()
             self._member = None
+        self._take_stats(EngineStats())
         self._fail_all(reason)
 
     def _take_step(self, output: StepOutput) -> None:
-        self.stats = output.stats
         now = time.monotonic()
         for update in output.updates:
             stream = self._streams.get(update.id)
@@ -278,10 +287,14 @@ class SequenceClient(Supervised):
             stream.push(update)
             if update.finish_reason is not None:
                 self._forget(stream, update.finish_reason)
+        self._take_stats(output.stats)
         if self._sheds:
             self._shed_hopeless(now)
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self.stats = stats
         if self.on_step is not None:
-            self.on_step(output.stats)
+            self.on_step(stats)
 
     def _shed_hopeless(self, now: float) -> None:
         """Tell those who wait in vain by now."""

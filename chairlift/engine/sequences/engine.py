@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import CostModel
 from chairlift.core.finished import Finished
 from chairlift.core.order import QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
@@ -76,7 +77,12 @@ class Engine:
             order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
         )
         self._progress: dict[str, _Progress] = {}
+        # How fast the largest step is, whether there is a latency target or not.
+        self._pace = CostModel()
+        self._most = min(most, self.info.max_model_len)
+        began = clock()
         runner.warm_up()
+        self._pace.observe(clock() - began, self._most, self._most, self._most * (self._most + 1) / 2)
         if self.budget is not None or config.target_ttft_ms is not None:
             calibrate(background.model, runner, self.info, config.slots, most)
 
@@ -113,6 +119,14 @@ class Engine:
     def has_background(self) -> bool:
         """Whether background requests are here."""
         return self.scheduler.num_background_running + self.scheduler.num_background_waiting > 0
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that a step as full as can be would take with those who run; may be asked in another thread."""
+        running = [*self.scheduler.running, *self.scheduler.background.running]
+        contexts = [sequence.num_computed_tokens for sequence in running]
+        tokens, read = len(contexts) + self._most, sum(contexts) + self._most
+        return self._pace.predict(tokens, read, read + self._most * (max(contexts, default=0) + self._most))
 
     def step(self, yields: bool = False) -> StepOutput | None:
         """Run one step and return what it gave, or None if nothing can run now.

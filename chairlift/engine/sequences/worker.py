@@ -1,8 +1,8 @@
 """One language model in a process of its own: `python -m chairlift.engine.sequences.worker ADDRESS CONFIG [turns]`.
 
-It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is a pipe from
-the front: when that closes, the front is gone and so is the worker. With `turns` it runs no step before the front says
-that the machine is its own.
+It sleeps until a message comes or the moment the scheduler asked for; it never polls. Its standard input is its
+`Lifeline`: when the front is gone, so is the worker. With `turns` it runs no step before the front says that the
+machine is its own.
 """
 
 import gc
@@ -18,6 +18,7 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
+from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import (
     Abort,
@@ -33,12 +34,14 @@ from chairlift.engine.sequences.messages import (
     TurnOver,
     TurnWanted,
 )
-from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import ChairliftError
+from chairlift.engine.worker_messages import Shutdown, load_failed
 from chairlift.logs import start_logging
 from chairlift.runners.decoder.config import read_config
 
 log = logging.getLogger(__name__)
+
+# A step is overdue after so many times what it should take: the machine may swap, or have other work.
+_PATIENCE = 20
 
 
 class Turn:
@@ -96,22 +99,34 @@ class Turn:
 class SequenceWorker:
     """Carries messages between a socket and an engine."""
 
-    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", shares_machine: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, socket: "zmq.Socket[bytes]", line: Lifeline, step_timeout_s: float, shares_machine: bool
+    ) -> None:
         self.engine = engine
         self.socket = socket
+        self._line = line
+        self._step_timeout = step_timeout_s
+        line.overdue = self._overdue
         self._turn = Turn(self.send, shares_machine)
         self._decoder = msgspec.msgpack.Decoder(SequencesToWorker)
         self._encoder = msgspec.msgpack.Encoder()
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
 
     def send(self, message: SequencesToFront) -> None:
         """Queue a message to the front."""
         self.socket.send(self._encoder.encode(message))
+        self._line.sent += 1
+
+    def _overdue(self, seconds: float) -> str | None:
+        """Say so if the present step, and what belongs to it, has taken too many seconds. Called in another thread."""
+        if seconds < self._step_timeout:
+            return None
+        limit = max(self._step_timeout, _PATIENCE * self.engine.longest_step)
+        return f"one step took longer than {limit:.3g} s, see step_timeout_s" if seconds >= limit else None
 
     def run(self) -> None:
-        """Serve until told to shut down, or until the front is gone."""
+        """Serve until told to shut down."""
         timeout: float | None = None
         turn = self._turn
         while self._listen(timeout):
@@ -132,10 +147,10 @@ class SequenceWorker:
 
     def _listen(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
+        self._line.phase += 1
         # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
-        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999)))
-        if sys.stdin.fileno() in ready:
-            return False
+        self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999))
+        self._line.phase += 1
         while True:
             try:
                 message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
@@ -169,6 +184,7 @@ def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
     start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
+    line = Lifeline()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
@@ -181,15 +197,17 @@ def main(address: str, config_json: str, turns: str = "") -> int:
         from chairlift.runners.decoder.runner import DecoderRunner
 
         engine = Engine(config, DecoderRunner(config))
-    except (ChairliftError, OSError, ValueError) as error:
-        socket.send(msgspec.msgpack.encode(LoadFailed(str(error))))
+    except (Exception, SystemExit) as error:
+        log.debug("the model can't be loaded", exc_info=True)
+        socket.send(msgspec.msgpack.encode(load_failed(error)))
         socket.close()
         context.term()
         return 1
     # A full collection walks every object that torch's import made: some 80 ms between two tokens.
     gc.collect()
     gc.freeze()
-    worker = SequenceWorker(engine, socket, shares_machine=turns == "turns")
+    worker = SequenceWorker(engine, socket, line, config.step_timeout_s, shares_machine=turns == "turns")
+    line.phase = 1
     worker.send(Ready(engine.info))
     worker.run()
     engine.close()

@@ -114,6 +114,7 @@ class ItemMetrics:
     def _counters(self) -> Iterable[Metric]:
         scheduler = self._dispatcher.scheduler
         rows = (
+            ("worker_restarts", "Workers started after one died.", self._dispatcher.restarts),
             ("items_answered", "Items that got their results.", self._answered),
             ("bisections", "Failed batches that were split to find the culprit.", scheduler.num_bisections),
             ("batch_predicted_seconds", "Time of calls that the cost model foresaw.", self._predicted_seconds),

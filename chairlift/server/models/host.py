@@ -6,6 +6,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel
 from chairlift.engine.machine import Machine
+from chairlift.engine.supervisor import LOAD_ATTEMPTS
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.runners.check_model import check_model
 from chairlift.server.models.item_host import ItemHost
@@ -39,6 +40,11 @@ class Host(Protocol):
         ...
 
     @property
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing a worker, which only a new one could mend; None: nothing."""
+        ...
+
+    @property
     def restarts(self) -> int:
         """How many workers have died and been replaced."""
         ...
@@ -59,14 +65,16 @@ class Host(Protocol):
 def host(served: ServedModel, server: ServerConfig, machine: Machine | None) -> Host:
     """Make a model's host. With a `machine` it takes turns with the others that have one, unless its weight is 0.
 
+    Beside others a model is tried several times, as they go on without it; a server of one is better started anew.
     Raises ConfigError or UnsupportedModel if its folder's config.json asks for what there is not.
     """
     try:
         check_model(served.config)
     except (ConfigError, UnsupportedModel) as error:
         raise type(error)(f"{served.name}: {error}") from None
+    load_attempts = 1 if machine is None else LOAD_ATTEMPTS
     if served.share.weight == 0:
         machine = None
     if isinstance(served.config, SequenceConfig):
-        return SequenceHost(served, served.config, server, machine)
-    return ItemHost(served, served.config, machine)
+        return SequenceHost(served, served.config, server, machine, load_attempts)
+    return ItemHost(served, served.config, machine, load_attempts)

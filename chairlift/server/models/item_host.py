@@ -13,6 +13,8 @@ from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.engine.items.standby import Standby
 from chairlift.engine.machine import Machine, Turns, soon_asleep
+from chairlift.engine.worker_messages import load_failed
+from chairlift.errors import Unavailable
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.runners.host_memory import host_available_bytes, process_bytes
 from chairlift.runners.items import ItemInfo
@@ -29,12 +31,14 @@ class ItemHost:
     out with a standby worker beside it, if settings and memory allow, so that others need not wait for the restarts.
     """
 
-    def __init__(self, served: ServedModel, config: ItemConfig, machine: Machine | None) -> None:
+    def __init__(
+        self, served: ServedModel, config: ItemConfig, machine: Machine | None, load_attempts: int = 1
+    ) -> None:
         self.served = served
         self._config = config
         environment = None if machine is None else soon_asleep()
         self._executors = [
-            ProcessExecutor(config, partial(self._instance_changed, number), environment)
+            ProcessExecutor(config, partial(self._instance_changed, number), environment, load_attempts)
             for number in range(config.instances)
         ]
         self._standby = _standby_of(config, environment, self._standby_changed)
@@ -48,7 +52,8 @@ class ItemHost:
             standby=self._standby,
             on_search=self._search_changed,
         )
-        self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
+        self._files = SentenceFiles()
+        self._unreadable: str | None = None
         self._service: ItemService | None = None
         self._encoder: TextEncoder | None = None
         self._info: ItemInfo | None = None
@@ -60,9 +65,14 @@ class ItemHost:
             await executor.start()
 
     def prepare(self) -> "ItemService":
-        """Make the service."""
+        """Make the service. If the folder's files for it can't be read, `wait_ready` says so."""
         from chairlift.server.models.item_service import ItemService
 
+        if self._config.kind == "encoder":
+            try:
+                self._files = SentenceFiles.read(Path(self._config.model))
+            except Exception as error:
+                self._unreadable = load_failed(error).message
         self._service = ItemService(
             self.served.name,
             self._dispatcher,
@@ -73,16 +83,31 @@ class ItemHost:
         return self._service
 
     async def wait_ready(self) -> None:
-        """Wait for all workers. Raises Unavailable if one can't load."""
-        infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
-        if self._config.kind == "encoder":
-            self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
-        self._info = infos[0]
+        """Wait for all workers. Raises Unavailable if one can't load, and ends the others."""
+        try:
+            self._info = await self._all_loaded()
+        except Unavailable as error:
+            for executor in self._executors:
+                executor.give_up(str(error))
+            self._show_state()
+            raise
         self._dispatcher.configure(limits_of(self._config, self._info))
         for number, executor in enumerate(self._executors):
             self._instance_changed(number, executor.ready)
         if self._standby is not None and self._config.standby == "always":
             self._standby.begin()
+
+    async def _all_loaded(self) -> ItemInfo:
+        """What the workers say of the model, once all have loaded and the tokenizer, if there is one, is read."""
+        if self._unreadable is not None:
+            raise Unavailable(self._unreadable)
+        infos = await asyncio.gather(*(executor.wait_ready() for executor in self._executors))
+        if self._config.kind == "encoder":
+            try:
+                self._encoder = await asyncio.to_thread(self._read_tokenizer, infos[0].max_tokens)
+            except Exception as error:
+                raise Unavailable(load_failed(error).message) from error
+        return infos[0]
 
     @property
     def about(self) -> str:
@@ -91,6 +116,11 @@ class ItemHost:
         if info is None or not info.dtype:
             return ""
         return f"{info.dtype} on {info.device}" + (f", {info.ops} operations" if info.ops else "")
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the front from minding its workers."""
+        return next((executor.problem for executor in self._executors if executor.problem), None)
 
     @property
     def restarts(self) -> int:

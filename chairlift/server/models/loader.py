@@ -38,6 +38,10 @@ class HostLoader:
         """The names in the settings, each once."""
         return list(dict.fromkeys(served.name for served in self._models))
 
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
+        return next((f"{host.served.name}: {host.problem}" for host in self.hosts if host.problem), None)
+
     async def load(self, name: str) -> "list[Service]":
         """Start all versions of a model anew and wait for them. Raises RequestFailed if one can't be loaded."""
         hosts: list[Host] = []

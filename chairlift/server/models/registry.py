@@ -30,6 +30,10 @@ class Loader(Protocol):
         """Names that can be loaded, whether they are or not."""
         ...
 
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
+        ...
+
     async def load(self, name: str) -> Sequence[ModelService]:
         """All versions of a model, ready. Raises RequestFailed."""
         ...
@@ -63,8 +67,14 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        """Whether every model takes requests."""
-        return all(model.ready for model in self.all())
+        """Whether every model takes requests, but for those that have failed; these wait for nothing any more."""
+        states = {model.state for model in self.all()}
+        return states <= {"ready", "failed"} and states != {"failed"}
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
+        return self._loader.problem() if self._loader is not None else None
 
     def find(self, name: str) -> ModelService | None:
         """A model by name, its newest version, or None."""

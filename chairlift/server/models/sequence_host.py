@@ -8,6 +8,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel
 from chairlift.engine.machine import Machine
 from chairlift.engine.sequences.client import SequenceClient
+from chairlift.engine.worker_messages import load_failed
 from chairlift.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -18,30 +19,45 @@ class SequenceHost:
     """A decoder behind a continuous (or any other) scheduler in its own worker."""
 
     def __init__(
-        self, served: ServedModel, config: SequenceConfig, server: ServerConfig, machine: Machine | None
+        self,
+        served: ServedModel,
+        config: SequenceConfig,
+        server: ServerConfig,
+        machine: Machine | None,
+        load_attempts: int = 1,
     ) -> None:
         self.served = served
         self._config = config
         self._server = server
-        self._client = SequenceClient(config, server.max_waiting, machine, served.share.weight)
+        self._client = SequenceClient(config, server.max_waiting, machine, served.share.weight, load_attempts)
+        self._unreadable: str | None = None
 
     async def start(self) -> None:
         """Start the worker."""
         await self._client.start()
 
     def prepare(self) -> "SequenceService":
-        """Read the tokenizer, and pay now for what the first chat would otherwise wait for."""
+        """Read the tokenizer, and pay now for what the first chat would otherwise wait for.
+
+        If it can't be read, `wait_ready` says so.
+        """
         from chairlift.server.models.sequence_service import SequenceService
         from chairlift.text.tokenizer import Tokenizer
 
-        tokenizer = Tokenizer.from_folder(self._config.model)
-        with contextlib.suppress(InvalidRequest):
-            tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
+        tokenizer: Tokenizer | None = None
+        try:
+            tokenizer = Tokenizer.from_folder(self._config.model)
+            with contextlib.suppress(InvalidRequest):
+                tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
+        except Exception as error:
+            self._unreadable = load_failed(error).message
         version, slots = self.served.share.version, self._config.slots
         return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots)
 
     async def wait_ready(self) -> None:
         """Wait for the worker."""
+        if self._unreadable is not None:
+            self._client.give_up(self._unreadable)
         await self._client.wait_ready()
 
     @property
@@ -53,6 +69,11 @@ class SequenceHost:
             size = self._config.batch_size
             about += f"; static: nobody is served until {size} requests wait, and dynamic suits live traffic"
         return about
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the front from minding its worker."""
+        return self._client.problem
 
     @property
     def restarts(self) -> int:

@@ -74,21 +74,21 @@ class SequenceOptions(NamedTuple):
 
 
 class SequenceService:
-    """One language model and its front. `slots` sequences may run at once."""
+    """One language model and its front. `slots` sequences may run at once. One without a tokenizer serves nobody."""
 
     task: Literal["generate"] = "generate"
 
     def __init__(
         self,
         client: SequenceClientView,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         model: str,
         config: ServerConfig,
         version: str = "1",
         slots: int = 64,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.name = model
         self.version = version
         self.slots = slots
@@ -111,6 +111,17 @@ class SequenceService:
         """Refuse what would be too late whatever its prompt is, before that is looked at. Raises QueueFull."""
         if not terms.background:
             self.client.check_load(terms.priority)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises Unavailable if it could not be read."""
+        if self._tokenizer is None:
+            raise self._unavailable()
+        return self._tokenizer
+
+    def _unavailable(self) -> Unavailable:
+        failure = f": {self.client.failure}" if self.client.failure else ""
+        return Unavailable(f"the model is {self.client.state}{failure}")
 
     @property
     def ready(self) -> bool:
@@ -169,8 +180,7 @@ class SequenceService:
         """
         info = self.client.info
         if info is None or not self.client.ready:
-            failure = f": {self.client.failure}" if self.client.failure else ""
-            raise Unavailable(f"the model is {self.client.state}{failure}")
+            raise self._unavailable()
         count, limit = len(prompts) * params.n, self.config.max_waiting
         if count > limit:
             message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"

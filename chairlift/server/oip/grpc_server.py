@@ -178,8 +178,8 @@ class _Service:
                 raise ApiError(401, "send the server's key as metadata 'authorization: Bearer KEY'")
 
     async def ServerLive(self, request: Any, context: RpcContext) -> Any:
-        """The process answers."""
-        return protobuf.ServerLiveResponse(live=True)
+        """Whether the process minds its workers."""
+        return protobuf.ServerLiveResponse(live=self._models.problem is None)
 
     async def ServerReady(self, request: Any, context: RpcContext) -> Any:
         """Whether all models take requests."""

@@ -163,7 +163,9 @@ async def server_route(request: Request) -> Response:
 
 
 async def live_route(request: Request) -> Response:
-    """The process answers."""
+    """The process answers, and minds its workers."""
+    if (problem := models_of(request).problem) is not None:
+        raise Unavailable(problem)
     return Response()
 
 

@@ -1,0 +1,334 @@
+"""Workers that stand still: who notices, by what, and what is left alone."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import zmq
+from support.model_factory import model_folder
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.lifeline import HEARTBEAT_S
+from chairlift.engine.sequences.client import SequenceClient
+from chairlift.engine.sequences.engine import Engine
+from chairlift.engine.sequences.messages import EngineStats
+from chairlift.engine.sequences.worker import SequenceWorker
+from chairlift.engine.watch import Watch
+from chairlift.engine.worker_messages import Heartbeat, load_failed
+from chairlift.errors import ConfigError, Unavailable, WorkerLost
+from chairlift.runners.decoder.runner import DecoderRunner
+
+ROOT = Path(__file__).parents[2]
+
+
+# What the front makes of heartbeats
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    here, there = socket.socketpair()
+    with here, there:
+        yield here, there
+
+
+class Told(Watch):
+    """A watch over a process of which the system says what the test wants."""
+
+    process = ("S", 0)
+
+    def _ask_system(self) -> tuple[str, int]:
+        return self.process
+
+
+def looks(watch: Watch, most_silence: float | None, limit: int = 100) -> tuple[str | None, float]:
+    """What a watch finds, and after how many seconds."""
+    for count in range(1, limit + 1):
+        if found := watch.look(0, most_silence):
+            return found, count * HEARTBEAT_S
+    return None, limit * HEARTBEAT_S
+
+
+def test_a_stopped_process_is_found_early_and_a_silent_one_late(ends: tuple[socket.socket, socket.socket]) -> None:
+    watch = Told(ends[0], 1, 3.0)
+    assert looks(watch, None) == (None, 50)
+    watch = Told(ends[0], 1, 3.0)
+    found, seconds = looks(watch, 30.0)
+    assert ("no sign of life" in str(found), seconds) == (True, 30)
+    watch = Told(ends[0], 1, 3.0)
+    watch.process = ("T", 0)
+    found, seconds = looks(watch, None)
+    assert ("stopped for 3 s" in str(found), seconds) == (True, 3)
+
+
+def test_a_heartbeat_ends_the_silence(ends: tuple[socket.socket, socket.socket]) -> None:
+    watch = Told(ends[0], 1, 3.0)
+    watch.process = ("T", 0)
+    for _ in range(3):
+        assert looks(watch, None, limit=5) == (None, 2.5)
+        ends[1].send(msgspec.json.encode(Heartbeat(0)) + b"\n")
+        assert watch.look(0, None) is None
+    ends[1].send(b'[0]\n[0,"late"]\n[0,"la')
+    assert watch.look(0, None) == "late"
+
+
+def test_a_process_that_swaps_is_slow_and_not_stuck(ends: tuple[socket.socket, socket.socket]) -> None:
+    watch = Told(ends[0], 1, 3.0)
+    for count in range(100):
+        watch.process = ("D", 1000 * count)
+        assert watch.look(0, 2.0) is None
+    assert looks(watch, 2.0)[0] is not None
+
+
+def test_the_system_is_asked_about_the_process(ends: tuple[socket.socket, socket.socket]) -> None:
+    state, faults = Watch(ends[0], os.getpid(), 3.0)._ask_system()
+    assert (state, faults >= 0) == ("R", True)
+    assert Watch(ends[0], 2**30, 3.0)._ask_system() == ("", 0)
+
+
+def test_messages_that_nobody_reads_are_noticed(ends: tuple[socket.socket, socket.socket]) -> None:
+    watch = Told(ends[0], 1, 3.0)
+
+    def look(sent: int, taken: int) -> float:
+        ends[1].send(msgspec.json.encode(Heartbeat(sent)) + b"\n")
+        watch.look(taken, None)
+        return watch.unread
+
+    assert [look(5, 3), look(5, 4), look(5, 5), look(5, 5)] == [0, 0, 0, 0]
+    assert [look(9, 5), look(9, 5), look(9, 5)] == [0, HEARTBEAT_S, 2 * HEARTBEAT_S]
+    assert look(9, 6) == 0
+
+
+# How long a step may take
+
+
+def test_a_step_is_overdue_after_the_timeout_and_many_times_what_it_should_take() -> None:
+    engine, line = SimpleNamespace(longest_step=2.0), SimpleNamespace(overdue=None)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as messages:
+        SequenceWorker(engine, messages, line, 30.0, shares_machine=False)  # type: ignore[arg-type]
+        assert line.overdue(39.5) is None
+        assert line.overdue(40.0) == "one step took longer than 40 s, see step_timeout_s"
+        engine.longest_step = 0.1
+        assert line.overdue(29.5) is None
+        assert line.overdue(30.0) == "one step took longer than 30 s, see step_timeout_s"
+
+
+def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> None:
+    class Slow(DecoderRunner):
+        def warm_up(self) -> None:
+            ticks.append(ticks[-1] + 7.0)
+
+    ticks = [0.0]
+    config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
+    engine = Engine(config, Slow(config), clock=lambda: ticks[-1])
+    alone = engine.longest_step
+    assert alone == pytest.approx(7.0, rel=0.1)
+    for _ in range(8):
+        engine.add(request(5))
+    engine.step()
+    assert engine.longest_step > alone
+
+
+# Why a model could not be loaded
+
+
+def failure_of(error: BaseException) -> tuple[str, bool]:
+    try:
+        raise error
+    except BaseException as raised:
+        failed = load_failed(raised)
+        return failed.message, failed.final
+
+
+def test_why_a_model_could_not_be_loaded_is_said_in_a_line() -> None:
+    assert failure_of(ConfigError("dtype is wrong\nleave it out")) == ("dtype is wrong\nleave it out", True)
+    message, final = failure_of(TypeError("'int' object is not iterable"))
+    assert re.fullmatch(r"TypeError: 'int' object is not iterable \(test_supervision\.py, line \d+\)", message)
+    assert not final
+    many = "[enforce fail] DefaultCPUAllocator: can't allocate memory: 4398046511104 bytes" + "\nframe #0: c10" * 50
+    assert failure_of(RuntimeError(many)) == (f"out of memory: RuntimeError: {many.splitlines()[0]}", False)
+    assert failure_of(MemoryError()) == ("out of memory: MemoryError", False)
+    assert len(failure_of(ValueError("x" * 10_000))[0]) < 400
+
+
+# Real workers, some of them made to fail: SABOTAGE is run in each before anything else
+
+SITE = 'import os\nexec(os.environ.get("SABOTAGE", ""))\n'
+STUCK = """
+from chairlift.engine.sequences.engine import Engine
+add = Engine.add
+def stuck(self, request):
+    if request.max_tokens == 13:
+        {what}
+    add(self, request)
+Engine.add = stuck
+"""
+STAND_STILL = {
+    "loops": "while True: pass",
+    "waits": "import time; time.sleep(1000)",
+    "keeps the interpreter": 'import re; re.match("(a+)+$", "a" * 60 + "b")',
+}
+BROKEN = """
+from chairlift.runners.decoder.runner import DecoderRunner
+def load(self):
+    {what}
+DecoderRunner.load = load
+"""
+
+
+@pytest.fixture
+def sabotage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    return lambda code: monkeypatch.setenv("SABOTAGE", code)
+
+
+def request(max_tokens: int) -> Request:
+    return Request(
+        id=f"r{max_tokens}-{time.monotonic_ns()}",
+        prompt_ids=[1, 2, 3],
+        params=SamplingParams(temperature=0, max_tokens=None),
+        max_tokens=max_tokens,
+        arrival=time.monotonic(),
+    )
+
+
+async def generate(client: SequenceClient, max_tokens: int = 5) -> int:
+    (stream,) = client.submit(request(max_tokens))
+    return sum([len(update.token_ids) async for update in stream])
+
+
+def with_client(test: Callable[[SequenceClient], Awaitable[None]], load_attempts: int = 1, **settings: float) -> None:
+    async def main() -> None:
+        config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
+        for name, value in settings.items():
+            setattr(config, name, value)
+        client = SequenceClient(config, load_attempts=load_attempts)
+        await client.start()
+        try:
+            await test(client)
+        finally:
+            await client.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", STAND_STILL)
+def test_a_worker_that_is_stuck_is_replaced(how: str, sabotage: Callable[[str], None]) -> None:
+    sabotage(STUCK.format(what=STAND_STILL[how]))
+
+    async def body(client: SequenceClient) -> None:
+        await client.wait_ready()
+        with pytest.raises(WorkerLost, match=r"hung .*and is being restarted"):
+            await generate(client, 13)
+        assert not client.ready
+        assert await generate_when_ready(client) == 5
+        assert client.restarts == 1
+
+    with_client(body, step_timeout_s=1.0)
+
+
+async def generate_when_ready(client: SequenceClient) -> int:
+    await client.wait_ready()
+    return await generate(client)
+
+
+@pytest.mark.processes
+def test_gauges_are_those_of_the_worker_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    async def body(client: SequenceClient) -> None:
+        await client.wait_ready()
+        assert client.info is not None
+        seen: list[EngineStats] = []
+        client.on_step = seen.append
+        (stream,) = client.submit(request(390))
+        await anext(stream)
+        assert (client.stats.running, client.stats.kv_blocks_used > 0) == (1, True)
+        assert client.worker_pid is not None
+        os.kill(client.worker_pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"died \(killed by SIGKILL\)"):
+            async for _ in stream:
+                pass
+        assert client.stats == seen[-1] == EngineStats()
+        await client.wait_ready()
+        assert client.stats == EngineStats(kv_blocks_total=client.info.num_blocks)
+
+    with_client(body)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("what", "reason", "attempts"),
+    [
+        ("raise RuntimeError('no such tensor')", r"RuntimeError: no such tensor \(<string>, line \d+\)", 2),
+        ("raise MemoryError", "out of memory: MemoryError", 2),
+        ("import os; os.kill(os.getpid(), 9)", r"its worker died \(killed by SIGKILL\) while it loaded", 2),
+        ("import os; os.kill(os.getpid(), 19)", r"its worker hung \(its process was stopped .*while it loaded", 1),
+    ],
+)
+def test_whatever_keeps_a_model_from_loading_ends_in_a_reason(
+    what: str, reason: str, attempts: int, sabotage: Callable[[str], None]
+) -> None:
+    sabotage(BROKEN.format(what=what))
+
+    async def body(client: SequenceClient) -> None:
+        with pytest.raises(Unavailable, match=reason):
+            await client.wait_ready()
+        assert (client.state, client.restarts) == ("failed", attempts - 1)
+
+    with_client(body, load_attempts=attempts, heartbeat_timeout_s=1.0)
+
+
+FRONT = """
+import asyncio, sys
+from chairlift.config.sequences import SequenceConfig
+from chairlift.engine.sequences.client import SequenceClient
+async def main():
+    client = SequenceClient(SequenceConfig(model=sys.argv[1], max_model_len=400, kv_cache_gb=0.01, num_threads=1))
+    await client.start()
+    if sys.argv[2] == "ready":
+        await client.wait_ready()
+    while client.worker_pid is None:
+        await asyncio.sleep(0.01)
+    print(client.worker_pid, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("state", ["loading", "ready"])
+def test_no_worker_of_a_language_model_outlives_its_front(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-c", FRONT, str(model_folder()), state]
+    front = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert front.stdout is not None
+    worker = int(front.stdout.readline())
+    if state == "ready":
+        os.kill(worker, signal.SIGSTOP)
+    front.kill()
+    front.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}/stat").exists() and _state(worker) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

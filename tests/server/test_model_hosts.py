@@ -1,0 +1,124 @@
+"""Models as running things: whether the front still minds their workers, and how often those were started anew."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift.config.items import ItemConfig
+from chairlift.config.server import ServerConfig
+from chairlift.config.settings import ServedModel, Settings
+from chairlift.engine import supervisor
+from chairlift.engine.supervisor import Supervisor
+from chairlift.server.app import create_app
+from chairlift.server.models.item_host import ItemHost
+from chairlift.server.models.loader import HostLoader
+from chairlift.server.models.registry import Models
+
+pytestmark = pytest.mark.processes
+MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
+
+
+class Hosted:
+    """A model in a worker of its own, and the application in front of it."""
+
+    def __init__(self) -> None:
+        served = ServedModel("doubles", ItemConfig(model=f"{MODELS}:Doubles"))
+        settings = Settings((served,), ServerConfig(data_dir=""))
+        loader = HostLoader(settings, lambda served: ItemHost(served, ItemConfig(model=served.config.model), None))
+        (host,) = loader.begin()
+        assert isinstance(host, ItemHost)
+        self.host = host
+        self.supervisor: Supervisor = host._executors[0]._worker
+        app = create_app(Models([loader.prepare(host)], loader), settings.server)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1")
+
+    async def live(self) -> tuple[int, int, str]:
+        """The answers of both protocols' probes, and what is said to be wrong."""
+        ours, theirs = await self.http.get("/health/live"), await self.http.get("/v2/health/live")
+        return ours.status_code, theirs.status_code, ours.json().get("problem", "")
+
+    async def until_stuck(self) -> str:
+        while (found := await self.live())[0] == 200:
+            assert found[1] == 200
+            await asyncio.sleep(0.02)
+        assert found[:2] == (503, 503)
+        return found[2]
+
+
+def hosting(monkeypatch: pytest.MonkeyPatch, test: Callable[[Hosted], Awaitable[None]]) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(MODELS.parents[2]))
+
+    async def main() -> None:
+        hosted = Hosted()
+        assert await hosted.live() == (200, 200, "")
+        await hosted.host.start()
+        try:
+            await test(hosted)
+        finally:
+            await hosted.http.aclose()
+            await hosted.host.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_server_whose_workers_die_is_alive_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(hosted: Hosted) -> None:
+        await hosted.host.wait_ready()
+        pid = hosted.supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while hosted.supervisor.restarts < 1 or hosted.supervisor.state != "ready":
+            assert (await hosted.live())[:2] == (200, 200)
+            await asyncio.sleep(0.02)
+        families = text_string_to_metric_families((await hosted.http.get("/metrics")).text)
+        samples = {sample.name: sample.value for family in families for sample in family.samples}
+        assert samples["chairlift_worker_restarts_total"] == 1
+        assert samples["chairlift_ready"] == 1
+
+    hosting(monkeypatch, body)
+
+
+def test_a_front_that_keeps_no_worker_alive_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(hosted: Hosted) -> None:
+        await hosted.host.wait_ready()
+        assert hosted.supervisor._task is not None
+        hosted.supervisor._task.cancel()
+        assert await hosted.until_stuck() == "doubles: nobody keeps its worker alive any more"
+
+    hosting(monkeypatch, body)
+
+
+def test_a_supervisor_that_fails_lets_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: Supervisor) -> str:
+        raise ZeroDivisionError
+
+    async def body(hosted: Hosted) -> None:
+        assert await hosted.until_stuck() == "doubles: nobody keeps its worker alive any more"
+        assert (await hosted.http.get("/health/ready")).status_code == 503
+
+    monkeypatch.setattr(Supervisor, "_run_worker", broken)
+    hosting(monkeypatch, body)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"), [("_receive", "nobody has read what"), ("_mind", "nobody has looked after")]
+)
+def test_a_front_that_does_not_hear_its_workers_is_not_alive(
+    task: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(self: Supervisor, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def body(hosted: Hosted) -> None:
+        assert f"doubles: {problem} its worker" in await hosted.until_stuck()
+
+    monkeypatch.setattr(Supervisor, task, stuck)
+    monkeypatch.setattr(supervisor, "DEAF_S", 0.6)
+    hosting(monkeypatch, body)
