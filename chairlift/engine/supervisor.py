@@ -146,7 +146,7 @@ class Supervisor:
             # -P: a folder named chairlift in the working directory must not stand in for the installed package.
             *("-P", "-m", module, address, *arguments),
             stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
+            env={**_environment(), "PYTHONUNBUFFERED": "1", **self._environment},
         )
         self._socket, self._process = socket, process
         receiving = asyncio.create_task(self._receive(socket), name="worker messages")
@@ -214,6 +214,11 @@ class Supervised:
     async def start(self) -> None:
         """Start the worker and return at once; `wait_ready` waits until it has loaded."""
         await self._worker.start()
+
+
+def _environment() -> dict[str, str]:
+    """What a worker gets of this process's variables: models need no key of the server."""
+    return {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_API_KEY"}
 
 
 def _describe(status: int) -> str:

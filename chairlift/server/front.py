@@ -9,12 +9,16 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from chairlift.config.keys import read_keys
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import Settings
 from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
+from chairlift.server.http.tls import Tls, make_tls
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
 
@@ -22,20 +26,27 @@ if TYPE_CHECKING:
     import uvicorn
 
     from chairlift.server.batches.service import Batches
+    from chairlift.server.http.tenants import Keys
 
 _BACKLOG = 2048
 
 
 def serve(settings: Settings, started: float) -> int:
-    """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock."""
+    """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock.
+
+    Raises ConfigError, before anything is started, for a port, keys or certificates that are no good.
+    """
     import uvloop
 
     level = settings.server.log_level
     logging.basicConfig(level=level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
+    tls = make_tls(settings.server)
+    if settings.server.api_keys is not None:
+        read_keys(Path(settings.server.api_keys))
     listener = bind(settings.server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Front(settings, listener, started).run())
+        return runner.run(_Front(settings, listener, started, tls).run())
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -59,9 +70,11 @@ def bind(config: ServerConfig) -> socket.socket:
 class _Front:
     """One run of the server, from the workers' start to the exit status."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, started: float) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, started: float, tls: Tls | None) -> None:
         self._config = settings.server
         self._listener = listener
+        self._tls = tls
+        self._keys: Keys | None = None
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
         self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
@@ -86,10 +99,11 @@ class _Front:
             gc.collect()
             gc.freeze()
             async with grpc as grpc_port:
-                announcing = asyncio.create_task(self._announce(grpc_port))
+                beside = [asyncio.create_task(it) for it in (self._announce(grpc_port), *self._watches())]
                 if self._leaving is None:
                     await server.serve(sockets=[self._listener])
-                announcing.cancel()
+                for task in beside:
+                    task.cancel()
         except ChairliftError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             self._status = 1
@@ -103,18 +117,25 @@ class _Front:
         from chairlift.server.app import create_app
         from chairlift.server.batches.service import Batches
         from chairlift.server.http.protocol import make_server
+        from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
 
         models = Models([self._loader.prepare(each) for each in self._first], self._loader)
         self._batches = Batches(models, self._config)
-        app = create_app(models, self._config, self._batches)
+        self._keys = keys = Keys(self._config)
+        app = create_app(models, self._config, self._batches, keys)
         self._batches.open()
-        return make_server(app, self._config), grpc_beside(models, self._config)
+        return make_server(app, self._config, self._tls), grpc_beside(models, self._config, keys, self._tls)
+
+    def _watches(self) -> "list[Coroutine[Any, Any, None]]":
+        """What follows files that may change: keys and certificates."""
+        return [each.watch() for each in (self._keys, self._tls) if each is not None]
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]
-        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
         print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
         if grpc_port is not None:

@@ -12,30 +12,32 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.exchange import ShortWay
+from chairlift.server.http.tls import Tls
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 5
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+def make_server(app: ASGIApp, config: ServerConfig, tls: Tls | None = None) -> uvicorn.Server:
     """A server for the application; it knows nothing of signals, so its owner sets `should_exit`."""
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=config.keep_alive_s,
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        )
+    settings = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=config.keep_alive_s,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
+    settings.load()
+    settings.ssl = None if tls is None else tls.context
+    return _Server(settings)
 
 
 class _Server(uvicorn.Server):

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
+from chairlift.server.http.tenants import Keys
+from chairlift.server.http.tls import Tls
 from chairlift.server.models.registry import Models
 
 
 @contextlib.asynccontextmanager
-async def grpc_beside(models: Models, config: ServerConfig) -> AsyncIterator[int | None]:
+async def grpc_beside(models: Models, config: ServerConfig, keys: Keys, tls: Tls | None) -> AsyncIterator[int | None]:
     """Serve gRPC on `grpc_port` for as long as the block runs; gives the port. Raises ConfigError."""
     if config.grpc_port is None:
         yield None
@@ -18,7 +20,7 @@ async def grpc_beside(models: Models, config: ServerConfig) -> AsyncIterator[int
         from chairlift.server.oip.grpc_server import make_grpc_server
     except ImportError:
         raise ConfigError("grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'") from None
-    server, port = make_grpc_server(models, config, config.grpc_port)
+    server, port = make_grpc_server(models, config, config.grpc_port, keys, tls)
     await server.start()
     try:
         yield port

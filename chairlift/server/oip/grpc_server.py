@@ -1,16 +1,19 @@
 """OIP v2 over gRPC, beside the HTTP server and on the same event loop. Needs `pip install chairlift[grpc]`."""
 
 import asyncio
-import hmac
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
+from chairlift.config.keys import Right
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import Terms, terms_in, timing_headers
+from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
+from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
@@ -23,6 +26,7 @@ Unary = Callable[[Any, RpcContext], Awaitable[Any]]
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -30,23 +34,54 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+# Methods that need no key, since probes look there, and the rights that others need.
+_OPEN = frozenset({"ServerLive", "ServerReady"})
+_RIGHTS: dict[str, Right] = {
+    "ModelInfer": "infer",
+    "ModelStreamInfer": "infer",
+    "RepositoryModelLoad": "admin",
+    "RepositoryModelUnload": "admin",
+}
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
 # What gRPC says when there is no deadline is a very long time.
 _NO_DEADLINE_S = 1e6
 
 
-def make_grpc_server(models: Models, config: ServerConfig, port: int) -> tuple[Any, int]:
+def make_grpc_server(
+    models: Models, config: ServerConfig, port: int, keys: Keys, tls: Tls | None = None
+) -> tuple[Any, int]:
     """A server that is yet to be started, and the port that it got (`port` 0 takes any). Raises ConfigError."""
     server = grpc.aio.server(
         options=(("grpc.max_receive_message_length", config.max_body_bytes), ("grpc.max_send_message_length", -1))
     )
-    server.add_generic_rpc_handlers((_handlers(_Service(models, config.api_key)),))
+    server.add_generic_rpc_handlers((_handlers(_Service(models, keys, config.model_control)),))
     host = f"[{config.host}]" if ":" in config.host else config.host
+    add = server.add_insecure_port
+    if tls is not None:
+        add = functools.partial(server.add_secure_port, server_credentials=_credentials(tls))
     try:
-        return server, server.add_insecure_port(f"{host}:{port}")
+        return server, add(f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError(f"can't listen on {config.host} port {port}: {error}; see --grpc-port") from None
+
+
+def _credentials(tls: Tls) -> Any:
+    """The server's side of TLS, as of each new connection."""
+    used = tls.certificates
+
+    def renewed() -> Any:
+        nonlocal used
+        if tls.certificates is used:
+            return None
+        used = tls.certificates
+        return _as_grpc(used)
+
+    return grpc.dynamic_ssl_server_credentials(_as_grpc(used), renewed, used.authority is not None)
+
+
+def _as_grpc(made: Certificates) -> Any:
+    return grpc.ssl_server_certificate_configuration([(made.key, made.certificate)], made.authority)
 
 
 def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
@@ -64,29 +99,42 @@ def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
 class _Service:
     """The protocol's methods, named as in it."""
 
-    def __init__(self, models: Models, api_key: str | None) -> None:
+    def __init__(self, models: Models, keys: Keys, model_control: bool) -> None:
         self._models = models
-        self._expected = None if api_key is None else f"Bearer {api_key}"
+        self._keys = keys
+        self._model_control = model_control
 
     def guarded(self, handler: Unary) -> Unary:
-        """The method, its errors as gRPC's, and asking for the key except where probes look."""
-        is_open = handler.__name__ in ("ServerLive", "ServerReady")
+        """The method, its errors as gRPC's, and asking for a key that may, except where probes look."""
+        is_open, right = handler.__name__ in _OPEN, _RIGHTS.get(handler.__name__)
 
         async def call(request: Any, context: RpcContext) -> Any:
             try:
-                if not is_open:
-                    self._check_key(context)
-                return await handler(request, context)
+                if is_open:
+                    return await handler(request, context)
+                with admitted(self._tenant(context), right, self._model_control):
+                    return await handler(request, context)
             except Exception as error:
                 await _abort(context, as_api_error(error))
 
         return call
 
-    def _check_key(self, context: RpcContext) -> None:
-        if self._expected is not None:
-            given = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._expected.encode()):
-                raise ApiError(401, "send the server's key as metadata 'authorization: Bearer KEY'")
+    def _tenant(self, context: RpcContext) -> Tenant | None:
+        """Who calls, where keys are asked for. Raises a 401."""
+        if not self._keys.needed:
+            return None
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        tenant = self._keys.find(given.encode()) if isinstance(given, str) else None
+        if tenant is None:
+            raise no_key("metadata 'authorization: Bearer KEY'")
+        return tenant
+
+    def _terms(self, context: RpcContext) -> Terms:
+        """What the call's metadata and its deadline ask for, and whose it is."""
+        metadata = context.invocation_metadata() or ()
+        terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
+        terms, left = terms._replace(tenant=self._tenant(context)), context.time_remaining()
+        return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
     async def ServerLive(self, request: Any, context: RpcContext) -> Any:
         """The process answers."""
@@ -112,15 +160,18 @@ class _Service:
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
         service = tensor_model(self._models, request.model_name, request.model_version)
-        call = read_request(request, service.loaded(), _terms(context))
+        call = read_request(request, service.loaded(), self._terms(context))
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
         return write_response(service, request.id, {name: outputs[name] for name in call.outputs})
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: RpcContext) -> AsyncIterator[Any]:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
+        tenant, right = None, _RIGHTS["ModelStreamInfer"]
         try:
-            self._check_key(context)
+            tenant = self._tenant(context)
+            if tenant is not None:
+                tenant.check_right(right)
         except ApiError as error:
             await _abort(context, error)
         answers: asyncio.Queue[Any] = asyncio.Queue(_STREAM_WIDTH)
@@ -128,8 +179,9 @@ class _Service:
 
         async def answer(request: Any) -> None:
             try:
-                async for response in self._stream(request, context):
-                    await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
+                with admitted(tenant, right, self._model_control):
+                    async for response in self._stream(request, context):
+                        await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
                 message = str(as_api_error(error))
                 failed = protobuf.ModelInferResponse(id=request.id, model_name=request.model_name)
@@ -155,7 +207,7 @@ class _Service:
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
         service = tensor_model(self._models, request.model_name, request.model_version)
         info = service.loaded()
-        call = read_request(request, info, _terms(context))
+        call = read_request(request, info, self._terms(context))
         if not info.streams:
             outputs, _ = await infer(service, call.tensors, call.terms)
             yield write_response(service, request.id, {name: outputs[name] for name in call.outputs}, final=True)
@@ -194,14 +246,6 @@ class _Service:
 def _check_repository(request: Any) -> None:
     if request.repository_name:
         raise InvalidRequest("repository_name must be empty: there is one repository", "repository_name")
-
-
-def _terms(context: RpcContext) -> Terms:
-    """What the call's metadata and its deadline ask for."""
-    metadata = context.invocation_metadata() or ()
-    terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
-    left = context.time_remaining()
-    return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
 
 def _timings(answers: Any) -> tuple[tuple[str, str], ...]:
