@@ -32,7 +32,8 @@ async def complete(it: Front, headers: dict[str, str], **body: Any) -> Answer:
 
 
 def front(path: Path, client: FakeClient | None = None, **entries: dict[str, Any]) -> Front:
-    return Front(client, api_keys=str(write_keys(path / "keys.toml", **entries)))
+    keys = write_keys(path / "keys.toml", **entries)
+    return Front(client, api_keys=str(keys), data_dir=str(path / "data"))
 
 
 def test_a_key_opens_whatever_it_is_sent_as(tmp_path: Path) -> None:
