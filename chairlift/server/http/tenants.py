@@ -19,8 +19,9 @@ from chairlift.server.http.reload import Reloaded
 
 # A key of an ASGI scope: who sent the request. HTTP servers make scopes of their own, so no client can set it.
 TENANT = "chairlift.tenant"
-# Paths that begin like these need no key: probes and browsers bring none.
-_OPEN_PATHS = ("/health", "/v2/health/", "/docs", "/openapi.json")
+# Paths that begin like these need no key: probes, scrapers and browsers bring none.
+OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
+# But for this one, where keys have rights.
 _METRICS = "/metrics"
 _SALT_BYTES = 16
 
@@ -110,7 +111,7 @@ class Keys:
     """All keys of a server: its `api_key`, and those of the file `api_keys`. Raises ConfigError if that is wrong."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.open_paths: tuple[str, ...] = (*_OPEN_PATHS, *(() if config.api_keys else (_METRICS,)))
+        self.open_paths = tuple(path for path in OPEN_PATHS if path != _METRICS or config.api_keys is None)
         self.needed = config.api_key is not None or config.api_keys is not None
         self._secret = secrets.token_bytes(32)
         self._owners: dict[str, Tenant] = {} if config.api_key is None else {hash_of(config.api_key): OWNER}
