@@ -1,24 +1,33 @@
-"""What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE]
+"""What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE] [--json FILE]
 
 Prints a table of float32, bfloat16, and with bfloat16 activations int8 weights, alone and with an int8 KV cache.
-`perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32. `agreement` is the share of
-the text's tokens after which the likeliest next one is that of float32. `prefix` is how many tokens, of 64 that follow
-each of 32 beginnings greedily, come before the first that differs. Without a model it takes the demo, and without a
-text chats whose questions are put as the demo was never trained on.
+`perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32, with the standard error
+that follows from how the windows differ. `agreement` is the share of the text's tokens after which the likeliest next
+one is that of float32. `prefix` is how many tokens, of 64 that follow each of 32 beginnings greedily, come before the
+first that differs.
+
+Without a model it takes the demo. Without a text there is a table for each of three: chats whose questions are put as
+the demo was never trained on, though their answers it knows by heart; prose on its subjects that was written for this
+purpose and is in no training text (`benchmarks/texts/held_out.txt`); and the licence, a kind of text that it never saw.
 """
 
 import argparse
 import itertools
+import json
 import math
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import chairlift
 from chairlift.demo import demo_path
 
+ROOT = Path(__file__).parents[1]
+HELD_OUT = ROOT / "benchmarks/texts/held_out.txt"
 WINDOW, PROMPTS, GENERATED = 256, 32, 64
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -30,12 +39,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Measured:
-    """One variant's loss a token, likeliest tokens over the text, and greedy continuations."""
+    """One variant's loss a token by window, likeliest tokens over the text, and greedy continuations."""
 
-    loss: float
+    losses: list[float]
     likeliest: list[int]
     greedy: list[list[int]]
     ops: str
+
+    @property
+    def loss(self) -> float:
+        """Nats a token; all windows are of one length."""
+        return sum(self.losses) / len(self.losses)
+
+    def ratio(self, other: "Measured") -> tuple[float, float]:
+        """This perplexity over the other's, and the standard error of that."""
+        differences = [one - two for one, two in zip(self.losses, other.losses, strict=True)]
+        ratio = math.exp(sum(differences) / len(differences))
+        return ratio, ratio * stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
 
     @property
     def perplexity(self) -> float:
@@ -59,21 +79,41 @@ class Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=demo_path())
-    parser.add_argument("--text", type=Path, metavar="FILE", help="plain text (default: chats with the demo model)")
-    parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from the text")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="plain text (default: three texts, see above)")
+    parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from a text")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured there")
     args = parser.parse_args()
-    text = args.text.read_text("utf-8") if args.text else held_out_chats(args.model)
-    windows = cut(args.model, text, args.tokens)
-    print(f"{sum(map(len, windows))} tokens")
-    print(f"{'':15} perplexity    ratio  agreement  prefix of {GENERATED}  operations")
+    raw: dict[str, Any] = {"model": args.model.name, "window": WINDOW, "texts": {}}
+    for title, text in {args.text.name: args.text.read_text("utf-8")}.items() if args.text else own_texts(args.model):
+        windows = cut(args.model, text, args.tokens)
+        raw["texts"][title] = dict(rows(args.model, title, windows))
+    if args.json:
+        args.json.write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def own_texts(model: Path) -> Iterator[tuple[str, str]]:
+    """The texts that come with the project."""
+    yield "chats", held_out_chats(model)
+    yield "prose", HELD_OUT.read_text("utf-8")
+    yield "licence", (ROOT / "LICENSE").read_text("utf-8")
+
+
+def rows(model: Path, title: str, windows: list[list[int]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure all variants on a text, print a row for each, and give what was found."""
+    print(f"{title}: {sum(map(len, windows))} tokens")
+    print(f"{'':15} perplexity            ratio  agreement  prefix of {GENERATED}  operations")
     exact: Measured | None = None
     for name, settings in VARIANTS.items():
-        found = measure(args.model, windows, **settings)
+        found = measure(model, windows, **settings)
         exact = exact or found
-        ratio, agreement, prefix = found.perplexity / exact.perplexity, found.agreement(exact), found.prefix(exact)
+        ratio, error = found.ratio(exact)
+        agreement, prefix, ops = found.agreement(exact), found.prefix(exact), found.ops
         print(
-            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} {agreement:10.4f} {prefix:13.1f}  {found.ops}", flush=True
+            f"{name:15} {found.perplexity:10.4f} {ratio:8.4f} ±{error:.4f} {agreement:11.4f} {prefix:13.1f}  {ops}",
+            flush=True,
         )
+        about = {"ratio": ratio, "standard_error": error, "agreement": agreement, "prefix": prefix, "ops": ops}
+        yield name, {"perplexity": found.perplexity, **about, "nats_a_token_by_window": found.losses}
 
 
 def held_out_chats(model: Path, seed: int = 0) -> str:
@@ -108,16 +148,18 @@ def measure(model: Path, windows: list[list[int]], **settings: Any) -> Measured:
     losses, likeliest = [], []
     for window, output in zip(windows, scored, strict=True):
         assert output.prompt_logprobs is not None
+        loss = 0.0
         for token, entry in zip(window[1:], output.prompt_logprobs[1:], strict=True):
             assert entry is not None
-            losses.append(-entry[token].logprob)
+            loss -= entry[token].logprob
             likeliest += [other for other, found in entry.items() if found.rank == 1][:1]
+        losses.append(loss / (len(window) - 1))
     beginnings = [windows[i % len(windows)][: 24 + 7 * (i // len(windows) + i % 5)] for i in range(PROMPTS)]
     greedy = chairlift.SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True)
     continued = [output.outputs[0].token_ids for output in llm.generate(beginnings, greedy, use_tqdm=False)]
     ops = llm.engine.info.ops
     llm.close()
-    return Measured(sum(losses) / len(losses), likeliest, [list(ids) for ids in continued], ops)
+    return Measured(losses, likeliest, [list(ids) for ids in continued], ops)
 
 
 if __name__ == "__main__":

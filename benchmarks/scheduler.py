@@ -2,10 +2,11 @@
 
     python benchmarks/scheduler.py [--running 256] [--waiting 10 100000] [--steps 300] [--runs 5]
 
-Three workloads: `decode` (all running sequences get one token), `prefill` (besides, one computes a prompt so long that
-it never ends, 256 tokens or more a step) and `churn` (in each step one in 32 ends, and the next in line boards). A
-run's figure is the mean over its steps in CPU time, garbage collection included; the table shows the median over the
-runs.
+Four workloads: `decode` (all running sequences get one token), `background` (so do they here, each a request that can
+wait, within a budget of time that has room for all), `prefill` (besides, one computes a prompt so long that it never
+ends, 256 tokens or more a step) and `churn` (in each step one in 32 ends, and the next in line boards). A run's figure
+is the mean over its steps in CPU time, garbage collection included; the table shows the median over the runs, which
+take turns. `to decode` is the sum relative to that of `decode` with as many waiting.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from time import process_time
 from typing import NamedTuple
 
 from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams
@@ -25,14 +27,17 @@ PROMPT = 48
 PARAMS = SamplingParams(max_tokens=None)
 VOCAB = 32_000
 LONG_PROMPT = 200_000
+# What a step with background requests may take: far more than it does.
+STEP_SECONDS = 100.0
 
 
 class Workload(NamedTuple):
-    """How many tokens a request makes and a step may hold, and whether one prompt is very long."""
+    """How many tokens a request makes and a step may hold, whether one prompt is very long, whether all can wait."""
 
     output: int
     budget: int
     one_is_long: bool = False
+    background: bool = False
 
 
 class Cost(NamedTuple):
@@ -45,6 +50,7 @@ class Cost(NamedTuple):
 
 WORKLOADS = {
     "decode": Workload(output=4096, budget=16_384),
+    "background": Workload(output=4096, budget=16_384, background=True),
     "prefill": Workload(output=4096, budget=512, one_is_long=True),
     "churn": Workload(output=32, budget=4096),
 }
@@ -59,6 +65,7 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=workload.budget,
         max_model_len=LONG_PROMPT * 2,
+        background_budget=LatencyBudget(STEP_SECONDS, workload.budget),
     )
     spare = 2 * running * steps // workload.output
     requests = []
@@ -68,7 +75,14 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
         # The first end staggered, so that each step sees its share of ends.
         output = workload.output - (number % 32 if number < running else 0)
         requests.append(
-            Request(id=f"r{number}", prompt_ids=prompt, params=PARAMS, max_tokens=output, arrival=float(number))
+            Request(
+                id=f"r{number}",
+                prompt_ids=prompt,
+                params=PARAMS,
+                max_tokens=output,
+                arrival=float(number),
+                background=workload.background,
+            )
         )
     for request in requests[: running + waiting]:
         scheduler.add(request)
@@ -77,9 +91,8 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
 
 def result_of(step: Step, scheduler: SequenceScheduler, token: int) -> StepResult:
     """A token for everyone whose tokens are all computed by this step."""
-    due = {
-        s.id: [token] for s in scheduler.running if s.num_computed_tokens + step.num_tokens[s.id] == len(s.token_ids)
-    }
+    running = scheduler.running + scheduler.background.running
+    due = {s.id: [token] for s in running if s.num_computed_tokens + step.num_tokens[s.id] == len(s.token_ids)}
     return StepResult(due, seconds=0.01)
 
 
@@ -119,21 +132,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     print(f"microseconds per running request and step; {args.running} running, median of {args.runs} runs")
-    print(f"{'workload':10}{'waiting':>9}{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'ends/step':>11}")
-    for name, workload in WORKLOADS.items():
-        runs = {waiting: [] for waiting in args.waiting}
-        for _ in range(args.runs):
-            for waiting in args.waiting:  # alternating, so that a slow moment hits both
-                runs[waiting].append(measure(workload, args.running, waiting, args.steps))
-        first = 0.0
-        for waiting in args.waiting:
-            schedule, update, ended = (median(column) for column in zip(*runs[waiting], strict=True))
-            total = median(run.schedule + run.update for run in runs[waiting])
-            first = first or total
-            row = (
-                f"{name:10}{waiting:>9}{schedule:>10.2f}{update:>8.2f}{total:>8.2f}{total / first:>8.2f}{ended:>11.1f}"
-            )
-            print(row, flush=True)
+    columns = f"{'schedule':>10}{'update':>8}{'sum':>8}{'ratio':>8}{'to decode':>11}{'ends/step':>11}"
+    print(f"{'workload':10}{'waiting':>9}{columns}")
+    runs = {(name, waiting): [] for name in WORKLOADS for waiting in args.waiting}
+    for _ in range(args.runs):
+        for name, waiting in runs:  # alternating, so that a slow moment hits all
+            runs[name, waiting].append(measure(WORKLOADS[name], args.running, waiting, args.steps))
+    totals = {key: median(run.schedule + run.update for run in found) for key, found in runs.items()}
+    for (name, waiting), found in runs.items():
+        schedule, update, ended = (median(column) for column in zip(*found, strict=True))
+        total = totals[name, waiting]
+        ratios = f"{total / totals[name, args.waiting[0]]:>8.2f}{total / totals['decode', waiting]:>11.2f}"
+        print(f"{name:10}{waiting:>9}{schedule:>10.2f}{update:>8.2f}{total:>8.2f}{ratios}{ended:>11.1f}")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chairlift.batching import batched
     from chairlift.core.sequences.sampling import SamplingParams
+    from chairlift.errors import BadItem
     from chairlift.llm import LLM
     from chairlift.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "batched"]
+__all__ = ["LLM", "BadItem", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "batched"]
 
 _HOMES = {
+    "BadItem": "chairlift.errors",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
     "SamplingParams": "chairlift.core.sequences.sampling",
@@ -28,3 +30,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'chairlift' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

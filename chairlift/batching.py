@@ -288,10 +288,28 @@ DEFAULTS: BatchedSettings = {
 
 
 @overload
+def batched(function: Callable[[list[T]], Awaits[Sequence[R]]], /) -> AsyncBatchedFunction[T, R]: ...
+@overload
+def batched(function: Callable[[S, list[T]], Awaits[Sequence[R]]], /) -> AsyncBatchedFunction[T, R]: ...
+@overload
+def batched(function: Callable[[list[T]], Awaits[Array]], /) -> AsyncBatchedFunction[T, Any]: ...
+@overload
+def batched(function: Callable[[S, list[T]], Awaits[Array]], /) -> AsyncBatchedFunction[T, Any]: ...
+@overload
+def batched(function: Callable[[list[T]], Sequence[R]], /) -> BatchedFunction[T, R]: ...
+@overload
+def batched(function: Callable[[S, list[T]], Sequence[R]], /) -> BatchedFunction[T, R]: ...
+@overload
+def batched(function: Callable[[list[T]], Array], /) -> BatchedFunction[T, Any]: ...
+@overload
+def batched(function: Callable[[S, list[T]], Array], /) -> BatchedFunction[T, Any]: ...
+@overload
 def batched(*, stack: Literal[False] = False, **settings: Unpack[BatchedSettings]) -> Decorator: ...
 @overload
 def batched(*, stack: Literal[True], **settings: Unpack[BatchedSettings]) -> StackDecorator: ...
-def batched(*, stack: bool = False, **settings: Unpack[BatchedSettings]) -> Any:
+def batched(
+    function: Callable[..., Any] | None = None, /, *, stack: bool = False, **settings: Unpack[BatchedSettings]
+) -> Any:
     """Decorate a function from a list of items to a list of their results, in order; call it with one item.
 
         @chairlift.batched(max_batch_size=32)
@@ -306,24 +324,28 @@ def batched(*, stack: bool = False, **settings: Unpack[BatchedSettings]) -> Any:
     A batch leaves when a worker is free and `max_batch_size` wait, or the oldest has waited `max_wait_ms`; with
     `target_latency_ms` that follows from how long calls take. Items of equal `shape_key(item)` share a batch. `size` is
     what a call's time follows from, 1 unless given, and `max_batch_tokens` its sum in a batch. `timeout_ms`: who can't
-    be done by then is refused at once. What the limits are for in detail: `BatchLimits`.
+    be done by then is refused at once. What the limits are for in detail: `BatchLimits`. A bare `@batched` has the
+    defaults of all.
 
     If a call raises, halves of its batch are tried, so that only the culprit gets the exception. With `bisect=False` it
     runs once, and all get it. A result that is an exception is raised to its caller, and costs the others nothing. A
-    call that takes longer than `call_timeout_ms` is given up, and tried again in halves up to `retries` times.
+    call that takes longer than `call_timeout_ms` is given up, and its items are tried again one by one, each up to
+    `retries` times.
 
-    Raises ValueError if a setting is absurd, TypeError if the function is a generator.
+    Raises ValueError if a setting is absurd, TypeError if the function is a generator, or no function.
     """
     options = _options(stack, settings)
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise TypeError(f"batched takes a function, and settings by keyword, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{function.__qualname__} is a generator; a batched function returns a list")
         if inspect.iscoroutinefunction(function):
             return AsyncBatchedFunction(function, options)
         return BatchedFunction(function, options)
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def _options(stack: bool, settings: BatchedSettings) -> BatchingOptions:
@@ -360,9 +382,9 @@ def _signature() -> inspect.Signature:
     settings = {"stack": False, **DEFAULTS}
     types = {"stack": bool, **BatchedSettings.__annotations__}
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature(
-        [inspect.Parameter(name, kind, default=value, annotation=types[name]) for name, value in settings.items()]
-    )
+    bare = inspect.Parameter("function", inspect.Parameter.POSITIONAL_ONLY, default=None)
+    named = [inspect.Parameter(name, kind, default=value, annotation=types[name]) for name, value in settings.items()]
+    return inspect.Signature([bare, *named])
 
 
 vars(batched)["__signature__"] = _signature()

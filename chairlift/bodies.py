@@ -9,6 +9,14 @@ from chairlift.errors import InvalidRequest
 
 T = TypeVar("T")
 
+# Levels of lists and objects: what is nested deeper is nobody's honest request, and breaks other programs' readers.
+MAX_DEPTH = 64
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_MANY_DIGITS = re.compile(rb"\d{19}")
+_INTEGER = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
 
@@ -16,13 +24,39 @@ _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """Decode a body, or raise InvalidRequest that names the field."""
     try:
-        return decoder.decode(body)
+        found = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _describe(str(error)) from None
     except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+        raise _too_deep("the body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if is_deep(body):
+        raise _too_deep("the body")
+    return found
+
+
+def is_deep(raw: bytes) -> bool:
+    """Whether JSON, which must be well-formed, is nested more than MAX_DEPTH levels deep."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return False
+    nested = _STRING.sub(b"", raw).translate(_BRACKETS, _OTHERS)
+    for _ in range(MAX_DEPTH):
+        nested = nested.replace(b"[]", b"")
+    return bool(nested)
+
+
+def check_integers(raw: bytes, field: str) -> None:
+    """Raise InvalidRequest if JSON has integers beyond 64 bits, which would not get to a worker."""
+    if _MANY_DIGITS.search(raw) is None:
+        return
+    for digits in _INTEGER.findall(_STRING.sub(b"", raw)):
+        if not -(2**63) <= int(digits) < 2**64:
+            raise InvalidRequest(f"{field} has an integer beyond 64 bits", field)
+
+
+def _too_deep(what: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
 
 
 def _describe(message: str) -> InvalidRequest:

@@ -7,16 +7,36 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from chairlift import __version__
 from chairlift.errors import ChairliftError
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says of a flag that there is not what may have been meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ever, but what is left over is an error here, where the flags of this very command are known."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            from chairlift.config.foreign import hint
+
+            known = [flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions]
+            flags = [each.partition("=")[0] for each in left if each.startswith("--")]
+            hints = [hint(flag[2:], known, lambda name: f"--{name.replace('_', '-')}") for flag in flags]
+            said = [f"there is no {flag}{said}" for flag, said in zip(flags, hints, strict=True)]
+            self.error("\n".join(said) or f"unrecognized arguments: {' '.join(left)}")
+        return found, left
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     started = time.monotonic()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="chairlift", description="Serve a model with the batching that suits it.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="chairlift", description="Serve a model with the batching that suits it."
+    )
     parser.add_argument("--version", action="version", version=f"chairlift {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)

@@ -1,6 +1,14 @@
 """Errors that a user can act on: each says what was wrong and what to change."""
 
 
+def clip(text: str, limit: int = 1000) -> str:
+    """A text to show: of one with more than `limit` characters, most of which a client may have sent, both ends."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail]} [...] {text[-tail:]}"
+
+
 class ChairliftError(Exception):
     """Base of every error that Chairlift raises on purpose."""
 
@@ -19,6 +27,17 @@ class InputTooLong(InvalidRequest):
 
     def __init__(self, message: str, param: str | None, index: int) -> None:
         super().__init__(message, param)
+        self.index = index
+
+
+class BadItem(InvalidRequest):
+    """An item that the model can make nothing of (HTTP 400); for Python classes and functions to raise.
+
+    `index` is its place among those of the request, which is not for them to say.
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message if index is None else f"item {index}: {message}", code="bad_item")
         self.index = index
 
 
@@ -68,6 +87,10 @@ class JobError(ChairliftError):
 
 class StoreBusy(JobError):
     """Another process works with a job store."""
+
+
+class StorageLost(JobError):
+    """What a job has kept was taken away, or replaced, while it ran: what it does from here on would be lost."""
 
 
 class StorageFull(JobError):

@@ -15,6 +15,7 @@ from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from chairlift.runners.check_model import check_model
 from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.tokenizer import Tokenizer
 
@@ -30,14 +31,16 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
-        from chairlift.runners.decoder.runner import DecoderRunner
-
         # Only a server gives its model a name, or has background requests.
         others = ("model", "served_model_name", "background_step_ms")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")
         self.config = SequenceConfig(model=str(model), **settings)
+        check_model(self.config)
+        # Only now, since torch takes seconds.
+        from chairlift.runners.decoder.runner import DecoderRunner
+
         self.tokenizer = Tokenizer.from_folder(self.config.model)
         self.engine = Engine(self.config, DecoderRunner(self.config))
         # All requests of a call wait before its first step, so no batch need wait for more.
@@ -73,13 +76,15 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template.
+
+        What looks like a special token in a message is text; in the prompts of `generate` it is one.
+        """
         several: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = []
         for one in several:
-            text = self.tokenizer.render_chat(one, add_generation_prompt, **(chat_template_kwargs or {}))
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            prompt = self.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
+            prompts.append({"prompt": prompt.text, "prompt_token_ids": self.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def close(self) -> None:

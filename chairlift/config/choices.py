@@ -1,5 +1,6 @@
 """Settings that are one of a few words: those of a `Literal`, or the rows of a table."""
 
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -7,6 +8,26 @@ from typing import Any, Literal
 import msgspec
 
 from chairlift.errors import ConfigError
+
+# As msgspec says it, and in words.
+_EXPECTED = re.compile(r"Expected `(?P<types>.+?)`(?:, got `.+?`)?(?: - at `\$(?P<place>.+)`)?")
+_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def problem_of(error: msgspec.ValidationError) -> str:
+    """Say of a value of the wrong type what it must be, so that the value itself may follow."""
+    found = _EXPECTED.fullmatch(str(error))
+    if found is None:
+        return str(error).replace("`", "").lower()
+    kinds = [_WORDS.get(kind, kind) for kind in found["types"].split(" | ") if kind != "null"]
+    return f"{found['place'] or ''} must be {' or '.join(kinds)}".strip()
 
 
 def one_of(table: Mapping[str, Any]) -> msgspec.Meta:

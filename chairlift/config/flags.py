@@ -47,6 +47,7 @@ HELP = {
     "retries": "how often a failed call's items are tried again",
     "bisect": "find the item that makes a call fail by trying halves",
     "instances": "worker processes of the model",
+    "standby": "one more worker, while it is found out which item ends or hangs them: auto if memory allows, or always",
     "warm_up_sizes": "batch sizes to run before the model is ready, as JSON (default: powers of two)",
     "outputs": "outputs of an ONNX model to compute, as a JSON list (default: all)",
     "options": "keywords for a Python class's constructor, as JSON",

@@ -41,8 +41,10 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
     `call_timeout_s` is when a call counts as hung and its process is ended. A call of background items is to take
-    `background_step_ms` at most, or twice what a call costs by itself. A failed call is tried again up to
-    `retries` times, and with `bisect` in halves, so each item's computation may run more than once.
+    `background_step_ms` at most, or twice what a call costs by itself. A failed call is tried again up to `retries`
+    times: one that raised in halves, if `bisect`, and one that ended or hung its process item by item, so each item's
+    computation may run more than once. A `standby` worker takes part then: "auto" starts it where there is one
+    instance, not on a GPU, and memory for another; "always" keeps it ready from the start.
     `warm_up_sizes=None` is powers of two up to the batch size; an empty list is no warm-up. `outputs` selects those of
     an ONNX model (default: all), `options` are keywords for a class's constructor.
     """
@@ -70,6 +72,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     retries: int = 2
     bisect: bool = True
     instances: int = 1
+    standby: Literal["auto", "always", "never"] = "auto"
     num_threads: int | None = None
     warm_up_sizes: tuple[int, ...] | None = None
     outputs: tuple[str, ...] | None = None

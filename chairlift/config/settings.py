@@ -1,6 +1,5 @@
 """Settings from four places: flag, then environment, then chairlift.toml, then the default."""
 
-import difflib
 import json
 import math
 import tomllib
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from chairlift.config.choices import choices
+from chairlift.config.choices import choices, problem_of
 from chairlift.config.flags import dashed, holds_json
+from chairlift.config.foreign import hint
 from chairlift.config.items import ItemConfig, detect_kind
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
@@ -20,6 +20,9 @@ from chairlift.folders.kind import is_encoder
 
 ENV_PREFIX = "CHAIRLIFT_"
 DEFAULT_FILE = "chairlift.toml"
+
+# Anybody may set variables, so a name must be this much like a setting's to count as one misspelt.
+_ALIKE = 0.8
 
 ModelConfig = SequenceConfig | ItemConfig
 
@@ -45,10 +48,11 @@ class ServedModel(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """All that `chairlift serve` needs to know."""
+    """All that `chairlift serve` needs to know; `note` says what of a settings file was not used, if that is so."""
 
     models: tuple[ServedModel, ...]
     server: ServerConfig
+    note: str = ""
 
 
 class _Given(NamedTuple):
@@ -81,6 +85,13 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
         file = flags.pop("model")
     path = folder / (file or DEFAULT_FILE)
     values = _read(path) if file or path.is_file() else {}
+    note = ""
+    if "model" in flags and not file and _names_others(values, folder, str(flags["model"])):
+        # The file was written for other models, and lies here by chance, or for another command.
+        _from_file({name: value for name, value in values.items() if name != "models"}, path, _KNOWN, "")
+        values = {name: value for name, value in values.items() if name in _FIELDS[ServerConfig]}
+        about = f"of its settings the server's hold ({', '.join(values)})" if values else "nothing of it holds"
+        note = f"{path.name} here names other models than {flags['model']}: {about}; --config {path.name} takes it all"
     above = _from_environment(environ)
     above |= {name: _Given(value, f"--{dashed(name)}", typed=False) for name, value in flags.items()}
     if "models" in values:
@@ -91,7 +102,14 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
         found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
     # Paths in a file are relative to it, all others to the working directory.
     from_file = "model" in values and "model" not in above
-    return Settings((_model(found, path.parent if from_file else folder, None),), _server(found, path.parent))
+    served = _model(found, path.parent if from_file else folder, None)
+    return Settings((served,), _server(found, path.parent), note)
+
+
+def _names_others(values: Mapping[str, Any], folder: Path, model: str) -> bool:
+    """Whether a file in `folder` is about models, and not about this one alone."""
+    named = values.get("model")
+    return "models" in values or (named is not None and (folder / str(named)) != folder / model)
 
 
 def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
@@ -124,8 +142,8 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     path = folder / given
     if not (path.is_dir() or path.is_file() or is_class(given)):
         raise ConfigError(
-            f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder, a .onnx file, or "
-            "a class as module:Class"
+            f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder (names of the Hub "
+            "are not downloaded), a .onnx file, or a class as module:Class"
         )
     if folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
         found = found | {"model": found["model"]._replace(value=str(path))}
@@ -138,6 +156,9 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
             what = "is a language model" if config is SequenceConfig else "is not a language model"
             raise ConfigError(f"{found[key].source} has no effect on {given!r}, which {what}; leave it out")
     made = config(**_of(config, found))
+    version = found.get("version")
+    if version is not None and type(version.value) is int:
+        found = found | {"version": version._replace(value=str(version.value))}
     return ServedModel(made.served_model_name or name or name_of(given), made, Share(**_of(Share, found)))
 
 
@@ -181,13 +202,19 @@ def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], 
     """The settings of a table. Raises ConfigError for one that is not known."""
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name.replace("-", "_"), known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint}")
+            raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint(name, known, repr)}")
     return {name: _Given(value, f"{path}: {prefix}{name}", typed=True) for name, value in values.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Found:
+    """The settings of the environment. Raises ConfigError for a variable whose name is nearly one of them."""
+    for variable, given in environ.items():
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        # Kubernetes sets variables for services: CHAIRLIFT_HTTP_PORT=tcp://... for one called chairlift-http.
+        if not variable.startswith(ENV_PREFIX) or name in _KNOWN or not given or "://" in given:
+            continue
+        if guess := hint(name, _KNOWN, lambda known: ENV_PREFIX + known.upper(), least=_ALIKE):
+            raise ConfigError(f"{variable} is no setting{guess}")
     found = {}
     for name in _KNOWN:
         variable = ENV_PREFIX + name.upper()
@@ -214,7 +241,7 @@ def _convert(name: str, given: _Given, kind: Any) -> Any:
     try:
         converted = msgspec.convert(value, kind, strict=given.typed)
     except msgspec.ValidationError as error:
-        problem = str(error).replace("`", "").lower()
+        problem = problem_of(error)
     else:
         if not words or converted in words:
             return converted

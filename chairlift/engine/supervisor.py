@@ -18,7 +18,7 @@ from chairlift.errors import Unavailable
 log = logging.getLogger(__name__)
 
 WorkerState = Literal["loading", "ready", "restarting", "draining", "failed"]
-MAX_BACKOFF_S = 10.0
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.25, 10.0
 
 
 class Supervisor:
@@ -49,6 +49,21 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._was_ready = self._hurried = False
+
+    @property
+    def returning(self) -> bool:
+        """Whether a worker that was ready has died in a hurry, and no other since."""
+        return self.state == "restarting" and self._hurried
+
+    def hurry(self, on: bool) -> None:
+        """Replace a worker that was ready at once when it dies, or no longer so: it is known why it does."""
+        if on:
+            self._hurry.set()
+            self._hurried = self._was_ready
+        else:
+            self._hurry.clear()
 
     @property
     def pid(self) -> int | None:
@@ -124,15 +139,30 @@ class Supervisor:
             if self.state in ("failed", "draining"):
                 self._lost(self.failure or "the server is shutting down")
                 return
-            reached_ready = self.state == "ready"
+            self._was_ready = reached_ready = self.state == "ready"
+            self._hurried = reached_ready and self._hurry.is_set()
             self._become("restarting")
             self._lost(f"the model's worker died ({_describe(status)}) and is being restarted; send it again")
             self.restarts += 1
             backoff = (
-                0.0 if reached_ready and time.monotonic() - started > 30 else min(backoff * 2 or 0.25, MAX_BACKOFF_S)
+                0.0
+                if reached_ready and time.monotonic() - started > 30
+                else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
             )
-            log.error("the worker died (%s); starting another in %.2f s", _describe(status), backoff)
-            await asyncio.sleep(backoff)
+            if self._hurried:
+                backoff = 0.0
+            log.error("the worker died (%s); starting another within %.2f s", _describe(status), backoff)
+            if await self._pause(backoff, reached_ready):
+                backoff = 0.0
+
+    async def _pause(self, seconds: float, may_hurry: bool) -> bool:
+        """Wait before another worker is started; return whether there was hurry."""
+        if not may_hurry:
+            await asyncio.sleep(seconds)
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+        return self._hurry.is_set()
 
     async def _run_worker(self) -> int:
         """Start one worker, take in its messages until it ends, and return its exit status."""

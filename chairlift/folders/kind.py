@@ -7,13 +7,14 @@ from typing import Any, Literal
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
-from chairlift.folders.model_json import read_model_json
+from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.folders.sentence_files import module_kinds
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 _CLASSIFIER = "ForSequenceClassification"
 
 
+@values_checked()
 def is_encoder(folder: Path) -> bool:
     """Whether the folder holds a model that the encoder runner takes unasked. Raises ConfigError if it holds no model.
 
@@ -40,7 +41,7 @@ def labels_of(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """The labels by index. Raises UnsupportedModel if `id2label` does not number them from 0."""
     named = raw.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{index}" for index in range(raw.get("num_labels", 2)))
+        return tuple(f"LABEL_{index}" for index in range(positive_size({"num_labels": 2, **raw}, "num_labels")))
     try:
         found = {int(index): str(label) for index, label in named.items()}
         return tuple(found[index] for index in range(len(found)))

@@ -1,12 +1,12 @@
 """The files that sentence-transformers keeps beside a model's weights."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.model_json import inside, read_json, read_object
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # As older files have them, in the order in which several are concatenated.
@@ -53,10 +53,10 @@ class SentenceFiles:
     def read(cls, folder: Path) -> "SentenceFiles":
         """Read the files that are there. Raises UnsupportedModel naming what Chairlift does not do."""
         poolings, dense, normalized = _read_modules(folder)
-        settings = _read(folder / "config_sentence_transformers.json")
+        settings = read_object(folder / "config_sentence_transformers.json")
         limits: dict[str, Any] = {}
         for path in sorted(folder.glob("sentence_*_config.json")):
-            limits |= _read(path)
+            limits |= read_object(path)
         max_tokens = limits.get("max_seq_length")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise UnsupportedModel(f"max_seq_length must be a positive whole number, got {max_tokens!r}")
@@ -76,30 +76,14 @@ def module_kinds(folder: Path) -> list[str]:
     return [kind for kind, _ in _modules(folder)]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    found = _parse(path)
-    if not isinstance(found, dict):
-        raise ConfigError(f"model: {path} must hold a JSON object")
-    return found
-
-
-def _parse(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: {path} cannot be read as JSON: {error}") from error
-
-
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """Kind and folder of each module, in their order."""
     path = folder / "modules.json"
     if not path.is_file():
         return []
-    found = _parse(path)
+    found = read_json(path)
     try:
-        return [(str(module["type"]).rsplit(".", 1)[-1], folder / module["path"]) for module in found]
+        return [(str(module["type"]).rsplit(".", 1)[-1], inside(folder, module["path"], path)) for module in found]
     except (TypeError, KeyError) as error:
         raise ConfigError(f"model: {path} must be a list of modules, each with type and path") from error
 
@@ -127,7 +111,7 @@ def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], boo
 
 
 def _read_poolings(path: Path) -> tuple[str, ...]:
-    settings = _read(path)
+    settings = read_object(path)
     if not settings.get("include_prompt", True):
         raise UnsupportedModel(f"{path}: include_prompt = false is not supported")
     given = settings.get("pooling_mode")
@@ -143,7 +127,7 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
 
 
 def _read_dense(folder: Path) -> Dense:
-    settings = _read(folder / "config.json")
+    settings = read_object(folder / "config.json")
     activation = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     name = activation.rsplit(".", 1)[-1]
     if name not in _DENSE_ACTIVATIONS:

@@ -26,7 +26,7 @@ class Ledger:
     """One job's results. Opening it cuts off whatever was written but not committed; those lines are to be done again.
 
     Blocks while it opens. Otherwise all methods belong to one event loop. New files get `mode` less the umask. Raises
-    JobError.
+    JobError; StorageLost if one of the files, or the store, is taken away or replaced while it is open.
     """
 
     def __init__(self, store: Store, job_id: str, output: Path, errors: Path, mode: int = 0o666) -> None:
@@ -71,19 +71,29 @@ class Ledger:
         self._places.append((number, offset))
 
     async def commit(self) -> None:
-        """Put all results on the disk. Raises StorageFull, and then keeps them for the next time; or JobError."""
+        """Put all results on the disk. Raises StorageFull, and then keeps them for the next time; or JobError.
+
+        Where nothing is new it looks whether what was committed is still there.
+        """
         async with self._committing:
             if self._writing is not None:
                 await asyncio.wait([self._writing])
             if self._broken is not None:
                 raise self._broken
             if not self._changed:
+                await asyncio.to_thread(self.check)
                 return
             pending = self._take()
             # It goes on to its end even if whoever waits for it is cancelled.
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, pending))
             self._writing.add_done_callback(lambda writing: self._check(writing, pending))
             await asyncio.shield(self._writing)
+
+    def check(self) -> None:
+        """Raise StorageLost if what was committed is not there any more. Blocks."""
+        self._output.check()
+        self._errors.check()
+        self._store.check()
 
     def close(self) -> None:
         """Close the files; what was not committed is cut off."""

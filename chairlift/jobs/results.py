@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from chairlift.errors import JobError, StorageFull
+from chairlift.errors import JobError, StorageFull, StorageLost
 
 # Joined before they are written, so that no second copy of all that is to be committed is made.
 _BLOCK_LINES = 256
@@ -17,7 +17,8 @@ class ResultFile:
 
     The file is made with its first byte, with `mode` less the umask. `committed` is the length that counts; whatever
     lies beyond it when the file is opened was written by a process that died before it could commit, and is cut off.
-    Raises JobError if the file is shorter, or can't be opened or written; StorageFull if there is no space.
+    Raises JobError if the file is shorter, or can't be opened or written; StorageFull if there is no space; StorageLost
+    if it is taken away, or written to, while it is open.
     """
 
     def __init__(self, path: Path, committed: int, mode: int = 0o666) -> None:
@@ -25,6 +26,7 @@ class ResultFile:
         self._mode = mode
         self.committed = committed
         self._length = committed
+        self._lost = False
         self._fd: int | None = None
         length = path.stat().st_size if path.exists() else 0
         if length < committed:
@@ -39,6 +41,7 @@ class ResultFile:
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Write to the disk, and return the length that the file then has. Blocks until it is there."""
+        self.check()
         if lines:
             try:
                 fd = self._open() if self._fd is None else self._fd
@@ -47,7 +50,21 @@ class ResultFile:
                 os.fdatasync(fd)
             except OSError as error:
                 raise explain(error, self.path) from error
+            self.check()
         return self._length
+
+    def check(self) -> None:
+        """Raise StorageLost if it is not there any more as it was written. Does nothing before the first byte."""
+        if self._fd is None:
+            return
+        try:
+            same = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            same = False
+        self._lost = not same or os.fstat(self._fd).st_size != self._length
+        if self._lost:
+            what = "written to by another program" if same else "taken away, or replaced,"
+            raise StorageLost(f"{self.path} was {what} while the job ran")
 
     def _write(self, fd: int, block: bytes) -> None:
         view = memoryview(block)
@@ -61,9 +78,9 @@ class ResultFile:
         self.committed = self._length
 
     def drop(self) -> None:
-        """Cut off what was appended and does not count."""
+        """Cut off what was appended and does not count; what is not this job's any more stays as it is."""
         self._length = self.committed
-        if self._fd is not None:
+        if self._fd is not None and not self._lost:
             os.ftruncate(self._fd, self.committed)
 
     def close(self) -> None:

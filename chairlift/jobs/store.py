@@ -6,11 +6,11 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from chairlift.errors import JobError, StorageFull, StoreBusy
+from chairlift.errors import JobError, StorageFull, StorageLost, StoreBusy
 
 JobState = Literal[
     "validating",
@@ -24,6 +24,8 @@ JobState = Literal[
 ]
 T = TypeVar("T", "Job", "StoredFile")
 
+# SQLite's own measure.
+_LOG_BYTES = 1000 * 4096
 _MODE = 0o600
 # What makes a database of each version from one of the version before. A tenant of NULL is nobody in particular.
 _STEPS = (
@@ -99,12 +101,14 @@ class Store:
 
     Any thread may call; each call is one transaction, on the disk when it returns, and blocks for as long as that
     takes. Nobody but the owner may read it. Raises JobError if another process has the store, or it can't be read or
-    written; StorageFull if there is no space, and then nothing has changed.
+    written; StorageFull if there is no space, and then nothing has changed; StorageLost from then on if its file was
+    taken away, or written to by another program, of which SQLite says nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._left: _Place | None = None
         _keep_private(path)
         with self._explained():
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -113,6 +117,7 @@ class Store:
             except BaseException:
                 self._db.close()
                 raise
+        self._left = _Place.of(path)
 
     def _open(self) -> None:
         db = self._db
@@ -121,6 +126,8 @@ class Store:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
+        # All is written to the log, and the database only when we say so: any other change of it is somebody else's.
+        db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if not 0 <= version <= _VERSION:
@@ -129,13 +136,19 @@ class Store:
         for step in _STEPS[version:]:
             for statement in step:
                 db.execute(statement)
-        db.execute(f"PRAGMA user_version = {_VERSION}")
+        if version < _VERSION:
+            db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("COMMIT")
 
     def close(self) -> None:
         """Let others have the store."""
         with self._lock, self._explained():
             self._db.close()
+
+    def check(self) -> None:
+        """Raise StorageLost if the store is not where it was, or not as it was left."""
+        with self._lock:
+            self._check()
 
     # Jobs
 
@@ -184,8 +197,8 @@ class Store:
 
     def checkpoint(self, job_id: str) -> Checkpoint:
         """How far a job is; as of a job just begun, if nothing was committed."""
-        with self._lock, self._explained():
-            row = self._db.execute("SELECT record FROM progress WHERE job = ?", (job_id,)).fetchone()
+        with self._using() as db:
+            row = db.execute("SELECT record FROM progress WHERE job = ?", (job_id,)).fetchone()
         return msgspec.msgpack.decode(row[0], type=Checkpoint) if row else Checkpoint()
 
     def commit(self, job_id: str, checkpoint: Checkpoint) -> None:
@@ -217,8 +230,8 @@ class Store:
     # SQLite
 
     def _get(self, table: str, record_id: str, kind: type[T]) -> T | None:
-        with self._lock, self._explained():
-            return self._get_in(self._db, table, record_id, kind)
+        with self._using() as db:
+            return self._get_in(db, table, record_id, kind)
 
     def _get_in(self, db: sqlite3.Connection, table: str, record_id: str, kind: type[T]) -> T | None:
         row = db.execute(f"SELECT record FROM {table} WHERE id = ?", (record_id,)).fetchone()
@@ -235,14 +248,13 @@ class Store:
             wanted["tenant = ?"] = tenant
         where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
         query = f"SELECT record FROM {table} {where} ORDER BY number {order} LIMIT ?"
-        with self._lock, self._explained():
-            rows = self._db.execute(query, (*wanted.values(), limit))
+        with self._using() as db:
+            rows = db.execute(query, (*wanted.values(), limit))
             return [msgspec.json.decode(record, type=kind) for (record,) in rows]
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._explained():
-            db = self._db
+        with self._using() as db:
             try:
                 db.execute("BEGIN IMMEDIATE")
                 yield db
@@ -251,6 +263,30 @@ class Store:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The database, if it is there and as it was left; and once more, when it was used."""
+        with self._lock:
+            self._check()
+            try:
+                with self._explained():
+                    yield self._db
+            finally:
+                self._check()
+
+    def _check(self) -> None:
+        now = _Place.of(self.path)
+        if self._left is None or not now.is_same(self._left) or now.written != self._left.written:
+            self._left = None
+            raise StorageLost(f"{self.path} was taken away, replaced or written to by another program")
+        self._left = now
+        if now.log_bytes > _LOG_BYTES:
+            # If it fails, the log only grows on until the next time.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            after = _Place.of(self.path)
+            self._left = after if after.is_same(now) else None
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -270,6 +306,37 @@ class Store:
 
 def _row(kept: Job | StoredFile) -> tuple[str, str | None, bytes]:
     return kept.id, kept.tenant, msgspec.json.encode(kept)
+
+
+class _Place(NamedTuple):
+    """Which files a database and its log are, when the former was last `written` and how long it was then."""
+
+    database: tuple[int, int] | None
+    log: tuple[int, int] | None
+    written: tuple[int, int] = (0, 0)
+    log_bytes: int = 0
+
+    @classmethod
+    def of(cls, path: Path) -> "_Place":
+        """As of now."""
+        database, log = _stat(path), _stat(path.with_name(f"{path.name}-wal"))
+        if database is None:
+            return cls(None, None)
+        written = (database.st_mtime_ns, database.st_size)
+        if log is None:
+            return cls((database.st_dev, database.st_ino), None, written)
+        return cls((database.st_dev, database.st_ino), (log.st_dev, log.st_ino), written, log.st_size)
+
+    def is_same(self, before: "_Place") -> bool:
+        """Whether these are the files of before, changed or not. SQLite makes the log when it is first needed."""
+        return self.database == before.database is not None and before.log in (None, self.log)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _keep_private(path: Path) -> None:

@@ -1,11 +1,11 @@
 """Activations by name, for gated products and encoders."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
+    from torch import Tensor
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 # By what config.json calls them.
@@ -21,9 +21,18 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def activate(x: Tensor, activation: str) -> Tensor:
+def activate(x: "Tensor", activation: str) -> "Tensor":
     """Apply an activation by its name: one of `Activation`, or "tanh"."""
+    # Here, as the front reads the names above, and has no torch.
+    import torch
+    import torch.nn.functional as F
+
     if activation == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
-    plain: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "silu": F.silu,
+        "tanh": torch.tanh,
+    }
     return plain[activation](x)

@@ -57,6 +57,8 @@ def main(args: argparse.Namespace) -> int:
     config = run_config(args)
     settings = for_throughput(load(model_flags(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
+    if settings.note:
+        print(settings.note, file=sys.stderr)
     logging.basicConfig(level=settings.server.log_level.upper(), format="%(levelname)s %(message)s")
     os.environ["CHAIRLIFT_LOG_LEVEL"] = settings.server.log_level  # the workers' too
     with _opened(config, settings) as (store, job, ledger):
@@ -99,7 +101,7 @@ def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job,
             ledger.close()
         store.close()
         if job is not None and (job.state == "completed" or nothing_done):
-            config.state.unlink()
+            config.state.unlink(missing_ok=True)
 
 
 def _job(store: Store, about: dict[str, object], config: RunConfig) -> Job:
@@ -213,6 +215,7 @@ class _Run:
     def _finish(self, outcome: JobOutcome) -> None:
         self._outcome = outcome
         if outcome is JobOutcome.COMPLETED:
+            self._ledger.check()
             # The output has to be there even if no line succeeded, or whoever waits for it waits for ever.
             self._config.output.touch()
             self._job.state = self._store.enter(self._job.id, "completed", time.time()).state

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chairlift.config.items import ItemConfig
-from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.errors import BadItem, ConfigError, InvalidRequest
 from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
 from chairlift.runners.items import ItemInfo, TensorSpec
@@ -24,6 +24,8 @@ class FunctionRunner:
     - `load(self)` once, before anything else.
     - `preprocess(self, item)` and `postprocess(self, output)` for each item, several at a time in threads; what they
       raise is that item's own error.
+    - any of them may raise `chairlift.BadItem`, where the client is to blame. From `predict` it counts against an item
+      that is alone in its batch, as batches that raise are tried in halves.
     - `predict(self, batch)` takes the list of items and gives one result for each: a list, an array or tensor whose
       first axis is the batch, or a dict of those. A result may be an exception, for that item alone.
     - a `predict` that yields streams: each yield is a list with one part for each item, None where there is nothing
@@ -102,7 +104,7 @@ class FunctionRunner:
             try:
                 outputs = self._stream(batch, group, passed) if self.hooks.streams else self._predict(batch, len(group))
             except Exception as error:
-                if not emitted:
+                if not emitted and not (len(group) == 1 and isinstance(error, BadItem)):
                     raise
                 outputs = [error] * len(group)
             for index, output in zip(group, outputs, strict=True):

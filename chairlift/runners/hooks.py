@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.config.choices import problem_of
 from chairlift.errors import ConfigError
 from chairlift.runners.items import TensorSpec
 from chairlift.runners.tensors import dtype_of
@@ -159,7 +160,7 @@ def _attribute(cls: type, name: str, kind: Any, default: Any) -> Any:
     try:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{cls.__qualname__}.{name}: {str(error).lower()}, got {value!r}") from None
+        raise ConfigError(f"{cls.__qualname__}.{name}: {problem_of(error)}, got {value!r}") from None
     least = 1 if name == "max_batch_size" else 0
     if converted is not None and converted < least:
         raise ConfigError(f"{cls.__qualname__}.{name} must be at least {least}, got {value!r}")

@@ -1,11 +1,15 @@
 """Which runner serves which kind of model. Each is imported only when it is needed."""
 
+from pathlib import Path
+
 from chairlift.config.items import ItemConfig
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.model_json import read_model_json
 from chairlift.runners.items import ItemRunner
 
 
 def make_runner(config: ItemConfig) -> ItemRunner:
-    """Return a runner that has loaded nothing yet."""
+    """Return a runner that has loaded nothing yet. Raises as reading the folder's config.json does."""
     if config.kind == "onnx":
         from chairlift.runners.onnx import OnnxRunner
 
@@ -14,6 +18,7 @@ def make_runner(config: ItemConfig) -> ItemRunner:
         from chairlift.runners.function import FunctionRunner
 
         return FunctionRunner(config)
+    _check_folder(Path(config.model))
     from chairlift.runners.encoder.runner import EncoderRunner
 
     return EncoderRunner(
@@ -25,3 +30,14 @@ def make_runner(config: ItemConfig) -> ItemRunner:
         max_tokens=config.max_model_len,
         num_threads=config.num_threads,
     )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse what can't be served before torch is loaded, which takes seconds."""
+    from chairlift.runners.decoder.config import read_config
+    from chairlift.runners.encoder.config import read_encoder_config
+
+    if read_model_json(folder).get("model_type") in DECODERS:
+        read_config(folder)
+    else:
+        read_encoder_config(folder)

@@ -4,6 +4,7 @@ import enum
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class OnnxRunner:
             raise ConfigError(f"there is no file {path} (in the working directory {Path.cwd()})")
         runtime = _runtime()
         session = self._session = _open(runtime, self._config)
+        self._options = runtime.RunOptions()
         outputs = _selected(session.get_outputs(), self._config.outputs)
         self._axis = find_axis([each.shape for each in session.get_inputs()], [each.shape for each in outputs])
         self._inputs = tuple(self._spec(each, "input") for each in session.get_inputs())
@@ -79,21 +81,42 @@ class OnnxRunner:
         )
 
     def warm_up(self, sizes: Sequence[int]) -> None:
-        """Run batches of zeros, with 8 wherever a size is open. A model that can't run those starts cold."""
+        """Run batches of zeros, with 8 wherever a size is open. A model that can't run those starts cold.
+
+        Raises UnsupportedModel for one that takes longer than `call_timeout_s`.
+        """
         item = {
             spec.name: np.full([_OPEN_SIZE if size < 0 else size for size in spec.shape], *_zero(spec.datatype))
             for spec in self._inputs
         }
         for size in sizes if self._axis is Axis.BATCH else sizes[:1]:
             try:
-                failed = next((each for each in self.run([item] * size) if isinstance(each, Exception)), None)
+                failed = self._try([item] * size)
             except Exception as error:
                 failed = error
+            if self._options.terminate:
+                raise UnsupportedModel(
+                    f"{self._config.model} did not run {size} items of zeros within {self._config.call_timeout_s:g} s "
+                    "(call_timeout_s); raise that, or set warm_up_sizes to [] if zeros alone take it so long"
+                )
             if failed is not None and is_out_of_memory(failed):
                 raise failed
             if failed is not None:
                 log.warning("%s was not warmed up, as it can't run zeros: %s", self._config.model, failed)
                 return
+
+    def _try(self, items: list[Any]) -> Exception | None:
+        """Run a batch, but not for longer than a call may take; gives the error of one that failed."""
+        limit = self._config.call_timeout_s
+        timer = None if limit is None else threading.Timer(limit, setattr, (self._options, "terminate", True))
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            return next((each for each in self.run(items) if isinstance(each, Exception)), None)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def run(self, payloads: Sequence[Any]) -> list[Any]:
         """Compute one batch, in one call for each set of shapes that there is in it; an unfit item gets its own error.
@@ -152,7 +175,7 @@ class OnnxRunner:
         return [{name: array[index, ...] for name, array in outputs.items()} for index in range(len(feeds))]
 
     def _compute(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = self._session.run(self._names, feed)
+        arrays = self._session.run(self._names, feed, self._options)
         return {
             spec.name: as_bytes(array) if spec.datatype == "BYTES" else array
             for spec, array in zip(self._outputs, arrays, strict=True)

@@ -1,6 +1,5 @@
 """Tensors of a model folder: which file holds which, checked by name and shape, copied in the dtype wanted."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from chairlift.errors import UnsupportedModel
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.model_json import inside, read_object
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
@@ -48,11 +48,13 @@ class Weights:
 
     def take(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
         """Return the named tensors concatenated along their first dimension, in this reader's dtype and device."""
+        for name, shape in zip(names, shapes, strict=True):
+            self._check(name, shape)
         rows = sum(shape[0] for shape in shapes)
         out = torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            out[start : start + shape[0]].copy_(self._read(name, shape))
+            out[start : start + shape[0]].copy_(self._read(name))
             start += shape[0]
         return out
 
@@ -64,15 +66,18 @@ class Weights:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise UnsupportedModel(f"unexpected tensor {name!r}{more}: the model in config.json has no such part")
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise UnsupportedModel unless the tensor is there with this shape, before memory is taken for it."""
         handle = self._handle_of.get(name)
         if handle is None:
             raise UnsupportedModel(f"tensor {name!r} is missing from the model's safetensors files")
-        self._unused.discard(name)
         found = tuple(handle.get_slice(name).get_shape())
         if found != shape:
             raise UnsupportedModel(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(shape)}")
-        tensor: Tensor = handle.get_tensor(name)
+
+    def _read(self, name: str) -> Tensor:
+        self._unused.discard(name)
+        tensor: Tensor = self._handle_of[name].get_tensor(name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise UnsupportedModel(
                 f"tensor {name!r} is {tensor.dtype}; float32, float16 and bfloat16 weights work, quantized ones do not"
@@ -89,10 +94,13 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} has neither model.safetensors nor model.safetensors.index.json; only safetensors weights work"
         )
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedModel(f"{index} has no readable weight_map: {error!r}") from error
-    for name in names:
-        if not (folder / name).is_file():
-            raise UnsupportedModel(f"{index} names {name!r}, but that file is missing")
-    return [folder / name for name in names]
+        named = read_object(index).get("weight_map")
+    except ConfigError as error:
+        raise UnsupportedModel(f"{index} has no readable weight_map: {error}") from error
+    if not isinstance(named, dict):
+        raise UnsupportedModel(f"{index} has no readable weight_map: it must be an object of tensors and their files")
+    files = sorted({inside(folder, name, index) for name in named.values()})
+    for file in files:
+        if not file.is_file():
+            raise UnsupportedModel(f"{index} names {file.name!r}, but that file is missing")
+    return files

@@ -18,7 +18,7 @@ from chairlift.server.http.api_errors import ApiError, as_api_error, oip_shape
 from chairlift.server.http.exchange import CLIENT_GONE, SendReply, terms_of, timing_headers
 from chairlift.server.http.origins import Origins
 from chairlift.server.http.tenants import TENANT, Keys, Tenant
-from chairlift.server.models.item_service import ItemService, too_late
+from chairlift.server.models.item_service import ItemService, blamed, too_late
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json
@@ -154,7 +154,7 @@ class _Exchange:
 
     def _fail(self, error: BaseException) -> None:
         self._end(error)
-        self._refuse(error)
+        self._refuse(blamed(error, self._futures))
 
     def _end(self, error: BaseException) -> None:
         """Let nothing more come of it."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.config.settings import Settings
 from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
+from chairlift.logs import start_logging
 from chairlift.server.http.tls import Tls, make_tls
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
@@ -39,7 +39,7 @@ def serve(settings: Settings, started: float) -> int:
     import uvloop
 
     level = settings.server.log_level
-    logging.basicConfig(level=level.upper(), format="%(levelname)s %(message)s")
+    start_logging(level)
     os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
     tls = make_tls(settings.server)
     if settings.server.api_keys is not None:
@@ -72,6 +72,7 @@ class _Front:
 
     def __init__(self, settings: Settings, listener: socket.socket, started: float, tls: Tls | None) -> None:
         self._config = settings.server
+        self._note = settings.note
         self._listener = listener
         self._tls = tls
         self._keys: Keys | None = None
@@ -137,7 +138,9 @@ class _Front:
         scheme = "http" if self._tls is None else "https"
         url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
-        print(f"Chairlift serves {names} at {url}/v1 (loading)", flush=True)
+        print(f"Chairlift loads {names} at {url}/v1", flush=True)
+        if self._note:
+            print(self._note, flush=True)
         if grpc_port is not None:
             print(f"gRPC on port {grpc_port}", flush=True)
         if self._batches is not None:
@@ -146,7 +149,7 @@ class _Front:
         about = await asyncio.gather(*loaded)
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
-            print(f"ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
+            print(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
 
     async def _announce_model(self, host: Host) -> str | None:
         """Wait for a model and return what there is to say of it, or None if it is not going to be served."""

@@ -1,21 +1,36 @@
-"""Chat templates: a list of messages to one prompt, exactly as transformers renders it."""
+"""Chat templates: a list of messages to one prompt, exactly as transformers renders it, within limits."""
 
 import json
+import threading
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chairlift.errors import InvalidRequest
+from chairlift.bodies import MAX_DEPTH
+from chairlift.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
-    import jinja2
+    from chairlift.text.template_sandbox import TemplateSandbox
+
+# Characters of a template: the longest that models come with have some 20,000.
+MAX_TEMPLATE_CHARS = 2**17
+# What a rendering may use (see `Budget`): a second or so at most, and memory by the size of what goes in. A quick one
+# is done within milliseconds, so that it can be tried where others wait.
+_WORK, _QUICK_WORK = 4_000_000, 20_000
+_TEXT, _QUICK_TEXT = 2**24, 2**17
+_TEXT_FOR_EACH_CHARACTER, _MOST_TEXT = 1024, 2**28
+_LONGEST_DATE_FORMAT = 256
 
 # What a client must not set through template arguments: these are the template itself and its tools.
-_RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
+_RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
+
+
+class TooSlow(Exception):
+    """A rendering that was to be quick is not done yet; it may be tried without haste."""
 
 
 class ChatTemplate:
@@ -24,14 +39,22 @@ class ChatTemplate:
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._sources = sources
         self._special_tokens = special_tokens
-        self._compiled: dict[str, jinja2.Template] = {}
+        # Or why it can't be compiled.
+        self._compiled: dict[str, CodeType | str] = {}
+        # A sandbox is for one thread at a time.
+        self._own = threading.local()
 
     @classmethod
     def from_folder(
         cls, folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]
     ) -> "ChatTemplate":
-        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json."""
+        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json.
+
+        Raises UnsupportedModel for a file that is no template by its size.
+        """
         file = folder / "chat_template.jinja"
+        if file.is_file() and file.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
+            raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, too many for a chat template")
         source: Any = file.read_text("utf-8") if file.is_file() else tokenizer_config.get("chat_template")
         sources: dict[str, str] = {}
         if isinstance(source, str):
@@ -45,19 +68,33 @@ class ChatTemplate:
         """Whether there is any template."""
         return bool(self._sources)
 
-    def render(self, messages: Sequence[Any], add_generation_prompt: bool, kwargs: dict[str, Any]) -> str:
-        """The prompt. Raises InvalidRequest when the messages don't suit the template, in the template's own words."""
-        if refused := sorted(_RESERVED.intersection(kwargs)):
-            raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
-        variables = {"tools": None, "documents": None, **self._special_tokens, **_plain(kwargs)}
-        chat = normalize_messages(messages)
-        template = self._template(kwargs.get("tools"))
+    def render(
+        self, chat: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any], size: int, quick: bool
+    ) -> str:
+        """The prompt of normalized messages, which with the arguments have about `size` characters.
+
+        Raises InvalidRequest when the messages don't suit the template, in the template's own words, or when it goes
+        beyond its limits; TooSlow if it was to be `quick` and isn't.
+        """
+        from chairlift.text.template_sandbox import Budget, OverLimit
+
+        variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
+        variables |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
+        code = self._code(kwargs.get("tools"), quick)
+        text = min(_TEXT + _TEXT_FOR_EACH_CHARACTER * size, _MOST_TEXT)
+        budget = Budget(_QUICK_WORK, _QUICK_TEXT) if quick else Budget(_WORK, text)
         try:
-            return template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)
+            return self._sandbox.render(code, budget, variables)
+        except OverLimit as error:
+            if quick:
+                raise TooSlow from None
+            raise InvalidRequest(f"the chat template {error}, and was stopped", "messages") from None
+        except RecursionError:
+            raise InvalidRequest("the chat template was stopped: its calls are nested too deeply", "messages") from None
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
-    def _template(self, tools: Any) -> "jinja2.Template":
+    def _code(self, tools: Any, quick: bool) -> CodeType:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise InvalidRequest(
@@ -65,21 +102,46 @@ class ChatTemplate:
                 "messages",
             )
         if name not in self._compiled:
-            import jinja2
+            if quick:
+                raise TooSlow
+            self._compiled[name] = self._compile(self._sources[name])
+        compiled = self._compiled[name]
+        if isinstance(compiled, str):
+            raise InvalidRequest(
+                f"this model's chat template is broken ({compiled}). Use /v1/completions, or mend the chat template.",
+                "messages",
+            )
+        return compiled
 
-            try:
-                self._compiled[name] = self._environment.from_string(self._sources[name])
-            except jinja2.TemplateSyntaxError as error:
-                raise InvalidRequest(
-                    f"this model's chat template is broken (line {error.lineno}: {error.message}). "
-                    "Use /v1/completions, or mend the chat template.",
-                    "messages",
-                ) from error
-        return self._compiled[name]
+    def _compile(self, source: str) -> CodeType | str:
+        import jinja2
 
-    @cached_property
-    def _environment(self) -> "jinja2.Environment":
-        return _make_environment()
+        if len(source) > MAX_TEMPLATE_CHARS:
+            return f"it has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
+        try:
+            return self._sandbox.code_of(source)
+        except jinja2.TemplateSyntaxError as error:
+            return f"line {error.lineno}: {error.message}"
+        except Exception as error:  # parser and compiler give up in many ways on what is nested too deeply
+            return f"it can't be compiled: {type(error).__name__}"
+
+    @property
+    def _sandbox(self) -> "TemplateSandbox":
+        found: Any = getattr(self._own, "sandbox", None)
+        if found is None:
+            # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
+            from chairlift.text.template_sandbox import TemplateSandbox
+
+            functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+            found = self._own.sandbox = TemplateSandbox(_to_json, functions)
+        sandbox: TemplateSandbox = found
+        return sandbox
+
+
+def check_arguments(kwargs: dict[str, Any]) -> None:
+    """Refuse template arguments that are the template itself and its tools."""
+    if refused := sorted(_RESERVED.intersection(kwargs)):
+        raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -89,7 +151,7 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     arguments work with all of them.
     """
     chat: list[dict[str, Any]] = []
-    for index, message in enumerate(_plain(list(messages))):
+    for index, message in enumerate(plain(list(messages))):
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{index}] must be an object, got {type(message).__name__}", "messages")
         message = dict(message)
@@ -101,12 +163,20 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     return chat
 
 
-def _plain(data: Any) -> Any:
-    """Only plain data reaches the sandbox: an object's methods could do anything."""
+def plain(data: Any) -> Any:
+    """Only plain data reaches the sandbox: an object's methods could do anything. Raises InvalidRequest."""
     try:
-        return msgspec.to_builtins(data)
+        found = msgspec.to_builtins(data)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"chat messages and template arguments must be plain data: {error}", "messages") from error
+    except RecursionError:
+        raise too_deep() from None
+    return found
+
+
+def too_deep() -> InvalidRequest:
+    """What to say of messages that are nested too deeply."""
+    return InvalidRequest(f"chat messages and template arguments must be nested {MAX_DEPTH} levels deep at most")
 
 
 def _join_parts(parts: list[Any], where: str) -> str:
@@ -130,37 +200,21 @@ def _with_parsed_arguments(call: Any) -> Any:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return call
+    except RecursionError:
+        raise too_deep() from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _make_environment() -> "jinja2.Environment":
-    """Jinja as transformers sets it up, since that is what templates are written and tested for."""
-    # Imported here: most start-ups render no chat at once, and jinja2 costs tens of milliseconds.
+def _raise_exception(message: str) -> None:
     import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; here the block is just its content."""
+    raise jinja2.TemplateError(message)
 
-        tags = {"generation"}
 
-        def parse(self, parser: Any) -> Any:
-            """Put the block's content in the block's place."""
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def _strftime_now(form: str) -> str:
+    if len(form) > _LONGEST_DATE_FORMAT:
+        raise ValueError(f"a date format of more than {_LONGEST_DATE_FORMAT} characters")
+    return datetime.now().strftime(form)
 
 
 def _to_json(

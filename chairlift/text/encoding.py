@@ -1,14 +1,16 @@
 """Texts and pairs of texts as token ids with special tokens, for encoders. Without torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import tokenizers
 
 from chairlift.errors import InputTooLong, InvalidRequest
 from chairlift.runners.items import Encoding
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.tokenizer import Tokenizer, encode_all
 
 Side = Literal["left", "right"]
 
@@ -27,7 +29,8 @@ class Cut(NamedTuple):
 class TextEncoder:
     """Encodes for one model. Safe to share between threads: nothing changes after loading.
 
-    Special tokens and type ids are what the post-processor in tokenizer.json says. A text (or pair) of more than
+    Special tokens and type ids are what the post-processor in tokenizer.json says; what looks like one in a text is
+    text. A text (or pair) of more than
     `max_tokens`, special ones counted, is cut, or refused, as the caller asks.
     """
 
@@ -35,8 +38,8 @@ class TextEncoder:
         """Read the folder's tokenizer. `lowercase` changes texts before it sees them. Raises UnsupportedModel."""
         self.max_tokens = max_tokens
         self._lowercase = lowercase
-        tokenizer = Tokenizer.from_folder(folder)
-        self._backend, self._lengths = tokenizer.backend, tokenizer.lengths
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._backend, self._lengths = self._tokenizer.backend, self._tokenizer.lengths
 
     def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
         """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
@@ -58,25 +61,27 @@ class TextEncoder:
         try:
             if truncate is not False and cut.side == "right":
                 given = [self._head(text, limit, cut) for text in given]
-            # The fast batch call skips character offsets, which nobody here reads.
-            encoded = self._backend.encode_batch_fast(list(given))
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
+        backend = self._backend
+        ids_of: Callable[[tokenizers.Encoding], list[int]] = attrgetter("ids")
+        if any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
+            backend, ids_of = self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
         found = []
-        for index, (text, encoding) in enumerate(zip(given, encoded, strict=True)):
+        for index, (text, encoding) in enumerate(zip(given, encode_all(backend, given), strict=True)):
             if len(encoding) > harmless:
                 if truncate is False:
                     message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
                     raise InputTooLong(message, "input", index)
-                encoding = self._cut(text, limit, cut)
+                encoding = _cut(backend, text, limit, cut)
             types = encoding.type_ids
-            found.append(Encoding(encoding.ids, types if any(types) else None))
+            found.append(Encoding(ids_of(encoding), types if any(types) else None))
         return found
 
     def _refuse_long(self, given: Sequence[str | tuple[str, str]]) -> None:
         """Raise InputTooLong for what is too long whatever its tokens are."""
         for index, text in enumerate(given):
-            parts = (text,) if isinstance(text, str) else text
+            parts = _parts(text)
             # A character has at most four bytes, and a token at least one: short texts need no look.
             if 4 * sum(map(len, parts)) <= self.max_tokens:
                 continue
@@ -97,19 +102,23 @@ class TextEncoder:
             return heads
         return text
 
-    def _cut(self, text: str | tuple[str, str], limit: int, cut: Cut) -> tokenizers.Encoding:
-        """Encode a text or pair that is too long: cut before the special tokens are put around it."""
-        texts = [text] if isinstance(text, str) else list(text)
-        parts = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        room = max(limit - self._backend.num_special_tokens_to_add(len(parts) == 2), 0)
-        if len(parts) == 1:
-            parts[0].truncate(room, direction=cut.side)
-            return self._backend.post_process(parts[0])
-        if cut.second is not None:
-            parts[1].truncate(cut.second, direction=cut.side)
-        # As transformers' longest_first: the shorter part stays whole as long as it is under half.
-        short = min(len(parts[0]), len(parts[1]), room // 2)
-        first = len(parts[0]) <= len(parts[1])
-        parts[0].truncate(short if first else room - short, direction=cut.side)
-        parts[1].truncate(room - short if first else short, direction=cut.side)
-        return self._backend.post_process(parts[0], parts[1])
+
+def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else text
+
+
+def _cut(backend: tokenizers.Tokenizer, text: str | tuple[str, str], limit: int, cut: Cut) -> tokenizers.Encoding:
+    """Encode a text or pair that is too long: cut before the special tokens are put around it."""
+    parts = encode_all(backend, _parts(text), add_special_tokens=False)
+    room = max(limit - backend.num_special_tokens_to_add(len(parts) == 2), 0)
+    if len(parts) == 1:
+        parts[0].truncate(room, direction=cut.side)
+        return backend.post_process(parts[0])
+    if cut.second is not None:
+        parts[1].truncate(cut.second, direction=cut.side)
+    # As transformers' longest_first: the shorter part stays whole as long as it is under half.
+    short = min(len(parts[0]), len(parts[1]), room // 2)
+    first = len(parts[0]) <= len(parts[1])
+    parts[0].truncate(short if first else room - short, direction=cut.side)
+    parts[1].truncate(room - short if first else short, direction=cut.side)
+    return backend.post_process(parts[0], parts[1])

@@ -1,10 +1,13 @@
 """A model folder's tokenizer: text to token ids and back, special tokens, chat template."""
 
-import json
 import os
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 # Set before the library is first used. Its thread pool would fight the model for the cores, and a fork after the pool
 # has started can deadlock; one prompt is encoded on one thread anyway.
@@ -12,10 +15,26 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import tokenizers
 
+from chairlift.bodies import is_deep
 from chairlift.errors import InvalidRequest, UnsupportedModel
-from chairlift.text.chat_template import ChatTemplate
+from chairlift.folders.model_json import read_object
+from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
 from chairlift.text.lengths import TextLengths
+
+if TYPE_CHECKING:
+    from chairlift.text.special_tokens import Lookalikes
+
+# The largest that models come with have some 35 MB.
+_MAX_TOKENIZER_BYTES = 2**28
+
+
+class ChatPrompt(NamedTuple):
+    """A rendered chat. `marked`, if it is there, is what is to be encoded: in it, only the template's own special
+    tokens are any, while the messages hold some that are text."""
+
+    text: str
+    marked: str | None = None
 
 
 class Tokenizer:
@@ -43,6 +62,17 @@ class Tokenizer:
         self.vocab_size = self.vocabulary.size
         self.eos_ids = eos_ids
         self.bos_id = bos_id
+        special = [token for token in backend.get_added_tokens_decoder().values() if token.special and token.content]
+        self._special = sorted({token.content for token in special}, key=len, reverse=True)
+        # What a normalizer makes a special token of can't be seen in a text.
+        self._always = backend.normalizer is not None and any(token.normalized for token in special)
+        self._first = {text[0] for text in self._special}
+        self._pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
+        written = [msgspec.json.encode(text)[1:-1] for text in self._special]
+        self._first_written = {raw[:1] for raw in written}
+        self._pattern_written = re.compile(b"|".join(map(re.escape, written)) or b"(?!)")
+        self._lookalikes: Lookalikes | None = None
+        self._making = threading.Lock()
 
     @classmethod
     def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -54,11 +84,13 @@ class Tokenizer:
                 f"{folder} has no tokenizer.json. Chairlift reads only that format; convert an older tokenizer with "
                 "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then try again."
             )
+        if file.stat().st_size > _MAX_TOKENIZER_BYTES:
+            raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, more than {_MAX_TOKENIZER_BYTES}")
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise UnsupportedModel(f"{file} can't be read: {error}") from error
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_object(folder / "tokenizer_config.json")
         special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
         return cls(
             backend,
@@ -72,23 +104,42 @@ class Tokenizer:
         """The library's own tokenizer, shared: not to be changed."""
         return self._backend
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Pass `add_special_tokens=False` for a rendered chat, which brings its own."""
-        return list(self._encode_batch([text], add_special_tokens)[0].ids)
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, as `encode_batch`."""
+        return self.encode_batch([text], add_special_tokens, parse_special)[0]
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of many texts."""
-        return [list(e.ids) for e in self._encode_batch(texts, add_special_tokens)]
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Token ids of many texts.
 
-    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
-        try:
-            # The fast batch call skips character offsets, which nobody here reads.
-            encodings: list[tokenizers.Encoding] = self._backend.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
-            )
-        except (TypeError, UnicodeError) as error:
-            raise InvalidRequest("the prompt is not valid Unicode text (it holds a lone surrogate?)") from error
-        return encodings
+        `add_special_tokens` puts around each what the tokenizer says. Without `parse_special`, what looks like a
+        special token in a text is text. Raises InvalidRequest if one is not Unicode.
+        """
+        if not parse_special and any(map(self.has_special, texts)):
+            lookalikes = self.lookalikes
+            return list(map(lookalikes.ids, encode_all(lookalikes.backend, texts, add_special_tokens)))
+        return [list(each.ids) for each in encode_all(self._backend, texts, add_special_tokens)]
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Token ids of a rendered chat, which brings its own special tokens."""
+        if prompt.marked is None:
+            return self.encode(prompt.text, add_special_tokens=False)
+        return self.lookalikes.ids(encode_all(self.lookalikes.backend, [prompt.marked], False)[0])
+
+    def has_special(self, text: str) -> bool:
+        """Whether a text may hold what looks like a special token."""
+        return self._always or (any(first in text for first in self._first) and self._pattern.search(text) is not None)
+
+    @property
+    def lookalikes(self) -> "Lookalikes":
+        """What keeps special tokens apart from texts that look like them; made when it is first needed."""
+        with self._making:
+            if self._lookalikes is None:
+                from chairlift.text.special_tokens import Lookalikes
+
+                self._lookalikes = Lookalikes(self._backend, self._special)
+            return self._lookalikes
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Ids outside the vocabulary give nothing."""
@@ -107,24 +158,58 @@ class Tokenizer:
         """Whether `render_chat` can work at all."""
         return self._chat_template.available
 
-    def render_chat(self, messages: Sequence[Any], add_generation_prompt: bool = True, **template_kwargs: Any) -> str:
-        """The prompt of a chat, special tokens included: encode it with `add_special_tokens=False`.
+    def render_chat(
+        self,
+        messages: Sequence[Any],
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+        quick: bool = False,
+    ) -> ChatPrompt:
+        """The prompt of a chat, special tokens included. What looks like one in the messages stays text.
 
-        `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...).
+        `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...). Raises
+        InvalidRequest, and with `quick` TooSlow for a rendering that should not be waited for.
         """
-        return self._chat_template.render(messages, add_generation_prompt, template_kwargs)
+        arguments = plain(dict(template_kwargs or {}))
+        check_arguments(arguments)
+        chat = normalize_messages(messages)
+        written = _written([chat, arguments])
+        if not self._always:
+            holds = any(first in written for first in self._first_written)
+            if not holds or self._pattern_written.search(written) is None:
+                size = len(written)
+                return ChatPrompt(self._chat_template.render(chat, add_generation_prompt, arguments, size, quick))
+        hidden = self.lookalikes
+        chat, arguments = hidden.hide(chat), hidden.hide(arguments)
+        text = self._chat_template.render(chat, add_generation_prompt, arguments, len(written), quick)
+        return ChatPrompt(hidden.show(text), hidden.show(hidden.mark(text)))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+def encode_all(
+    backend: tokenizers.Tokenizer, texts: Sequence[Any], add_special_tokens: bool = True
+) -> list[tokenizers.Encoding]:
+    """Encode texts, or pairs of them. Raises InvalidRequest if one is not Unicode."""
     try:
-        data = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UnsupportedModel(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise UnsupportedModel(f"{file} must hold a JSON object")
-    return data
+        # The fast batch call skips character offsets, which nobody here reads.
+        encodings: list[tokenizers.Encoding] = backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+    except (TypeError, UnicodeError) as error:
+        raise InvalidRequest("the prompt is not valid Unicode text (it holds a lone surrogate?)") from error
+    return encodings
+
+
+def _written(data: Any) -> bytes:
+    """Plain data as JSON. Raises InvalidRequest if it is nested too deeply, or is not Unicode."""
+    try:
+        raw = msgspec.json.encode(data)
+    except RecursionError:
+        raise too_deep() from None
+    except UnicodeError as error:
+        raise InvalidRequest("the messages are not valid Unicode text (a lone surrogate?)", "messages") from error
+    if is_deep(raw):
+        raise too_deep()
+    return raw
 
 
 def _content(token: Any) -> str | None:
@@ -136,9 +221,9 @@ def _content(token: Any) -> str | None:
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
     found: list[int] = []
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     nested = config.get("text_config")
-    for source in (_read_json(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
+    for source in (read_object(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
         value = source.get("eos_token_id")
         found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     if eos_token is not None and (token_id := backend.token_to_id(eos_token)) is not None:

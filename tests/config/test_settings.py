@@ -9,6 +9,7 @@ import pytest
 
 from chairlift.cli import main
 from chairlift.config.flags import HELP, add_flags, model_flags
+from chairlift.config.foreign import INSTEAD, OURS
 from chairlift.config.items import ItemConfig
 from chairlift.config.run import add_flags as add_run_flags
 from chairlift.config.run import run_config
@@ -101,6 +102,80 @@ def test_a_file_may_have_several_models(tmp_path: Path) -> None:
     assert (chat.max_num_seqs, embed.max_batch_tokens, net.kind) == (3, 4096, "onnx")
 
 
+def test_a_version_may_be_a_whole_number(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text('[models.a]\nmodel = "m"\nversion = 2\n')
+    assert settings(tmp_path).models[0].share.version == "2"
+
+
+@pytest.mark.parametrize("models", [SEVERAL, 'port = 7\nmodel = "net.onnx"\nmax_batch_size = 3\n'])
+def test_a_model_on_the_command_line_goes_before_those_of_a_file_that_lies_there(models: str, tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text(models)
+    made = settings(tmp_path, "encoder")
+    assert [served.name for served in made.models] == ["encoder"]
+    assert only(made) == ItemConfig(model="encoder")
+    # The server is the same, whatever it serves: a key that it asks for must not be lost.
+    assert made.server.port == 7
+    assert "chairlift.toml here names other models than encoder: of its settings the server's hold (port)" in made.note
+    assert settings(tmp_path).note == ""
+
+
+def test_a_file_that_names_no_model_or_the_same_one_holds(tmp_path: Path) -> None:
+    for named in ("", 'model = "./m"\n'):
+        (tmp_path / "chairlift.toml").write_text(f"max_num_seqs = 3\n{named}")
+        made = settings(tmp_path, "m")
+        config = only(made)
+        assert isinstance(config, SequenceConfig)
+        assert (config.max_num_seqs, made.note) == (3, "")
+
+
+def test_a_file_that_was_asked_for_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text(SEVERAL)
+    with pytest.raises(ConfigError, match="--model is a model's setting, but"):
+        settings(tmp_path, "encoder", "--config", "chairlift.toml")
+
+
+def test_a_key_that_is_unknown_is_one_in_a_file_that_is_passed_over_too(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text('api_kye = "k"\n[models.a]\nmodel = "m"\n')
+    with pytest.raises(ConfigError, match="did you mean 'api_key'"):
+        settings(tmp_path, "encoder")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["CHAIRLIFT_SERVICE_PORT", "CHAIRLIFT_PORT_8000_TCP_ADDR", "CHAIRLIFT_HTTP_PORT", "CHAIRLIFT_HISTORIES", "PORTS"],
+)
+def test_variables_of_others_are_passed_over(variable: str, tmp_path: Path) -> None:
+    assert settings(tmp_path, env={variable: "tcp://10.0.0.1:80"}) == settings(tmp_path)
+
+
+def test_names_of_other_servers_lead_to_settings_that_there_are() -> None:
+    assert set(OURS.values()) <= set(FIELDS)
+    assert not (OURS.keys() | INSTEAD.keys() - {"model"}) & set(FIELDS)
+    assert not OURS.keys() & INSTEAD.keys()
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "says"),
+    [
+        ("serve", "--max-num-sequences", "there is no --max-num-sequences; did you mean --max-num-seqs?"),
+        ("serve", "--hostname=::1", "there is no --hostname; that is --host here"),
+        ("serve", "--tensor-parallel-size", "there is no --tensor-parallel-size; leave it out: a model runs on one"),
+        ("serve", "--enforce-eager", "leave it out: not needed, because there are no CUDA graphs"),
+        ("serve", "--model-repository", "give each model a table [models.NAME] in chairlift.toml"),
+        ("serve", "--max-concurrent-requests", "that is --max-waiting here"),
+        ("serve", "--model", "name the model as the first argument"),
+        ("serve", "--qqqq", "there is no --qqqq\n"),
+        ("run", "--concurency", "did you mean --concurrency?"),
+        ("bench", "--quick", "there is no --quick"),
+    ],
+)
+def test_a_flag_that_there_is_not(command: str, flag: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"serve": [], "run": ["in.jsonl", "-o", "out.jsonl"], "bench": ["strategies"]}[command]
+    with pytest.raises(SystemExit) as left:
+        main([command, *more, flag])
+    assert (left.value.code, says in capsys.readouterr().err) == (2, True)
+
+
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "all.toml").write_text('[models.a]\nmodel = "../encoder"\n')
@@ -129,7 +204,10 @@ def test_classes_in_a_file_are_found_from_it(model: str, expected: str, tmp_path
         ('[models.a]\nmodel = "m"\nwait = 1', [], "unknown key 'models.a.wait'"),
         ('seed = 1\n[models.a]\nmodel = "m"', [], "seed is a model's setting"),
         ('[models.a]\nmodel = "m"', ["--seed", "1"], "--seed is a model's setting"),
-        ('[models.a]\nmodel = "m"\nweight = "1"', [], r"models\.a\.weight: expected float"),
+        ('[models.a]\nmodel = "m"\nweight = "1"', [], r"models\.a\.weight: must be a number, got '1'"),
+        ('[models.a]\nmodel = "m"\nversion = 1.5', [], r"models\.a\.version: must be text, got 1\.5"),
+        ('[models.a]\nmodel = "m"\ninstance_group = 1', [], "unknown key 'models.a.instance_group'"),
+        ('[models.a]\nmodel = "m"\nhttp_port = 1', [], "unknown key 'models.a.http_port'$"),
         ('[models.a]\nmodel = "m"\nweight = -1', [], "weight must not be negative"),
         ('[models.a]\nmodel = "m"\nmax_batch_size = 1', [], r"models\.a\.max_batch_size has no effect on 'm'"),
         ('[models.a]\nmodel = "encoder"\nmax_num_seqs = 1', [], r"models\.a\.max_num_seqs has no effect on 'encoder'"),
@@ -198,6 +276,7 @@ ODD: dict[str, Any] = {
     "order": "shortest",
     "enable_prefix_caching": False,
     "bisect": False,
+    "standby": "always",
     "log_level": "debug",
     "max_wait_ms": 2.5,
     "kv_cache_gb": 1.5,
@@ -256,12 +335,25 @@ def test_docs_name_every_setting() -> None:
     [
         ("max_seqs = 1", {}, "unknown key 'max_seqs'; did you mean 'max_num_seqs'"),
         ("[engine]\nseed = 1", {}, "unknown key 'engine'"),
-        ('port = "80"', {}, r"chairlift\.toml: port: expected int, got str, got '80'"),
+        ('port = "80"', {}, r"chairlift\.toml: port: must be a whole number, got '80'"),
+        ("api_key = 1", {}, r"chairlift\.toml: api_key: must be text, got 1"),
+        (
+            "tensor_parallel_size = 2",
+            {},
+            "key 'tensor_parallel_size'; leave it out: a model runs on one device",
+        ),
+        ("gpu_memory_utilization = 0.9", {}, "'gpu_memory_utilization'; that is 'kv_cache_gb' here"),
+        (
+            "",
+            {"CHAIRLIFT_MAX_NUM_SEQ": "4"},
+            "NUM_SEQ is no setting; did you mean CHAIRLIFT_MAX_NUM_SEQS",
+        ),
+        ("", {"CHAIRLIFT_HOSTNAME": "x"}, "CHAIRLIFT_HOSTNAME is no setting; that is CHAIRLIFT_HOST here"),
         ("port =", {}, "not valid TOML"),
         ('order = "longest"', {}, r"chairlift\.toml: order: must be one of arrival, shortest, got 'longest'"),
         ("priority_ageing_ms = -1", {}, "priority_ageing_ms must not be negative"),
         ('strategy = "fast"', {}, "strategy: must be one of none, static, dynamic, continuous, got 'fast'"),
-        ("", {"CHAIRLIFT_PORT": "many"}, "CHAIRLIFT_PORT: expected int"),
+        ("", {"CHAIRLIFT_PORT": "many"}, "CHAIRLIFT_PORT: must be a whole number, got 'many'"),
         ("", {"CHAIRLIFT_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
         ("port = 70000", {}, "port must be between"),
         ("max_stop_strings = 17", {}, "max_stop_strings must be between 1 and 16"),
@@ -270,7 +362,7 @@ def test_docs_name_every_setting() -> None:
         ("batch_size = 0", {}, "batch_size must be at least 1"),
         ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is no folder or file"),
-        ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, "warm_up_sizes: expected int"),
+        ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, r"warm_up_sizes: \[1\] must be a whole number, got"),
         ('allowed_origins = ["https://a.example/"]', {}, "allowed_origins must be like 'https://app.example.com'"),
         ('allowed_origins = ["null"]', {}, "allowed_origins must be like"),
         ('allowed_hosts = ["a.example:80"]', {}, "allowed_hosts must be names or addresses without a port"),

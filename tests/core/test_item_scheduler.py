@@ -460,14 +460,124 @@ def test_the_memory_limit_counts_size_so_that_small_items_are_not_held_back() ->
     assert len(ids(s.schedule(1.0))) == 32
 
 
-@pytest.mark.parametrize("failure", [Failure.DIED, Failure.TIMED_OUT])
-def test_an_item_that_kills_its_process_every_time_is_found(failure: Failure) -> None:
+DEADLY = pytest.mark.parametrize("failure", [Failure.DIED, Failure.TIMED_OUT])
+
+
+@DEADLY
+@pytest.mark.parametrize("culprit", ["0", "9", "63"])
+def test_who_kills_or_hangs_an_instance_is_found_with_one_more_such_call(failure: Failure, culprit: str) -> None:
     s = scheduler(max_batch_size=64, retries=2)
     fill(s, range(64))
-    ended, calls = run_all(s, lambda names: failure if "9" in names else None)
-    assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == ["9"]
-    assert "calls" in ended["9"].detail
-    assert len(calls) <= 1 + 12 + 2
+    deaths: list[set[str]] = []
+
+    def fails(names: list[str]) -> Failure | None:
+        if culprit in names:
+            deaths.append(set(names))
+            return failure
+        return None
+
+    ended, _ = run_all(s, fails)
+    assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == [culprit]
+    assert ended[culprit].detail == "broke (in each of 3 calls)"
+    assert [len(names) for names in deaths] == [64, 1, 1]
+    assert list(ended)[-1] == culprit, "nobody waits for the last try"
+    assert s.num_bisections == 1
+    assert not s.searching
+
+
+@DEADLY
+def test_a_large_batch_is_taken_into_few_parts(failure: Failure) -> None:
+    s = scheduler(max_batch_size=1000)
+    fill(s, range(1000))
+    ended, calls = run_all(s, lambda names: failure if "500" in names else None)
+    assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == ["500"]
+    assert calls.count(16) == 62
+    assert len(calls) <= 1 + 64 + 16 + 1
+
+
+@DEADLY
+def test_more_than_four_who_kill_end_the_search_for_all_who_wait_in_it(failure: Failure) -> None:
+    s = scheduler(max_batch_size=64)
+    fill(s, range(64))
+    bad = {"3", "20", "40", "41", "50"}
+    ended, calls = run_all(s, lambda names: failure if bad & set(names) else None)
+    errors = {name: each.detail for name, each in ended.items() if each.reason is FinishReason.ERROR}
+    assert errors.keys() == bad | {str(number) for number in range(51, 64)}
+    assert all("too many to look for each" in detail for detail in errors.values())
+    assert len(calls) == 1 + 51
+    assert not s.searching
+    fill(s, "a")
+    assert ids(s.schedule(1.0)) == ["a"], "and others are served"
+
+
+def test_four_who_kill_are_found() -> None:
+    s = scheduler(max_batch_size=64)
+    fill(s, range(64))
+    bad = {"3", "20", "40", "63"}
+    ended, _ = run_all(s, lambda names: Failure.DIED if bad & set(names) else None)
+    assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
+
+
+def test_suspects_run_side_by_side_and_leave_an_instance_for_new_work() -> None:
+    s = scheduler(num_instances=2, max_batch_size=4)
+    fill(s, "abcd")
+    s.update(s.schedule(0.0), BatchResult(seconds=0.0, failure=Failure.TIMED_OUT), 0.1)
+    assert s.searching
+    first, second = s.schedule(0.1), s.schedule(0.1)
+    assert (ids(first), ids(second)) == (["a"], ["b"])
+    assert s.schedule(0.1) is None
+    fill(s, "xy", 0.2)
+    went_well(s, second, 0.2)
+    new = s.schedule(0.2)
+    assert ids(new) == ["x", "y"], "while the other may hang"
+    went_well(s, new, 0.3)
+    third = s.schedule(0.3)
+    assert ids(third) == ["c"], "nobody new waits"
+    s.instance_lost(first.instance)
+    s.update(first, BatchResult(seconds=0.0, failure=Failure.TIMED_OUT), 0.4)
+    fill(s, "z", 0.4)
+    went_well(s, third, 0.4)
+    assert ids(s.schedule(0.4)) == ["d"], "there is no other instance now"
+
+
+def test_nothing_is_sent_ahead_to_an_instance_that_may_hang() -> None:
+    s = ItemScheduler(BatchLimits(max_batch_size=2), ahead=True)
+    fill(s, "ab")
+    s.update(s.schedule(0.0), BatchResult(seconds=0.0, failure=Failure.DIED), 0.1)
+    for now in (0.2, 0.3):
+        suspect = s.schedule(now)
+        assert len(ids(suspect)) == 1
+        fill(s, [f"new {now}"], now)
+        assert s.schedule(now) is None
+        went_well(s, suspect, now)
+    assert s.schedule(0.4).ahead is False
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_deadlines_hold_for_those_who_are_tried_again(background: bool) -> None:
+    s = trained(0.001, 0.001)
+    fill(s, "abc", deadline=1.0, background=background)
+    fill(s, "d", background=background)
+    batch = s.schedule(0.0)
+    assert len(ids(batch)) == 4
+    s.instance_lost(0)
+    s.update(batch, BatchResult(seconds=0.0, failure=Failure.TIMED_OUT), 0.5)
+    assert s.schedule(0.5) is None
+    assert s.ask_again == pytest.approx(1.0)
+    assert s.schedule(s.ask_again) is None
+    assert [each.id for each in s.take_dropped()] == ["a", "b", "c"]
+    s.instance_back(0)
+    assert ids(s.schedule(2.0)) == ["d"]
+
+
+def test_an_aborted_suspect_ends_the_search() -> None:
+    s = scheduler(max_batch_size=2)
+    fill(s, "ab")
+    s.update(s.schedule(0.0), BatchResult(seconds=0.0, failure=Failure.DIED), 0.1)
+    for name in "ab":
+        assert s.searching
+        s.abort(name)
+    assert not s.searching
 
 
 def test_an_item_alone_is_tried_again_as_often_as_allowed() -> None:

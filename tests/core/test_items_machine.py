@@ -19,9 +19,10 @@ CALLS_PER_HISTORY = 60
 
 
 def draw_setup(dice: Dice) -> Setup:
+    deadly = dice.integer(0, 1) == 0
     target = pick(dice, (None, None, None, 0.05))
     limits = BatchLimits(
-        max_batch_size=dice.integer(1, 8),
+        max_batch_size=dice.integer(8, 16) if deadly else dice.integer(1, 8),
         max_wait=0.0 if target else pick(dice, (0.0, 0.0, 0.02)),
         max_batch_tokens=pick(dice, (None, None, 6, 20)),
         max_waiting=pick(dice, (3, 30, 30, 1000)),
@@ -40,7 +41,7 @@ def draw_setup(dice: Dice) -> Setup:
     culprits = None
     if dice.integer(0, 2) == 0:
         culprits = frozenset(f"i{dice.integer(0, 39)}" for _ in range(dice.integer(0, 3)))
-    return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0)
+    return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0, deadly=deadly)
 
 
 def draw_item(dice: Dice, world: World) -> Item:
@@ -60,7 +61,7 @@ def take_turn(dice: Dice, world: World) -> None:
     """Make one call, drawn by chance."""
     choice = dice.integer(0, 15)
     if choice <= 5:
-        for _ in range(dice.integer(1, 6)):
+        for _ in range(dice.integer(1, 12 if world.setup.deadly else 6)):
             world.add(draw_item(dice, world))
     elif choice == 6 and world.guests:
         world.abort(pick(dice, list(world.guests)))
@@ -93,6 +94,17 @@ def end_a_batch(dice: Dice, world: World) -> None:
     seconds = (0.004 + 0.001 * batch.computed) * pick(dice, (1, 1, 1, 1, 1.2, 0.8, 10, 0))
     world.now += seconds + pick(dice, (0, 0.0005))
     world.finish(batch, failure, errors, seconds, idle=pick(dice, (0.0, 0.0001, 0.001, 0.01, None)))
+    if failure is Failure.DIED and world.setup.deadly:
+        die_on(dice, world)
+
+
+def die_on(dice: Dice, world: World) -> None:
+    """A model that is itself at fault ends its process with whatever it is given."""
+    for _ in range(dice.integer(0, 20)):
+        batch = world.schedule()
+        if batch is None or batch.ahead:
+            return
+        world.finish(batch, Failure.DIED, {}, 0.0)
 
 
 def lose_both(dice: Dice, world: World, number: int) -> None:
@@ -160,6 +172,8 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
         kinds = (
             *Failure,
             "sent ahead",
+            "kept for new work",
+            "given up",
             "dropped",
             "passed over",
             "queue_full",

@@ -112,6 +112,33 @@ def test_a_signal_stops_it_in_order(signum: int, tmp_path: Path) -> None:
     assert len({result["custom_id"] for result in results(tmp_path / "out.jsonl")}) == 1960
 
 
+@pytest.mark.parametrize("what", ["out.jsonl", "out.jsonl.job"])
+def test_what_is_taken_away_while_it_runs_is_noticed(what: str, tmp_path: Path) -> None:
+    write_mixed(tmp_path / "in.jsonl", 5000)
+    going = RunProcess(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    going.wait_for(tmp_path / "out.jsonl")
+    (tmp_path / what).unlink()
+    status, printed = going.wait()
+    assert status == 1, printed
+    assert f"{what} was taken away" in printed
+    assert "model busy" not in printed, "no table that says what was done"
+    status, printed = run(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    assert status == 1, printed
+    assert ("fewer than the" if what == "out.jsonl" else "belongs to no unfinished run") in printed
+
+
+def test_an_output_that_is_taken_away_at_the_end_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mixed(tmp_path / "in.jsonl", 40)
+    support = Path(__file__).parents[1] / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support.parents[1]), str(support)]))
+    # Comes when all is committed, and before the run is noted as complete.
+    monkeypatch.setattr("chairlift.run.main.Display.close", lambda self: (tmp_path / "out.jsonl").unlink())
+    assert "out.jsonl was taken away" in refusal(tmp_path, capsys, "in.jsonl", "-o", "out.jsonl", *SLOW)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def killed_and_taken_up(folder: Path, arguments: tuple[str, ...], kills: int, seed: int) -> None:
     """Kill the group, the front alone or the worker alone, at random moments; then let it end."""
     luck = random.Random(seed)

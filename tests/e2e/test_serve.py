@@ -261,14 +261,32 @@ def test_model_that_cannot_load_ends_the_server(model: Path, tmp_path: Path) -> 
     shutil.copytree(model, broken)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    made = subprocess.run(
+        [sys.executable, "-P", "-m", "chairlift.cli", "serve", "--port", "0", str(broken)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (made.returncode, made.stdout) == (1, "")
+    assert made.stderr.startswith("chairlift: broken: model_type 'mamba' is not supported")
+
+
+def test_model_whose_weights_are_missing_is_never_said_to_be_served(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken, ignore=shutil.ignore_patterns("*.safetensors"))
     with Server(str(broken)) as server:
-        assert server.process.wait(30) == 1
+        assert server.process.wait(60) == 1
         server._reader.join(5)
-        assert "mamba" in "".join(server.lines)
+        said = "".join(server.lines)
+    assert "safetensors" in said
+    assert "serves" not in said
 
 
 def test_front_never_imports_torch() -> None:
     modules = "chairlift.cli, chairlift.run.main, chairlift.server.front, chairlift.text.encoding"
+    modules += ", chairlift.runners.check_model"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     made = subprocess.run(
         [sys.executable, "-c", code],

@@ -130,3 +130,18 @@ def test_bfloat16_is_refused_by_name() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(TypeError, match="bfloat16"):
         encode(np.zeros(3, dtype=ml_dtypes.bfloat16))
+
+
+def test_what_is_nested_too_deeply_is_refused_before_it_is_sent() -> None:
+    deep: object = 1
+    for _ in range(96):
+        deep = [deep]
+    assert decode([memoryview(frame) for frame in encode(deep)]) == deep
+    for value in ([deep], {"a": deep}, [[1], {"b": (deep,)}]):
+        with pytest.raises(ValueError, match="96 levels"):
+            encode(value)
+    twice: list[object] = [1]
+    for _ in range(60):
+        twice = [twice, twice]
+    with pytest.raises(ValueError, match="96 levels"):
+        encode(twice)

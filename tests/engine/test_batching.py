@@ -49,6 +49,21 @@ def test_a_function_is_called_with_one_item() -> None:
     assert double.__doc__ == "Twice each."
 
 
+def test_a_bare_decorator_has_the_defaults() -> None:
+    @chairlift.batched
+    def triple(items: list[int]) -> list[int]:
+        return [item * 3 for item in items]
+
+    @chairlift.batched
+    async def atriple(items: list[int]) -> list[int]:
+        return [item * 3 for item in items]
+
+    async def body() -> int:
+        return await atriple(5)
+
+    assert (triple(4), asyncio.run(body())) == (12, 15)
+
+
 def test_callers_in_many_threads_share_batches() -> None:
     sizes, gate = [], threading.Event()
 
@@ -411,6 +426,12 @@ def stacked(images: np.ndarray) -> np.ndarray:
     return images
 
 reveal_type(stacked(np.zeros(3)))
+
+@chairlift.batched
+def bare(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+reveal_type(bare("a"))
 """
 
 
@@ -427,7 +448,7 @@ def test_checkers_know_the_types(tmp_path: Path) -> None:
     )
     revealed = [line.split("Revealed type is ")[1] for line in run.stdout.splitlines() if "Revealed" in line]
     names = [each.strip('"').removeprefix("builtins.") for each in revealed]
-    assert names == ["int", "int", "int", "int", "float", "Any", "Any"], run.stdout
+    assert names == ["int", "int", "int", "int", "float", "Any", "Any", "int"], run.stdout
     errors = [line for line in run.stdout.splitlines() if "error:" in line]
     assert len(errors) == 3, run.stdout
     assert 'incompatible type "int"; expected "str"' in errors[0]
@@ -437,7 +458,7 @@ def test_checkers_know_the_types(tmp_path: Path) -> None:
 
 def test_help_shows_every_setting_with_its_default() -> None:
     shown = inspect.signature(chairlift.batched).parameters
-    assert shown.keys() == {"stack", *batching.BatchedSettings.__annotations__}
+    assert shown.keys() == {"function", "stack", *batching.BatchedSettings.__annotations__}
     assert str(shown["max_batch_size"]) == "max_batch_size: int = 32"
     assert str(shown["timeout_ms"]) == "timeout_ms: float | None = None"
     assert "priority_ageing_ms: float = 1000.0" in pydoc.render_doc(chairlift.batched, renderer=pydoc.plaintext)
@@ -447,5 +468,5 @@ def test_settings_that_there_are_not_are_refused_by_name() -> None:
     given: Any = {"max_batch": 8}
     with pytest.raises(TypeError, match=r"no setting max_batch; it takes stack, max_batch_size, "):
         chairlift.batched(**given)
-    with pytest.raises(TypeError, match="positional"):
-        chairlift.batched(double)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="takes a function, and settings by keyword, not 8"):
+        chairlift.batched(8)  # type: ignore[call-overload]

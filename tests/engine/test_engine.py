@@ -203,11 +203,11 @@ class FailsOnce(DecoderRunner):
 
     def execute(self, step: Step) -> StepResult:
         if step.id == 2:
-            raise MemoryError("no room for the activations")
+            raise MemoryError("no room for the activations\nof 4 sequences")
         return super().execute(step)
 
 
-def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> None:
+def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]], caplog: pytest.LogCaptureFixture) -> None:
     settings = config(max_num_seqs=4)
     engine = Engine(settings, FailsOnce(settings))
     jobs = requests()
@@ -227,6 +227,10 @@ def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]]) -> 
     assert all("no room for the activations" in str(ends[name].detail) for name in failed)
     assert {n: t for n, t in tokens.items() if n not in failed} == {n: t for n, t in alone.items() if n not in failed}
     assert engine.pool.num_used == 0
+    (line,) = caplog.messages
+    assert line.startswith("step 2 with ")
+    assert line.endswith(" ran out of memory: MemoryError: no room for the activations")
+    assert caplog.records[0].exc_info is None
 
 
 def test_prompt_logprobs_come_once_and_whole_across_a_preemption() -> None:
@@ -245,7 +249,7 @@ def test_prompt_logprobs_come_once_and_whole_across_a_preemption() -> None:
                 assert update.id not in seen
                 seen[update.id] = [entry.token_id for entry in update.prompt_logprobs]
     assert engine.scheduler.num_preemptions > 0
-    assert seen == {job.id: job.prompt_ids[1:] for job in jobs if len(job.prompt_ids) > 1}
+    assert seen == {job.id: job.prompt_ids[1:] for job in jobs}
 
 
 def test_abort_frees_blocks_and_the_rest_go_on(alone: dict[str, list[int]]) -> None:

@@ -20,7 +20,8 @@ from chairlift.core.items.item import Failure
 from chairlift.engine import supervisor
 from chairlift.engine.items.call import CallFailed
 from chairlift.engine.items.process_executor import ProcessExecutor
-from chairlift.errors import Unavailable
+from chairlift.engine.items.worker import compute
+from chairlift.errors import BadItem, Unavailable
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
 
@@ -67,13 +68,18 @@ def test_results_errors_and_arrays() -> None:
         async with started(config("Doubles", num_threads=1)) as executor:
             assert executor.info is not None
             assert executor.info.task == "python"
-            made = await executor.run([1, "own error", {"x": np.arange(3000.0)}, "threads", "odd", "a"])
+            made = await executor.run([1, "own error", {"x": np.arange(3000.0)}, "threads", "odd", "a", "deep"])
             assert made.seconds > 0
             assert shown(made.results[:2]) == [2, "RequestFailed: ValueError: mine alone"]
             np.testing.assert_array_equal(made.results[2]["x"], np.arange(3000.0) * 2)
             assert made.results[3] == "1"
             assert str(made.results[4]).startswith("the result can't be sent: TypeError: builtins.complex")
             assert made.results[5] == "aa"
+            refused = await executor.run(["refused", 2])
+            assert shown(refused.results) == ["BadItem: a number is wanted", 4]
+            assert str(made.results[6]).startswith(
+                "the result can't be sent: ValueError: the value is nested more than"
+            )
             raised = await failure_of(executor, 1, "poison")
             assert (raised.failure, raised.detail) == (Failure.RAISED, "RuntimeError: poisoned")
             unsent = await failure_of(executor, 1, object())
@@ -94,6 +100,34 @@ def test_running_out_of_memory_is_told_apart() -> None:
             assert (await executor.run(range(4))).results == [0, 2, 4, 6]
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError("no room\nfor 2"), "a call of 2 items failed: MemoryError: no room"),
+        (
+            RuntimeError("CUDA out of memory. " + 400 * "x"),
+            "a call of 2 items failed: RuntimeError: CUDA out of memory. x",
+        ),
+        (BadItem("odd"), "a call of 2 items failed: BadItem: odd"),
+    ],
+)
+def test_what_a_traceback_would_not_explain_is_one_line_of_the_log(
+    error: Exception, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        def run(self, payloads: list[int]) -> list[int]:
+            raise error
+
+    fails: Any = Fails()
+    with pytest.raises(CallFailed):
+        compute(fails, [1, 2])
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().startswith(line)
+    assert len(record.getMessage().splitlines()) == 1
+    assert len(record.getMessage()) < 400
 
 
 def test_a_hanging_call_is_ended_and_the_next_one_runs() -> None:
@@ -261,7 +295,7 @@ def test_encoders_get_encodings() -> None:
             assert (executor.info.task, executor.info.dimensions) == ("embed", 64)
             results = (await executor.run(texts)).results
             np.testing.assert_allclose(results[:2], expected[:2], rtol=1e-6)
-            assert shown(results[2:]) == ["RequestFailed: InvalidRequest: token ids must be from 0 to 319"]
+            assert shown(results[2:]) == ["BadItem: token ids must be from 0 to 319"]
             assert (await failure_of(executor, "no encoding")).detail.startswith("the payload can't be read")
 
     asyncio.run(body())

@@ -17,7 +17,7 @@ from chairlift.core.items.limits import BatchLimits
 from chairlift.engine import supervisor
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
-from chairlift.errors import ChairliftError, RequestFailed
+from chairlift.errors import BadItem, ChairliftError, RequestFailed
 
 pytestmark = pytest.mark.processes
 MODELS = Path(__file__).parents[1] / "support" / "worker_models.py"
@@ -72,6 +72,17 @@ def test_one_poison_item_of_64_fails_alone() -> None:
             assert results[:37] + results[38:] == [2 * n for n in range(64) if n != 37]
             assert len(served.calls) - 1 <= 2 * math.log2(64)
             assert served.executors[0].restarts == 0
+
+    asyncio.run(body())
+
+
+def test_an_item_that_a_call_refuses_is_found_and_refused_alone() -> None:
+    async def body() -> None:
+        async with serving("Doubles", BatchLimits(max_batch_size=8)) as served:
+            *others, refused = await served.ask([*range(7), "refused late"])
+            assert others == [2 * i for i in range(7)]
+            assert isinstance(refused, BadItem)
+            assert str(refused) == "a number was wanted"
 
     asyncio.run(body())
 

@@ -89,6 +89,25 @@ def test_logprobs_are_of_the_tokens_chosen(llm: LLM) -> None:
         assert token in entry
 
 
+def test_prompt_logprobs_of_one_token_are_a_lone_none(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    one, plain = llm.generate([[5], [5]], [params, GREEDY], use_tqdm=False)
+    assert one.prompt_logprobs == [None]
+    assert plain.prompt_logprobs is None
+
+
+def test_the_package_lists_what_it_has() -> None:
+    assert dir(chairlift) == sorted(chairlift.__all__)
+
+
+def test_an_ignored_eos_is_not_sampled_before_min_tokens(llm: LLM) -> None:
+    eos_ids = llm.tokenizer.eos_ids
+    wanted = dict.fromkeys(eos_ids, 100.0)
+    params = SamplingParams(temperature=0, max_tokens=6, min_tokens=4, ignore_eos=True, logit_bias=wanted)
+    made = llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids
+    assert [token in eos_ids for token in made] == [False] * 4 + [True] * 2
+
+
 def test_metrics_are_in_the_order_of_a_life(llm: LLM) -> None:
     for output in llm.generate(["one", "two", "three"] * 6, GREEDY, use_tqdm=False):
         life = output.metrics
@@ -135,6 +154,8 @@ def test_parameters_out_of_range_are_refused_by_name(field: str, value: float) -
 
 
 def test_settings_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"no folder 'no/such'.* names of the Hub are not downloaded"):
+        LLM("no/such")
     with pytest.raises(TypeError, match="max_num_sequences"):
         chairlift.LLM(demo_path(), max_num_sequences=3)
     with pytest.raises(TypeError, match="served_model_name"):

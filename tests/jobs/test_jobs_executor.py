@@ -13,7 +13,7 @@ import pytest
 from support.items_harness import function
 from support.job_harness import URL, Flow, Scripted, app_of, batch_line, check_doubled, results, write_doubling
 
-from chairlift.errors import JobError, StorageFull
+from chairlift.errors import JobError, StorageFull, StorageLost
 from chairlift.jobs import retry
 from chairlift.jobs.executor import MAX_AHEAD, JobOutcome
 from chairlift.jobs.retry import Attempts, LineVerdict
@@ -203,10 +203,11 @@ class Holds(Scripted):
     def __init__(self, first: int) -> None:
         super().__init__()
         self.first = first
+        self.woken = asyncio.Event()
 
     async def answer(self, body: Any) -> tuple[int, Any]:
         if len(self.seen) > self.first:
-            await asyncio.Event().wait()
+            await self.woken.wait()
         return 200, {}
 
 
@@ -380,6 +381,37 @@ def test_a_result_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     flow.output.write_text("")
     with pytest.raises(JobError, match="fewer than the"):
         flow.run()
+
+
+@pytest.mark.parametrize("what", ["out.jsonl", "jobs.sqlite", "jobs.sqlite-wal"])
+@pytest.mark.parametrize("how", ["removed", "replaced", "overwritten"])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_was_kept_is_taken_away_while_it_runs(what: str, how: str, quiet: bool, tmp_path: Path) -> None:
+    if (what, how) == ("jobs.sqlite-wal", "overwritten"):
+        pytest.skip("what is in its log only SQLite knows")
+    app = Holds(40)
+    flow, _ = scripted(tmp_path, *([] for _ in range(100)), app=app)
+    path = tmp_path / what
+
+    async def take(flow: Flow) -> None:
+        while not flow.output.exists() or flow.output.read_bytes().count(b"\n") < 40:
+            await asyncio.sleep(0.005)
+        other = tmp_path / "other"
+        other.write_text("something else")
+        if how == "removed":
+            path.unlink()
+        elif how == "replaced":
+            os.replace(other, path)
+        else:
+            path.write_text("something else")
+        if not quiet:
+            app.first = 100
+            app.woken.set()
+
+    with pytest.raises(StorageLost, match=f"{what.removesuffix('-wal')} was (taken away|written to by another)"):
+        flow.run(take, concurrency=5, commit_seconds=0.01)
+    if what == "out.jsonl" and how != "removed":
+        assert path.read_text() == "something else", "it is somebody's"
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -241,3 +241,17 @@ def test_prefixes_come_together_whatever_stands_before_them() -> None:
         b'{"model":"m","prompt":"c"}',
     ]
     assert arrange(range(5), "prefix", lambda place: bodies[place]) == [1, 3, 0, 2, 4]
+
+
+def test_the_log_of_the_store_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.jobs.store._LOG_BYTES", 100_000)
+    store = Store(tmp_path / "state")
+    store.add_job(Job(id="j", state="in_progress", entered={}))
+    log, longest = tmp_path / "state-wal", 0
+    for number in range(200):
+        store.commit("j", Checkpoint(number=number))
+        longest = max(longest, log.stat().st_size)
+    assert 90_000 < longest < 130_000
+    assert (tmp_path / "state").stat().st_size > 4096
+    store.close()
+    assert Store(tmp_path / "state").checkpoint("j").number == 199

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chairlift.ops.activation import Activation
 from chairlift.ops.base import Quantization
-from chairlift.ops.cpu import CpuOps
+from chairlift.ops.cpu import CpuOps, OneDnnLinear, product_rows
 from chairlift.ops.formats import FORMATS
 from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
@@ -292,3 +292,24 @@ def test_rounding_is_to_the_nearest_of_255_steps(ops: ReferenceOps | CpuOps) -> 
     assert (error <= most + 130 * steps[0] * steps[1].T / 4).all()
     # Errors of unlike sign cancel: the usual one is far smaller.
     assert 0 < error.mean() < 0.1
+
+
+def test_left_to_onednn_products_come_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a program for each, which made a worker's heap grow by hundreds of megabytes."""
+    weight, bias = torch.randn(24, 16), torch.randn(24)
+    linear, sizes = OneDnnLinear(weight, bias), set()
+    run = linear._run
+
+    def noting(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.add(len(x))
+        out: torch.Tensor = run(x, *rest)
+        return out
+
+    monkeypatch.setattr(linear, "_run", noting)
+    for rows in range(1, 600):
+        x = torch.randn(rows, 16)
+        out = linear(x)
+        assert out.is_contiguous()
+        torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, bias))
+        assert rows <= product_rows(rows) <= 1.25 * rows
+    assert len(sizes) <= 4 * 10

@@ -1,5 +1,6 @@
-"""Rounding must not cost the demo model more than a hundredth of its perplexity."""
+"""Rounding must not cost the demo model more than a hundredth of its perplexity, on what it knows and on what not."""
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -24,9 +25,14 @@ def accuracy() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module", params=["chats", "prose"])
+def title(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def windows(accuracy: ModuleType) -> list[list[int]]:
-    return accuracy.cut(demo_path(), accuracy.held_out_chats(demo_path()), 4096)
+def windows(accuracy: ModuleType, title: str) -> list[list[int]]:
+    return accuracy.cut(demo_path(), dict(accuracy.own_texts(demo_path()))[title], 4096)
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +40,44 @@ def exact(accuracy: ModuleType, windows: list[list[int]]) -> Any:
     return accuracy.measure(demo_path(), windows, **accuracy.VARIANTS["float32"])
 
 
-def test_the_text_is_one_that_the_model_knows(exact: Any) -> None:
-    """Of a text that says nothing to it, no rounding would spoil anything."""
-    assert 1.5 < exact.perplexity < 6
+def words(text: str) -> list[str]:
+    return "".join(letter if letter.isalpha() else " " for letter in text.lower()).split()
+
+
+def test_the_prose_is_in_no_training_text(accuracy: ModuleType) -> None:
+    def runs(text: str) -> set[tuple[str, ...]]:
+        found = words(text)
+        return {tuple(found[start : start + 8]) for start in range(len(found) - 7)}
+
+    trained: set[tuple[str, ...]] = set()
+    for name in ("demo_corpus", "demo_facts", "demo_texts"):
+        for node in ast.walk(ast.parse((ROOT / "scripts" / f"{name}.py").read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                trained |= runs(node.value)
+    prose = runs(accuracy.HELD_OUT.read_text())
+    assert len(trained) > 2000
+    assert len(prose) > 1500
+    assert not trained & prose
+
+
+def test_one_text_is_known_to_the_model_and_the_other_is_not(exact: Any, title: str) -> None:
+    """Of a text that says nothing at all to it, no rounding would spoil anything."""
+    low, high = {"chats": (1.5, 6), "prose": (5_000, 200_000)}[title]
+    assert low < exact.perplexity < high
     assert (exact.agreement(exact), exact.prefix(exact)) == (1, 64)
 
 
 @pytest.mark.parametrize("variant", ["bfloat16", "int8", "int8, KV int8"])
-def test_perplexity_and_choices_stay(accuracy: ModuleType, windows: list[list[int]], exact: Any, variant: str) -> None:
+def test_perplexity_and_choices_stay(
+    accuracy: ModuleType, windows: list[list[int]], exact: Any, variant: str, title: str
+) -> None:
+    # Of what it never saw the model makes nothing, so many choices are nearly ties.
+    most, least, shortest = {"chats": (0.01, 0.985, 32), "prose": (0.02, 0.93, 12)}[title]
     rounded = accuracy.measure(demo_path(), windows, **accuracy.VARIANTS[variant])
-    assert abs(rounded.perplexity / exact.perplexity - 1) < 0.01
-    assert 0.985 < rounded.agreement(exact) <= 1
+    ratio, error = rounded.ratio(exact)
+    assert ratio == pytest.approx(rounded.perplexity / exact.perplexity)
+    assert abs(ratio - 1) < most
+    assert 0 < error < 0.01
+    assert least < rounded.agreement(exact) <= 1
     assert rounded.perplexity != exact.perplexity
-    assert rounded.prefix(exact) > 32
+    assert rounded.prefix(exact) > shortest

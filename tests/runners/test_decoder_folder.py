@@ -24,7 +24,7 @@ def config(model_type: str = "llama", **fields: Any) -> Any:
 
 def test_old_and_new_forms_mean_the_same() -> None:
     new = config(dtype="bfloat16", rope_parameters={"rope_type": "llama3", "rope_theta": 5e5} | LLAMA3)
-    assert new.dtype == torch.bfloat16
+    assert new.dtype == "bfloat16"
     assert new == config(torch_dtype="bfloat16", rope_theta=5e5, rope_scaling={"rope_type": "llama3"} | LLAMA3)
     old = {"type": "linear", "factor": 2.0}
     assert config(rope_theta=7.0, rope_scaling=old) == config(

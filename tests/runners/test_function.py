@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chairlift.config.items import ItemConfig
-from chairlift.errors import ConfigError
+from chairlift.errors import BadItem, ConfigError
 from chairlift.runners.function import FunctionRunner
 from chairlift.runners.items import ItemInfo, TensorSpec
 
@@ -53,6 +53,25 @@ class Whole:
         if output == 70:
             raise KeyError("seven")
         return f"<{output}>"
+
+
+class Picky:
+    """Each hook refuses what it is told to."""
+
+    def preprocess(self, item: str) -> str:
+        return self._accept("preprocess", item)
+
+    def predict(self, batch: list[str]) -> list[Any]:
+        made = [self._accept("predict", item) for item in batch]
+        return [BadItem("not this one") if item == "returned" else item for item in made]
+
+    def postprocess(self, output: str) -> str:
+        return self._accept("postprocess", output)
+
+    def _accept(self, hook: str, item: str) -> str:
+        if item == hook:
+            raise BadItem(f"not in {hook}")
+        return item
 
 
 class Async:
@@ -185,6 +204,16 @@ def test_all_hooks_and_whose_error_it_is(threads: int) -> None:
         runner.run(["1", "13"])
     assert loaded("Whole", options={"offset": 5}).run(["1"]) == ["<15>"]
     assert shown(runner.run(["x"]))[0].startswith("ValueError")
+
+
+def test_a_hook_may_refuse_an_item() -> None:
+    runner = loaded("Picky", num_threads=1)
+    results = runner.run(["preprocess", "a", "postprocess", "returned"])
+    assert shown(results) == ["BadItem: not in preprocess", "a", "BadItem: not in postprocess", "BadItem: not this one"]
+    # Which one `predict` meant is known only where there is one.
+    with pytest.raises(BadItem, match="not in predict"):
+        runner.run(["a", "predict"])
+    assert shown(runner.run(["predict"])) == ["BadItem: not in predict"]
 
 
 def test_async_hooks_share_one_loop() -> None:
@@ -352,7 +381,7 @@ def test_a_file_is_imported_under_its_own_name_and_finds_its_neighbours(folder: 
         ("json.py:WrongHook", r"preprocess\(one, two\) can't be called as WrongHook.preprocess\(item\)"),
         ("json.py:NotMethod", "NotMethod.predict must be a method, not int"),
         ("json.py:BadSize", "BadSize.max_batch_size must be at least 1, got 0"),
-        ("json.py:BadType", "BadType.max_batch_size: expected `int | null`, got `str`, got 'many'"),
+        ("json.py:BadType", "BadType.max_batch_size: must be a whole number, got 'many'"),
         ("json.py:HalfSpecs", "declares only one of inputs and outputs"),
         ("json.py:BadSpecs", r"BadSpecs.inputs must be a list of .* data type 'FLOAT' is not one of BOOL"),
     ],

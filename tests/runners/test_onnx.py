@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from support.onnx_models import WEIGHT, linear, node, save, summing, tensor
 
 from chairlift.config.items import ItemConfig
@@ -250,3 +250,27 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"pip install 'chairlift\[onnx\]'"):
         runner_of(path).load()
+
+
+def endless(path: Path) -> str:
+    """Count up to 2**60, whatever goes in."""
+    body = helper.make_graph(
+        [node("Identity", ["condition"], ["goes_on"]), node("Add", ["sum", "sum"], ["next"])],
+        "body",
+        [tensor("i", [], TensorProto.INT64), tensor("condition", [], TensorProto.BOOL), tensor("sum", ["n", 4])],
+        [tensor("goes_on", [], TensorProto.BOOL), tensor("next", ["n", 4])],
+    )
+    return save(
+        path,
+        [node("Loop", ["times", "", "x"], ["y"], body=body)],
+        [tensor("x", ["n", 4])],
+        [tensor("y", ["n", 4])],
+        times=np.array(2**60),
+    )
+
+
+def test_warming_up_takes_no_longer_than_a_call_may(tmp_path: Path) -> None:
+    runner = runner_of(endless(tmp_path / "m.onnx"), call_timeout_s=0.2)
+    runner.load()
+    with pytest.raises(UnsupportedModel, match=r"did not run 1 items of zeros within 0\.2 s"):
+        runner.warm_up([1, 2])

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -557,7 +559,115 @@ def test_no_answer_says_where_files_lie(api: Api, caplog: pytest.LogCaptureFixtu
     assert problem["message"] == f"{file_id} can't be read: No such file or directory"
     assert str(path) in caplog.text
     lost = api.http.get(f"/files/{file_id}/content")
-    assert (lost.status_code, str(api.folder) in lost.text) == (500, False)
+    assert (lost.status_code, str(api.folder) in lost.text) == (503, False)
+    assert error(lost)["message"] == f"{file_id} was taken away or changed"
+
+
+# What is kept is lost
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "folder removed": shutil.rmtree,
+    "folder made anew": lambda folder: (shutil.rmtree(folder), (folder / "files").mkdir(parents=True)),
+    "folder moved": lambda folder: folder.rename(folder.with_name("elsewhere")),
+    "database removed": lambda folder: (folder / "jobs.sqlite").unlink(),
+    "database written over": lambda folder: (folder / "jobs.sqlite").write_bytes(b"something else"),
+    "database replaced": lambda folder: shutil.copy(folder / "jobs.sqlite", folder / "new").rename(
+        folder / "jobs.sqlite"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+@pytest.mark.parametrize("held", [False, True])
+def test_a_data_folder_that_is_lost(what: str, held: bool, start: Callable[..., Api], caplog: Any) -> None:
+    api = start(max_running_batches=1)
+    done = api.run(doubling(5))
+    ids = [api.begin(doubling(20_000), window="1h")["id"] for _ in range(2)]
+    api.wait(ids[0], lambda b: b["request_counts"]["completed"] > 100)
+    api.dispatcher.held = True
+    api.wait(ids[1], lambda b: b["status"] == "in_progress")
+    LOSSES[what](api.folder)
+    api.dispatcher.held = held
+    for batch_id in ids:
+        over = api.wait(batch_id)
+        assert (over["status"], over["output_file_id"], over["error_file_id"]) == ("failed", None, None)
+        assert over["request_counts"]["completed"] == 0
+        assert re.search("taken away|written to|can't be written", over["errors"]["data"][0]["message"])
+        assert str(api.folder) not in str(over)
+    assert "refused until the server starts anew" in caplog.text
+    for answer in (
+        api.http.get("/batches"),
+        api.http.get(f"/batches/{done['id']}"),
+        api.http.get("/files"),
+        api.http.get(f"/files/{done['output_file_id']}/content"),
+        api.upload(doubling(1)),
+        api.create(done["input_file_id"]),
+    ):
+        assert (answer.status_code, error(answer)["code"]) == (503, "storage_failed"), answer.text
+    assert error(api.http.post(f"/batches/{ids[0]}/cancel"))["code"] == "batch_not_cancellable"
+    assert api.metric("batches", state="failed") == 2
+    api.dispatcher.held = False
+    live = api.http.post("/models/function:predict", json={"instances": [4]})
+    assert live.json() == {"predictions": [8]}
+    assert api.http.get(str(api.http.base_url).removesuffix("/v1/") + "/health").status_code == 200
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "longer"])
+def test_an_output_that_is_lost_while_its_batch_runs(how: str, api: Api) -> None:
+    batch = api.begin([*doubling(20_000), line("bad", {"instance": [1]})])
+    api.wait(batch["id"], lambda b: b["request_counts"]["completed"] > 100)
+    api.dispatcher.held = True
+    wait_for(lambda: len(files_in(api.folder)) > 1)
+    (output,) = files_in(api.folder) - {batch["input_file_id"]}
+    _damage(api.folder / "files" / output, how)
+    over = api.wait(batch["id"])
+    api.dispatcher.held = False
+    assert (over["status"], over["output_file_id"]) == ("failed", None)
+    assert over["request_counts"]["completed"] == 0
+    assert over["errors"]["data"][0]["code"] == "batch_failed"
+    assert output in over["errors"]["data"][0]["message"]
+    assert api.batch(batch["id"]) == over
+    assert api.run(doubling(5))["status"] == "completed", "others go on"
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "longer"])
+def test_an_output_that_is_lost_at_the_last_moment(how: str, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = Store.enter
+
+    def lose(self: Store, job_id: str, state: Any, now: float) -> Any:
+        if state == "finalizing":
+            for output in files_in(api.folder) - {batch["input_file_id"]}:
+                _damage(api.folder / "files" / output, how)
+        return enter(self, job_id, state, now)
+
+    monkeypatch.setattr(Store, "enter", lose)
+    api.dispatcher.held = True
+    batch = api.begin(doubling(50))
+    api.dispatcher.held = False
+    over = api.wait(batch["id"])
+    assert (over["status"], over["output_file_id"], over["request_counts"]["completed"]) == ("failed", None, 0)
+    assert [each["code"] for each in over["errors"]["data"]] == ["results_lost"]
+
+
+def _damage(path: Path, how: str) -> None:
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, 10)
+    else:
+        with path.open("ab") as file:
+            file.write(b"more\n")
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# Results and a full disk
 
 
 def test_results_wait_for_space(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.items_harness import Listening, adder, counter, embedder, embedding, function, ids_of, listening, reranker
 
-from chairlift.errors import QueueFull, RequestFailed
+from chairlift.errors import BadItem, QueueFull, RequestFailed
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,22 @@ def test_predict_refuses_by_name(server: Listening, model: str, instances: Any, 
     assert word in answer.json()["error"]
 
 
+def test_an_item_that_the_model_refuses_is_the_clients_fault_and_named() -> None:
+    """All of a request's items or an error: the others of the request are not answered, those of other requests are."""
+    service, dispatcher = function()
+    dispatcher.compute = lambda payloads: [BadItem("no number") if each == "x" else each for each in payloads]
+    with listening(service, counter()[0]) as server:
+        for body in ({"instances": [1, "x", 2]}, {"instances": [1, "x", "x"]}):
+            # The direct way, and that through the routes.
+            for headers in ({}, {"Sec-Fetch-Site": "same-origin"}):
+                answer = httpx.post(f"{server.url}/v1/models/function:predict", json=body, headers=headers)
+                assert (answer.status_code, answer.json()) == (400, {"error": "item 1: no number"})
+        assert predict(server, "function", [1, 2]).json() == {"predictions": [1, 2]}
+        tensor = {"name": "input", "datatype": "BYTES", "shape": [3], "data": ['"x"', "1", "2"]}
+        answer = httpx.post(f"{server.url}/v2/models/function/infer", json={"inputs": [tensor]})
+        assert (answer.status_code, answer.json()) == (400, {"error": "item 0: no number"})
+
+
 def test_results_that_are_no_json_are_the_models_fault() -> None:
     service, dispatcher = function()
     dispatcher.compute = lambda payloads: [object() for _ in payloads]
@@ -93,6 +109,9 @@ def test_a_stream_that_fails_says_so() -> None:
         dispatcher.compute = lambda payloads: [[{"count": 1}, RequestFailed("boom")] for _ in payloads]
         answer = httpx.post(url, json={"instances": [1]}, headers=headers)
         assert answer.text.splitlines() == ['{"instance":0,"part":{"count":1}}', '{"error":"boom"}']
+        dispatcher.compute = lambda payloads: [BadItem("odd") if each == 3 else [] for each in payloads]
+        answer = httpx.post(url, json={"instances": [1, 3]}, headers=headers)
+        assert (answer.status_code, answer.json()) == (400, {"error": "item 1: odd"})
         dispatcher.compute = lambda payloads: [QueueFull("full", 2) for _ in payloads]
         answer = httpx.post(url, json={"instances": [1]}, headers=headers)
         assert (answer.status_code, answer.json(), answer.headers["retry-after"]) == (429, {"error": "full"}, "2")

@@ -92,9 +92,9 @@ def test_prompts_that_are_too_long_in_any_case_are_refused_untokenized(monkeypat
         tokenized: list[str] = []
         encode = front.tokenizer.encode_batch
 
-        def note(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        def note(texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True) -> list[list[int]]:
             tokenized.extend(texts)
-            return encode(texts, add_special_tokens)
+            return encode(texts, add_special_tokens, parse_special)
 
         monkeypatch.setattr(front.tokenizer, "encode_batch", note)
         long = "hello world " * 50_000

@@ -12,14 +12,20 @@ from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 
+DEADLY = (Failure.DIED, Failure.TIMED_OUT)
+
 
 class Setup(NamedTuple):
-    """A scheduler's configuration. With `culprits` only batches that hold one of these ids fail, by raising."""
+    """A scheduler's configuration. With `culprits` only batches that hold one of these ids fail: by raising, or dying.
+
+    At most four of them, since with more the model itself is taken to be at fault.
+    """
 
     limits: BatchLimits
     num_instances: int = 1
     culprits: frozenset[str] | None = None
     ahead: bool = False
+    deadly: bool = False
 
     def scheduler(self) -> ItemScheduler:
         return ItemScheduler(self.limits, self.num_instances, self.ahead)
@@ -33,6 +39,7 @@ class Guest(msgspec.Struct):
     state: str = "waiting"
     passed_over: int = 0
     attempts: int = 0
+    deadly: bool = False
 
 
 class World:
@@ -47,6 +54,7 @@ class World:
         self.running: dict[int, Batch] = {}
         self.following: dict[int, Batch] = {}
         self.lost: set[int] = set()
+        self.risky: set[int] = set()
         self.added: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
@@ -143,6 +151,7 @@ class World:
         assert self.setup.ahead
         assert not free, "somebody is free to begin at once"
         assert number not in self.lost
+        assert number not in self.risky, "it may never get to it"
         assert number not in self.following
         before = self.running[number]
         starts = max(self.now, before.started + before.predicted)
@@ -172,15 +181,26 @@ class World:
             if states == {"waiting"}:
                 self._check_background(batch, items)
         if states == {"waiting"}:
-            assert all(guest.state != "again" for guest in others), "retries come first"
+            self._check_retries([guest for guest in others if guest.state == "again"], background)
             self._check_order(batch, guests, dropped, starts)
             for item in () if background else items:
                 if item.deadline is not None and len(items) > 1:
                     assert starts + batch.predicted <= item.deadline + 1e-6, "a member would be late"
+        elif guests[0].deadly:
+            assert len({guest.deadly for guest in guests}) == 1
+            self.risky.add(batch.instance)
         for guest in guests:
             guest.state = "running"
         self.seen["batches"] += 1
         self.seen["members"] += len(items)
+
+    def _check_retries(self, again: list[Guest], background: bool) -> None:
+        """Retries come first, but those that may end or hang an instance leave one for new work."""
+        if again and not background:
+            assert all(guest.deadly for guest in again), "retries come first"
+            alive = self.scheduler.instances.keys() - self.lost
+            assert len(self.risky - self.lost) >= len(alive) - 1 >= 1, "nothing is at stake"
+            self.seen["kept for new work"] += 1
 
     def _check_background(self, batch: Batch, items: list[Item]) -> None:
         """A batch that a live item may have to wait for is short, or of one item, or spends half on the call itself."""
@@ -225,7 +245,8 @@ class World:
         if self.setup.culprits is not None:
             errors = {}
             if failure is not Failure.UNTRIED:
-                failure = Failure.RAISED if any(i.id in self.setup.culprits for i in batch.items) else None
+                blow = Failure.DIED if self.setup.deadly else Failure.RAISED
+                failure = blow if any(i.id in self.setup.culprits for i in batch.items) else None
         outcome = BatchResult(seconds=seconds, failure=failure, detail="broke", errors=errors, idle=idle)
         self._record("update", batch.id, outcome, self.now)
         ended = self.scheduler.update(batch, outcome, self.now)
@@ -234,14 +255,23 @@ class World:
             del self.following[batch.instance]
         else:
             del self.running[batch.instance]
+            self.risky.discard(batch.instance)
             if batch.instance in self.following:
                 self.running[batch.instance] = self.following.pop(batch.instance)
         self.seen[failure or "went well"] += 1
         told_ids = {each.id for each in ended}
         assert len(told_ids) == len(ended)
+        members = {item.id for item in batch.items}
         for each in ended:
-            assert self.guests[each.id].state == "running"
+            if each.id in members:
+                assert self.guests[each.id].state == "running"
+            else:
+                assert (self.guests[each.id].state, self.guests[each.id].attempts > 0) == ("again", True)
+                assert failure in DEADLY
+                self.seen["given up"] += 1
             self._check_end(each, batch, failure, errors)
+            if each.id not in members:
+                self._end(each.id)
         for item in batch.items:
             if self.guests[item.id].state == "aborted" or item.id in told_ids:
                 assert self.guests[item.id].state != "aborted" or item.id not in told_ids
@@ -251,6 +281,7 @@ class World:
             else:
                 guest = self.guests[item.id]
                 guest.state, guest.attempts = "again", guest.attempts + 1
+                guest.deadly = failure in DEADLY
                 assert failure is not None
         self.check()
 
@@ -268,7 +299,8 @@ class World:
         assert ended.reason is FinishReason.ERROR
         assert ended.detail.startswith("broke")
         if self.setup.culprits is not None:
-            assert ended.id in self.setup.culprits or not self.limits.bisect, "an innocent item failed"
+            tried_again = self.limits.retries > 0 if self.setup.deadly else self.limits.bisect
+            assert ended.id in self.setup.culprits or not tried_again, "an innocent item failed"
 
     def lose(self, number: int) -> None:
         self._record("lose", number)

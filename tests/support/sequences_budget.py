@@ -28,6 +28,12 @@ class RandomBudget:
         self.short |= given < wanted
         return given
 
+    def takes_decode(self, computed: int) -> bool:
+        return self.grant(computed, 1, starts=True) == 1
+
+    def returns_decode(self, computed: int) -> None:
+        self.left += 1
+
     def end(self, running: Iterable[Sequence], step: Step) -> None:
         assert {sequence.id for sequence in running} == step.num_tokens.keys()
 

@@ -1,12 +1,15 @@
 """Models that a worker process runs: well-behaved, and every way in which they are not."""
 
 import asyncio
+import functools
 import os
 import re
 import time
 from typing import Any
 
 import numpy as np
+
+from chairlift import BadItem
 
 
 class Doubles:
@@ -19,6 +22,8 @@ class Doubles:
     def preprocess(self, item: Any) -> Any:
         if item == "own error":
             raise ValueError("mine alone")
+        if item == "refused":
+            raise BadItem("a number is wanted")
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
@@ -31,6 +36,8 @@ class Doubles:
         match item:
             case "poison":
                 raise RuntimeError("poisoned")
+            case "refused late":
+                raise BadItem("a number was wanted")
             case "hang":
                 time.sleep(1000)
             case "hang alone":
@@ -45,11 +52,14 @@ class Doubles:
                 return input()
             case "odd":
                 return {1j}
+            case "deep":
+                return functools.reduce(lambda inner, _: [inner], range(500), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
-            case dict():
-                return {name: value * 2 for name, value in item.items()}
-        return item * 2
+        try:
+            return {name: value * 2 for name, value in item.items()} if isinstance(item, dict) else item * 2
+        except TypeError as error:
+            raise BadItem(f"it can't be doubled: {error}") from None
 
 
 class Slow:
@@ -62,6 +72,11 @@ class Slow:
 
 class Counts:
     """Streams the numbers below each item; a negative one breaks or dies after so many."""
+
+    def preprocess(self, item: Any) -> Any:
+        if not (isinstance(item, int) and abs(item) <= 10_000):
+            raise BadItem("a count is a whole number up to 10,000")
+        return item
 
     async def predict(self, batch: list[int]) -> Any:
         buffer = np.zeros(3000, np.int64)

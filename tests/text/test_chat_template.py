@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.text_tokenizers import build
 
-from chairlift.errors import InvalidRequest, UnsupportedModel
+from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.text import Tokenizer
-from chairlift.text.chat_template import ChatTemplate
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
@@ -120,22 +119,24 @@ def test_renders_as_transformers_does(template: str, arguments: dict[str, Any], 
         tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="<|end|>", chat_template=template
     )
     expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=prompt, **arguments)
-    assert ours.render_chat(CHAT, prompt, **arguments) == expected
+    assert ours.render_chat(CHAT, prompt, arguments).text == expected
 
 
 def test_the_jinja_file_comes_first_and_named_templates_work(tmp_path: Path) -> None:
-    assert load(tmp_path, "config", file="file {{ bos_token }}{{ eos_token }}").render_chat([]) == "file <s><|end|>"
+    assert (
+        load(tmp_path, "config", file="file {{ bos_token }}{{ eos_token }}").render_chat([]).text == "file <s><|end|>"
+    )
     (tmp_path / "chat_template.jinja").unlink()
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = load(tmp_path, named)
-    assert tokenizer.render_chat([]) == "plain"
-    assert tokenizer.render_chat([], tools=TOOLS) == "tools"
+    assert tokenizer.render_chat([]).text == "plain"
+    assert tokenizer.render_chat([], True, {"tools": TOOLS}).text == "tools"
 
 
 def test_text_parts_are_joined_and_other_parts_refused_by_name(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, CHATML)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert "user\nab<|im_end|>" in tokenizer.render_chat([{"role": "user", "content": parts}])
+    assert "user\nab<|im_end|>" in tokenizer.render_chat([{"role": "user", "content": parts}]).text
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(InvalidRequest, match=r"messages\[0\].content\[0\].*image_url"):
         tokenizer.render_chat([{"role": "user", "content": image}])
@@ -150,7 +151,7 @@ def test_text_parts_are_joined_and_other_parts_refused_by_name(tmp_path: Path) -
 def test_tool_call_arguments_reach_the_template_as_objects(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    assert '"arguments": {"x": "<é>"}}' in load(tmp_path, QWEN).render_chat(chat)
+    assert '"arguments": {"x": "<é>"}}' in load(tmp_path, QWEN).render_chat(chat).text
     assert call["function"]["arguments"] == '{"x": "<é>"}'
 
 
@@ -189,14 +190,14 @@ def test_the_sandbox_refuses_escapes(attack: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt", "raise_exception"])
-def test_reserved_template_arguments(name: str) -> None:
+def test_reserved_template_arguments(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:
-        ChatTemplate({"default": CHATML}, {}).render([], True, {name: 1})
+        load(tmp_path, CHATML).render_chat([], True, {name: 1})
     assert caught.value.param == "chat_template_kwargs"
 
 
 def test_strftime_now(tmp_path: Path) -> None:
-    assert len(load(tmp_path, "{{ strftime_now('%Y-%m-%d') }}").render_chat([])) == 10
+    assert len(load(tmp_path, "{{ strftime_now('%Y-%m-%d') }}").render_chat([]).text) == 10
 
 
 def test_special_ids_come_from_every_file(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
     folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UnsupportedModel, match="not valid JSON"):
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Items whose call failed, and that go again in smaller batches until it is known who is to blame."""
 
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
@@ -9,26 +10,45 @@ from chairlift.core.items.limits import BatchLimits
 
 # One culprit among n takes 2 log2(n) calls to find. Where there are more than about four, the model itself is at fault.
 _CULPRITS = 4
+# Whoever ends or hangs a process costs its restart, or as long as a call may take, and one call more costs little next
+# to that. So such a batch is not halved time and again, but taken into so many parts at once: up to as many items it is
+# known after one more such call who is to blame, and all others have their results.
+_PARTS = 64
+_DEADLY = (Failure.DIED, Failure.TIMED_OUT)
+_TOO_MANY = "; smaller batches of the same items failed as well, too many to look for each that is to blame"
 
 
 class Bisection(msgspec.Struct, eq=False):
-    """The calls that may still be made for all that a failed batch was split into."""
+    """What may still be spent on all that a failed batch was split into: calls of halves, and calls that are deadly."""
 
     calls_left: int
+    deaths_left: int
 
 
 class BatchPart(msgspec.Struct, eq=False):
-    """A part of a failed batch; `detail` says what happened to it."""
+    """A part of a failed batch; `detail` says what happened to it.
+
+    `deadly` if that ended or hung a process, and `again` if the item in it was alone then.
+    """
 
     items: list[Item]
     search: Bisection
     detail: str
+    deadly: bool = False
+    again: bool = False
+
+
+class Blame(NamedTuple):
+    """Why a batch's items fail without another try; and the `others` of the same search, which fail for it as well."""
+
+    text: str
+    others: list[Item]
 
 
 class Bisections(dict[str, BatchPart]):
     """Items that go again, each by its id with the part that it goes in.
 
-    Next are halves of the batch that failed last, so that a search ends before another begins.
+    Next are parts of the batch that failed last, so that a search ends before another begins.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -42,43 +62,92 @@ class Bisections(dict[str, BatchPart]):
         part = self.pop(item_id)
         part.items = [item for item in part.items if item.id != item_id]
 
-    def take(self) -> BatchPart | None:
-        """Return who goes next, or None."""
-        while self._parts:
-            part = self._parts.popleft()
+    def take(self, deadly: bool = True) -> BatchPart | None:
+        """Return who goes next, or None; unless `deadly`, of those who may end or hang a process nobody does."""
+        place = 0
+        while place < len(self._parts):
+            part = self._parts[place]
+            if part.items and part.deadly and not deadly:
+                place += 1
+                continue
+            del self._parts[place]
             if part.items:
-                for item in part.items:
-                    del self[item.id]
+                self._forget(part.items)
                 return part
         return None
 
-    def split(
-        self, batch: Batch, items: list[Item], failure: Failure, search: Bisection | None, what: str
-    ) -> str | None:
-        """Put what is left of a failed batch to the front, in halves; return None, or why its items must fail instead.
+    @property
+    def deadly(self) -> bool:
+        """Whether any of those who go again may end or hang a process."""
+        return any(part.deadly and part.items for part in self._parts)
 
-        `search` is that of the part which the batch was, if it was one.
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline of any of them."""
+        deadlines = (item.deadline for part in self._parts for item in part.items if item.deadline is not None)
+        return min(deadlines, default=None)
+
+    def take_expired(self, moment: float) -> list[Item]:
+        """Take out everyone whose deadline is before this moment."""
+        items = [item for part in self._parts for item in part.items]
+        gone = [item for item in items if item.deadline is not None and item.deadline < moment]
+        for item in gone:
+            self.remove(item.id)
+        return gone
+
+    def split(
+        self, batch: Batch, items: list[Item], failure: Failure, part: BatchPart | None, what: str
+    ) -> Blame | None:
+        """Take what is left of a failed batch into parts that go next; return None, or why its items must fail instead.
+
+        `part` is the one that the batch was, if it was one. A call that raised, or ran out of memory, is halved.
         """
-        alone = len(batch.items) == 1
-        if failure in (Failure.RAISED, Failure.OUT_OF_MEMORY):
-            if alone or not self._limits.bisect:
-                return ""
-        elif self._limits.retries == 0:
-            return ""
-        elif alone and items[0].attempts > self._limits.retries:
-            return f" (in each of {items[0].attempts} calls)"
-        if search is None:
-            search = Bisection(2 * _CULPRITS * max(len(batch.items) - 1, 1).bit_length())
-        if failure is not Failure.OUT_OF_MEMORY and not alone:
+        alone, deadly = len(batch.items) == 1, failure in _DEADLY
+        if (self._limits.retries == 0) if deadly else (alone or not self._limits.bisect):
+            return Blame("", [])
+        search = self._begin(batch) if part is None else part.search
+        if deadly and not (part is None or part.again):
+            search.deaths_left -= 1
+            if search.deaths_left < 0:
+                return Blame(_TOO_MANY, self._give_up(search))
+        if deadly and alone and items[0].attempts > self._limits.retries:
+            return Blame(f" (in each of {items[0].attempts} calls)", [])
+        if failure is Failure.RAISED:
             if search.calls_left < 2:
-                return "; smaller batches of the same items failed as well, too many to look for each that is to blame"
+                return Blame(_TOO_MANY, [])
             search.calls_left -= 2
         self.num_bisections += not alone
-        middle = (len(items) + 1) // 2
-        for half in (items[middle:], items[:middle]):
-            if half:
-                detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(half)}"
-                part = BatchPart(half, search, detail)
-                self._parts.appendleft(part)
-                self.update((item.id, part) for item in half)
+        size = -(-len(items) // _PARTS) if deadly else (len(items) + 1) // 2
+        parts = []
+        for start in range(0, len(items), size):
+            members = items[start : start + size]
+            detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(members)}"
+            parts.append(BatchPart(members, search, detail, deadly, again=deadly and alone))
+        self._add(parts, last=alone)
         return None
+
+    def _begin(self, batch: Batch) -> Bisection:
+        count = len(batch.items)
+        levels = 1
+        while _PARTS**levels < count:
+            levels += 1
+        return Bisection(2 * _CULPRITS * max(count - 1, 1).bit_length(), _CULPRITS * levels)
+
+    def _add(self, parts: list[BatchPart], last: bool) -> None:
+        """Put parts to the front; whoever was alone goes last, as nobody else need wait for that."""
+        if last:
+            self._parts.extend(parts)
+        else:
+            self._parts.extendleft(reversed(parts))
+        for part in parts:
+            self.update((item.id, part) for item in part.items)
+
+    def _give_up(self, search: Bisection) -> list[Item]:
+        """Take out everyone who waits in a search."""
+        items = [item for part in self._parts if part.search is search for item in part.items]
+        self._parts = deque(part for part in self._parts if part.search is not search)
+        self._forget(items)
+        return items
+
+    def _forget(self, items: list[Item]) -> None:
+        for item in items:
+            del self[item.id]

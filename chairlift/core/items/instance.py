@@ -2,7 +2,7 @@
 
 from math import inf
 
-from chairlift.core.items.bisection import Bisection
+from chairlift.core.items.bisection import BatchPart
 from chairlift.core.items.item import Batch, BatchResult
 from chairlift.core.items.learned import BatchTime, Lead, LinearCost
 
@@ -10,7 +10,7 @@ from chairlift.core.items.learned import BatchTime, Lead, LinearCost
 class Instance:
     """One executor: whether it is there, what it runs, what was sent ahead to run next, and how fast it is.
 
-    `search` is that of the batch that runs, if it is part of one that failed.
+    `part` is what the batch that runs is, if it is a part of one that failed.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,12 @@ class Instance:
         self.alive = True
         self.batch: Batch | None = None
         self.following: Batch | None = None
-        self.search: Bisection | None = None
+        self.part: BatchPart | None = None
+
+    @property
+    def deadly(self) -> bool:
+        """Whether what it runs may end or hang it."""
+        return self.part is not None and self.part.deadly
 
     def free_at(self, now: float) -> float:
         """When it should be done with all that it has."""
@@ -39,18 +44,18 @@ class Instance:
         else:
             self.following = batch
 
-    def end(self, batch: Batch, now: float) -> Bisection | None:
-        """Let a batch go, and begin the next; return its search. Raises ValueError if it is not here."""
+    def end(self, batch: Batch, now: float) -> BatchPart | None:
+        """Let a batch go, and begin the next; return the part that it was. Raises ValueError if it is not here."""
         if not self.has(batch):
             raise ValueError(f"batch {batch.id} is not running")
         if self.following is batch:
             self.following = None
             return None
-        search, self.search = self.search, None
+        part, self.part = self.part, None
         self.batch, self.following = self.following, None
         if self.batch is not None:
             self.batch.started = now
-        return search
+        return part
 
     def observe(self, batch: Batch, outcome: BatchResult, now: float) -> None:
         """Learn from a call that went well."""
@@ -66,6 +71,16 @@ class Instances(dict[int, Instance]):
     def free(self) -> list[int]:
         """Return those that are up and have nothing to do."""
         return [number for number, instance in self.items() if instance.alive and instance.batch is None]
+
+    @property
+    def num_alive(self) -> int:
+        """How many are up."""
+        return sum(instance.alive for instance in self.values())
+
+    @property
+    def num_deadly(self) -> int:
+        """How many of those that are up run what may end or hang them."""
+        return sum(instance.alive and instance.deadly for instance in self.values())
 
     def time_of(self, number: int) -> BatchTime:
         """Return what is known of an instance's speed; until it has run something, that of another."""
@@ -90,5 +105,4 @@ class Instances(dict[int, Instance]):
     def seconds(self, max_batch_size: int, count: int, size: float) -> float:
         """Return the time that this much work takes in full batches on all instances that are up."""
         call, each = self.quickest()
-        num_alive = sum(instance.alive for instance in self.values())
-        return (-(-count // max_batch_size) * call + each * size) / max(num_alive, 1)
+        return (-(-count // max_batch_size) * call + each * size) / max(self.num_alive, 1)

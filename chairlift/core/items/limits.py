@@ -25,7 +25,7 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     later items of its shape in more than `max_passed_over` batches.
 
     A call that raised, or ran out of memory, is tried again in halves if `bisect`. One that died or timed out is tried
-    again in halves, and an item alone until it was in `retries` such calls more than its first; 0 tries nothing again.
+    again item by item, each until it was in `retries` such calls more than its first; 0 tries nothing again.
     """
 
     max_batch_size: int = 32

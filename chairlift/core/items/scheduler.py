@@ -13,7 +13,7 @@ from math import inf
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason, Shed, ShedReason
 from chairlift.core.items.background import BackgroundItems
-from chairlift.core.items.bisection import Bisection, Bisections
+from chairlift.core.items.bisection import BatchPart, Bisections
 from chairlift.core.items.explain import explain_background, explain_waiting
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, form
 from chairlift.core.items.instance import Instance, Instances
@@ -122,7 +122,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         self._expire(now, bool(free))
         batch = None
         if free:
-            batch = self._try_again(self._bisections, free, now) or self._depart(free, now, now)
+            batch = self._run_live(free, now)
             if batch is None and self.num_background_waiting and not self.num_waiting:
                 batch = self._try_again(self._background.bisections, free, now) or self._run_background(free, now)
         elif self.ahead and not self._bisections:
@@ -131,9 +131,10 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             deadline = self._waiting.next_deadline()
             if deadline is not None:
                 self._ask_by(deadline - (0.0 if free else self.instances.quickest().call) + _LATER)
-            deadline = self._background.waiting.next_deadline()
-            if deadline is not None:
-                self._ask_by(deadline + _LATER)
+            background = self._background
+            for others in (self._bisections, background.waiting, background.bisections):
+                if others and (deadline := others.next_deadline()) is not None:
+                    self._ask_by(deadline + _LATER)
         return batch
 
     def take_dropped(self) -> list[Finished]:
@@ -147,7 +148,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         Raises ValueError if the batch is not running.
         """
         instance = self.instances[batch.instance]
-        search = instance.end(batch, now)
+        part = instance.end(batch, now)
         items = []
         for item in batch.items:
             del self._in_flight[item.id]
@@ -156,7 +157,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             else:
                 items.append(item)
         if outcome.failure is not None:
-            return self._failed(batch, items, outcome, search)
+            return self._failed(batch, items, outcome, part)
         instance.observe(batch, outcome, now)
         self.memory.fitted(batch.computed, len(batch.items))
         errors = outcome.errors
@@ -214,6 +215,12 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
     def num_bisections(self) -> int:
         """How often a failed batch was split."""
         return self._bisections.num_bisections + self._background.bisections.num_bisections
+
+    @property
+    def searching(self) -> bool:
+        """Whether it is being found out which item has ended or hung an instance."""
+        waiting = any(each and each.deadly for each in (self._bisections, self._background.bisections))
+        return waiting or any(each.deadly for each in self.instances.values())
 
     def queue_seconds(self) -> float:
         """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
@@ -290,6 +297,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             self._drop(waiter.item, now)
         for waiter in self._background.waiting.take_expired(now):
             self._drop(waiter.item, now)
+        for bisections in (self._bisections, self._background.bisections):
+            for item in bisections.take_expired(now) if bisections else ():
+                self._drop(item, now)
 
     def _drop(self, item: Item, now: float) -> None:
         late = now + self.instances.quickest().seconds(item.size) - (item.deadline or 0.0)
@@ -303,7 +313,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         """Send off a batch to an instance whose own ends so soon that it would have to wait for the next."""
         ending = []
         for number, instance in self.instances.items():
-            if not instance.alive or instance.batch is None or instance.following is not None:
+            if not instance.alive or instance.batch is None or instance.following is not None or instance.deadly:
                 continue
             ends = instance.free_at(now)
             leaves = ends - instance.lead.seconds
@@ -407,29 +417,35 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         capacity = self._most()
         if self._target is None:
             return capacity
-        most = self._target.most_computed(time, max(len(self.instances), 1), self._now)
+        most = self._target.most_computed(time, max(self.instances.num_alive, 1), self._now)
         return capacity._replace(size=min(capacity.size, most))
 
     def _window(self) -> int:
         limits = self.limits
         return max((limits.sort_window or _WINDOW) * limits.max_batch_size, _LEAST_WINDOW)
 
-    def _try_again(self, bisections: Bisections, free: list[int], now: float) -> Batch | None:
+    def _run_live(self, free: list[int], now: float) -> Batch | None:
+        """Send off live items: first those that go again.
+
+        One instance is kept for new ones while they wait, if there are others to find out who ends or hangs them.
+        """
+        if not self._bisections:
+            return self._depart(free, now, now)
+        kept = self._waiting and self.instances.num_deadly >= max(self.instances.num_alive - 1, 1)
+        batch = self._try_again(self._bisections, free, now, deadly=not kept) or self._depart(free, now, now)
+        return batch or self._try_again(self._bisections, free, now)
+
+    def _try_again(self, bisections: Bisections, free: list[int], now: float, deadly: bool = True) -> Batch | None:
         """Send off a part of a batch that failed."""
-        while bisections and (part := bisections.take()) is not None:
-            items = []
-            for item in part.items:
-                if item.deadline is not None and item.deadline < now:
-                    self._drop(item, now)
-                else:
-                    items.append(item)
-            if items:
-                size = sum(item.size for item in items)
-                computed = max(item.size for item in items) * len(items) if self._rules.pads else size
-                batch = self._send(free[0], items, computed, part.detail, now)
-                self.instances[free[0]].search = part.search
-                return batch
-        return None
+        part = bisections.take(deadly)
+        if part is None:
+            return None
+        items = part.items
+        size = sum(item.size for item in items)
+        computed = max(item.size for item in items) * len(items) if self._rules.pads else size
+        batch = self._send(free[0], items, computed, part.detail, now)
+        self.instances[free[0]].part = part
+        return batch
 
     def _send(self, number: int, items: list[Item], computed: float, detail: str, now: float) -> Batch:
         instance = self.instances[number]
@@ -454,9 +470,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
     # Failures
 
-    def _failed(
-        self, batch: Batch, items: list[Item], outcome: BatchResult, search: Bisection | None
-    ) -> list[Finished]:
+    def _failed(self, batch: Batch, items: list[Item], outcome: BatchResult, part: BatchPart | None) -> list[Finished]:
         failure = outcome.failure or Failure.RAISED
         if failure is Failure.UNTRIED:
             for item in items:
@@ -469,11 +483,11 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if not items:
             return []
         bisections = self._background.bisections if items[0].background else self._bisections
-        refusal = bisections.split(batch, items, failure, search, _WHAT[failure])
-        if refusal is None:
+        blame = bisections.split(batch, items, failure, part, _WHAT[failure])
+        if blame is None:
             return []
-        detail = (outcome.detail or f"the call {_WHAT[failure]}") + refusal
-        return [Finished(item.id, FinishReason.ERROR, detail) for item in items]
+        detail = (outcome.detail or f"the call {_WHAT[failure]}") + blame.text
+        return [Finished(item.id, FinishReason.ERROR, detail) for item in (*items, *blame.others)]
 
     def _seconds(self, count: int, size: float) -> float:
         """The time that this much work takes in full batches on all instances that are up."""

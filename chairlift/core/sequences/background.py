@@ -31,10 +31,17 @@ class BackgroundSequences:
 
     def in_turn(self) -> list[Sequence]:
         """Return all that run, those who decode before those with a prompt, and whoever was left out last first."""
-        return sorted(self.running, key=lambda sequence: sequence.reads_prompt)
+        # As `reads_prompt` has it, but for a prompt of which one token is left, which costs what a decode does.
+        prompts = [each for each in self.running if len(each.token_ids) - each.num_computed_tokens > 1]
+        if not prompts:
+            return self.running.copy()
+        return [each for each in self.running if len(each.token_ids) - each.num_computed_tokens <= 1] + prompts
 
     def take_turns(self, served: list[Sequence]) -> None:
         """Put those who got tokens behind those who did not."""
+        if len(served) == len(self.running):
+            self.running = served
+            return
         ids = {sequence.id for sequence in served}
         self.running = [sequence for sequence in self.running if sequence.id not in ids] + served
 

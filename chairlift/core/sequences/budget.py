@@ -1,6 +1,7 @@
 """How much of a step prompts may have, when the time between two tokens of everyone else is to stay inside a target."""
 
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol
 
 from chairlift.core.cost import CostModel
@@ -30,6 +31,14 @@ class StepBudget(Protocol):
 
     def grant(self, computed: int, wanted: int, starts: bool) -> int:
         """Give a sequence up to `wanted` tokens more: from none if it starts, else beyond its one."""
+        ...
+
+    def takes_decode(self, computed: int) -> bool:
+        """Give one token to a sequence that joins with so many computed; the same as `grant` of 1, but many times."""
+        ...
+
+    def returns_decode(self, computed: int) -> None:
+        """Hear that the one which `takes_decode` was last asked for does not join after all."""
         ...
 
     def end(self, running: Iterable[Sequence], step: Step) -> None:
@@ -63,9 +72,13 @@ class LatencyBudget:
         self.predicted = 0.0
         self.seconds = 0.0
         self._floor = 0
+        self._gives = False
         self._given_out = False
         self._decodes = 0
         self._holds = (0, 0, 0)
+        # While one decode after the other joins: seconds left, and what one costs by itself and for each KV token.
+        self._spare: float | None = None
+        self._decode = self._decode_kv = 0.0
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """Start with one token for each, attending to all before it."""
@@ -74,9 +87,11 @@ class LatencyBudget:
             count += 1
             read += sequence.num_computed_tokens + 1
         self._floor = FLOOR
+        self._gives = True
         self._given_out = False
         self._decodes = count
         self._holds = count, read, read
+        self._spare = None
         self.tokens = min(count + self.capacity(0), self.most)
 
     def capacity(self, computed: int) -> int:
@@ -91,10 +106,50 @@ class LatencyBudget:
         # The context of one that runs is among what is read already.
         given = min(wanted, self._time_for(computed, read if starts else read - computed))
         self._given_out |= given < wanted
+        self._spare = None
         self._floor = max(self._floor - given, 0)
         read += given + computed if starts else given
         self._holds = tokens + given, read, pairs + given * computed + given * (given + 1) // 2
         return given
+
+    def takes_decode(self, computed: int) -> bool:
+        """Give one token to a sequence that joins with `computed` in the KV cache, if there is time for it.
+
+        A decode's time is linear in what it reads, so nothing is left of the prediction but to take it off.
+        """
+        if self._spare is None:
+            self._spare = self._left()
+        context = computed + 1
+        left = self._spare - self._decode - self._decode_kv * context
+        if self._floor:
+            self._floor -= 1
+        elif left < 0:
+            return False
+        self._spare = left
+        tokens, read, pairs = self._holds
+        self._holds = tokens + 1, read + context, pairs + context
+        return True
+
+    def returns_decode(self, computed: int) -> None:
+        """Have back what the last `takes_decode` gave, for others."""
+        assert self._spare is not None
+        # Where there was time for it the floor may have paid; that is left as it is, as there is time for others too.
+        if self._floor or self._spare < 0:
+            self._floor += 1
+        context = computed + 1
+        self._spare += self._decode + self._decode_kv * context
+        tokens, read, pairs = self._holds
+        self._holds = tokens - 1, read - context, pairs - context
+
+    def _left(self) -> float:
+        """The seconds that there are for decodes that join the step as it is."""
+        if self._given_out:
+            self._floor = 0
+        if self._given_out or not self.model.num_observed:
+            return -inf
+        _, token, kv_token, pair = self.model.coefficients
+        self._decode, self._decode_kv = token, kv_token + pair
+        return self.target - self.model.predict(*self._holds)
 
     def _time_for(self, computed: int, read: int) -> int:
         if self._given_out:
@@ -107,14 +162,17 @@ class LatencyBudget:
 
     def end(self, running: Iterable[Sequence], step: Step) -> None:
         """Predict the step as it is: whoever was preempted is not in it."""
-        tokens = read = pairs = 0
-        for sequence in running:
-            given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
-            tokens += given
-            read += computed + given
-            pairs += given * computed + given * (given + 1) // 2
-        self._holds = tokens, read, pairs
-        self.predicted = self.model.predict(tokens, read, pairs)
+        # All that is in the step was given here, if this budget gave it; so where nothing is missing, nothing changed.
+        if not self._gives or self._holds[0] != step.total_tokens:
+            tokens = read = pairs = 0
+            for sequence in running:
+                given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
+                tokens += given
+                read += computed + given
+                pairs += given * computed + given * (given + 1) // 2
+            self._holds = tokens, read, pairs
+        self._gives = False
+        self.predicted = self.model.predict(*self._holds)
 
     def observe(self, seconds: float) -> None:
         """Learn from the step that just ended."""

@@ -13,7 +13,8 @@ class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate, validated and tokenized; `n` samples are `n` requests.
 
     `arrival` is in seconds on the clock that `schedule(now)` is given. `priority` 0 is the default, lower is sooner.
-    `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own).
+    `stop_ids` holds every token id that ends the sequence (the model's EOS unless ignored, and the client's own);
+    `ignored_ids` is the EOS that is ignored, which like them is not sampled before `min_tokens`.
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
     A `background` request runs in slots that no other needs, and yields at once; priorities count among its like.
     With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
@@ -26,6 +27,7 @@ class Request(msgspec.Struct, kw_only=True):
     arrival: float
     priority: int = 0
     stop_ids: frozenset[int] = frozenset()
+    ignored_ids: frozenset[int] = frozenset()
     cache_salt: str = ""
     use_prefix_cache: bool = True
     background: bool = False
@@ -161,6 +163,7 @@ def fan_out(
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], model.vocab_size)
     _check_token_ids("logit_bias", list(params.logit_bias or {}), model.vocab_size)
     stop_ids = frozenset((*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)))
+    ignored_ids = frozenset(eos_ids) if params.ignore_eos and params.min_tokens else frozenset[int]()
     requests = []
     for index in range(params.n):
         one = params
@@ -176,6 +179,7 @@ def fan_out(
                 arrival=arrival,
                 priority=priority,
                 stop_ids=stop_ids,
+                ignored_ids=ignored_ids,
                 cache_salt=cache_salt,
                 use_prefix_cache=use_prefix_cache,
                 background=background,

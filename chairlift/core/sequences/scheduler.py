@@ -132,7 +132,9 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if not step.num_tokens:
             return None
         if self._learner is not None:
-            others = [sequence for sequence in self.background.running if sequence.id in step.num_tokens]
+            given, others = step.num_tokens, self.background.running
+            if len(given) < len(self.running) + len(others):
+                others = [sequence for sequence in others if sequence.id in given]
             self._learner.end(self.running + others, step)
         self.num_steps += 1
         step.released, self._released = self._released, []
@@ -413,27 +415,33 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def _continue_background(self, step: Step) -> tuple[Reason, str] | None:
         """Give tokens to those that run, in turn; return why some got none, or None if nobody was left out."""
         background, limit = self.background, self.background.budget
-        budget = self.max_num_batched_tokens - step.total_tokens
+        budget, block_size = self.max_num_batched_tokens - step.total_tokens, self.block_size
         served, refusal = [], None
         for sequence in background.in_turn():
-            computed = sequence.num_computed_tokens
-            if not sequence.block_table:
+            computed, held = sequence.num_computed_tokens, len(sequence.block_table)
+            if not held:
                 continue  # it gave way to another
-            wanted = min(len(sequence.token_ids) - computed, budget)
-            given = wanted if limit is None else min(wanted, limit.capacity(computed))
-            if given < 1:
+            given = wanted = len(sequence.token_ids) - computed
+            if wanted > 1:
+                most = budget if limit is None else min(budget, limit.capacity(computed))
+                given = min(wanted, most)
+            elif limit is not None and not limit.takes_decode(computed):
+                given = 0
+            if given < 1 or budget < 1:
                 refusal = Reason.TOKENS, self._spent(budget)
                 break
-            grows = computed + given > len(sequence.block_table) * self.block_size
-            if grows and not self._grow(step, sequence, given):
+            if computed + given > held * block_size and not self._grow(step, sequence, given):
+                if limit is not None and wanted == 1:
+                    limit.returns_decode(computed)
                 refusal = Reason.BLOCKS, f"no free block for {sequence.id}, and nobody runs that is less urgent"
                 continue
-            if limit is not None:
-                limit.grant(computed, wanted, starts=True)
+            if limit is not None and wanted > 1:
+                limit.grant(computed, min(wanted, budget), starts=True)
             step.num_tokens[sequence.id] = given
             budget -= given
             served.append(sequence)
-            self.prefixes.publish(sequence, computed + given)
+            if (computed + given) // block_size > sequence.num_published:
+                self.prefixes.publish(sequence, computed + given)
         background.take_turns(served)
         return refusal
 

@@ -12,6 +12,8 @@ import numpy as np
 # Below this many bytes a copy is cheaper than a frame.
 _INLINE_BYTES = 4096
 _INLINE, _FRAMED, _OBJECTS = 1, 2, 3
+# Levels of lists and dicts, and how many of them on one level.
+_MAX_DEPTH, _MAX_LISTS = 96, 2**22
 _PLAIN_KINDS = "biufcSUmM"
 
 
@@ -53,11 +55,29 @@ def encode(value: Any) -> list[bytes | memoryview]:
     def _ext(code: int, *parts: Any) -> msgspec.msgpack.Ext:
         return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(parts, enc_hook=convert))
 
+    _check_depth(value)
     try:
         frames[0] = msgspec.msgpack.encode(value, enc_hook=convert)
     except RecursionError:
         raise ValueError("the value is nested too deeply, or contains itself") from None
     return frames
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ValueError for what is nested so deeply that others could not read it."""
+    level = [value] if isinstance(value, list | tuple | dict) else []
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, list | tuple | dict)
+        ]
+        if not level:
+            return
+        if len(level) > _MAX_LISTS:
+            break
+    raise ValueError(f"the value is nested more than {_MAX_DEPTH} levels deep, or contains itself")
 
 
 def decode(frames: Sequence[memoryview], kind: Any = Any) -> Any:

@@ -87,6 +87,8 @@ class Dispatcher:
 
     A result that is an exception is raised to its caller as it is. A call that failed as a whole gives RequestFailed,
     or with `raise_originals` the exception that it raised, where there is one. `on_batch` hears of every call's end.
+    `standby` is one more executor, by the number that follows, which is lost until `instance_back`. `on_search` hears
+    when it begins to be found out which item ends or hangs executors, and when that is over.
     """
 
     def __init__(
@@ -98,11 +100,17 @@ class Dispatcher:
         raise_originals: bool = False,
         turns: Turns | None = None,
         on_batch: Callable[[Batch, BatchResult], None] | None = None,
+        standby: BatchExecutor | None = None,
+        on_search: Callable[[bool], None] | None = None,
     ) -> None:
         self.limits = limits
         self.executors = list(executors)
+        self._all = [*executors, *(() if standby is None else (standby,))]
+        self._lost: set[int] = set(range(len(executors), len(self._all)))
         self.scheduler = self._scheduler()
         self.on_batch = on_batch
+        self._on_search = on_search
+        self._searching = False
         self._turns = turns
         if turns is not None:
             turns.call(self._pump)
@@ -112,7 +120,6 @@ class Dispatcher:
         self._is_closed = False
         self._entries: dict[str, _Entry] = {}
         self._calls: dict[asyncio.Task[None], Batch] = {}
-        self._lost: set[int] = set()
         self._serial = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_pump_due = False
@@ -129,8 +136,11 @@ class Dispatcher:
         self.scheduler = self._scheduler()
 
     def _scheduler(self) -> ItemScheduler:
-        ahead = all(getattr(executor, "queues", False) for executor in self.executors)
-        return ItemScheduler(self.limits, len(self.executors), ahead)
+        ahead = all(getattr(executor, "queues", False) for executor in self._all)
+        scheduler = ItemScheduler(self.limits, len(self._all), ahead)
+        for number in self._lost:
+            scheduler.instance_lost(number)
+        return scheduler
 
     def submit(
         self,
@@ -189,6 +199,7 @@ class Dispatcher:
         """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
         if self._entries.pop(item_id, None) is not None:
             self.scheduler.abort(item_id)
+            self._note_search()
             self._note_idle()
 
     def instance_lost(self, number: int) -> None:
@@ -256,6 +267,7 @@ class Dispatcher:
     def _pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
         self._is_pump_due = False
+        self._note_search()
         turns, calls, scheduler = self._turns, self._calls, self.scheduler
         waiting = scheduler.num_waiting, scheduler.num_background_waiting
         if turns is not None and not turns.allow(len(calls), *waiting):
@@ -294,7 +306,7 @@ class Dispatcher:
         entries = self._entries
         members = [entries[item.id] for item in batch.items]
         payloads = [entry.payload for entry in members]
-        executor = self.executors[batch.instance]
+        executor = self._all[batch.instance]
         if any(entry.on_part is not None for entry in members):
             run = executor.run(payloads, partial(_hand_out, [entry.on_part for entry in members]))
         else:
@@ -386,6 +398,13 @@ class Dispatcher:
             return DeadlineExceeded(end.detail)
         return QueueFull(end.detail, max(self.scheduler.queue_seconds(), 0.001))
 
+    def _note_search(self) -> None:
+        searching = self.scheduler.searching
+        if searching is not self._searching:
+            self._searching = searching
+            if self._on_search is not None:
+                self._on_search(searching)
+
     def _note_idle(self) -> None:
         if self._idle is not None and not self._entries and not self._idle.done():
             self._idle.set_result(None)
@@ -396,7 +415,7 @@ class Dispatcher:
         self.scheduler = self._scheduler()
         if self._refusal is not None:
             self.scheduler.close()
-        for number in self._busy() | self._lost:
+        for number in self._busy():
             self.scheduler.instance_lost(number)
         for item_id in list(self._entries):
             self._fail(item_id, RequestFailed(f"an internal error ended this request: {describe(error)}"))

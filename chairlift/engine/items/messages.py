@@ -36,7 +36,8 @@ class Parts(msgspec.Struct, tag=True):
 class Done(msgspec.Struct, tag=True):
     """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
 
-    `errors` has the text for each item that failed alone, by its index; its result is None. Only the call itself counts
+    `errors` has the text for each item that failed alone, by its index; its result is None. Those in `refused` did so
+    because of what the client sent. Only the call itself counts
     as `seconds`; `idle` is how many of them the worker waited for it.
     """
 
@@ -44,6 +45,7 @@ class Done(msgspec.Struct, tag=True):
     seconds: float
     idle: float
     errors: dict[int, str] = {}
+    refused: list[int] = []
 
 
 class Failed(msgspec.Struct, tag=True):

@@ -16,7 +16,7 @@ from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describ
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch
 from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import RequestFailed, Unavailable
+from chairlift.errors import BadItem, RequestFailed, Unavailable
 from chairlift.runners.items import ItemInfo
 
 # The batch that runs, and the one that follows it at once.
@@ -61,8 +61,8 @@ class ProcessExecutor(Supervised):
 
     It takes a call while it is at another, and begins it right after that. A worker that dies is replaced, and costs
     the call that it was at. One that takes longer than `call_timeout_s` over a call, or over the next part of a stream,
-    is killed. `on_ready` hears of every change of `ready`. The worker has the variables of this process, and those of
-    `environment`.
+    is killed. `on_ready` hears whether it is `ready` whenever its state changes. The worker has the variables of this
+    process, and those of `environment`.
     """
 
     queues = True
@@ -76,7 +76,6 @@ class ProcessExecutor(Supervised):
         self.config = config
         self.info: ItemInfo | None = None
         self.on_ready = on_ready
-        self._was_ready = False
         self._calls: deque[_Call] = deque()
         self._free = asyncio.Event()
         self._free.set()
@@ -98,6 +97,20 @@ class ProcessExecutor(Supervised):
         await self._worker.wait_ready()
         assert self.info is not None
         return self.info
+
+    @property
+    def returning(self) -> bool:
+        """Whether its worker has died in a hurry, and another is about to be ready."""
+        return self._worker.returning
+
+    def hurry(self, on: bool) -> None:
+        """Replace a worker that dies at once, or no longer so: it is being found out which item ends it."""
+        self._worker.hurry(on)
+
+    async def idle(self) -> None:
+        """Return once no call runs, or waits to."""
+        while running := [call.future for call in self._calls if not call.future.done()]:
+            await asyncio.wait(running)
 
     async def stop(self) -> None:
         """End the worker; a call that still runs fails."""
@@ -157,10 +170,10 @@ class ProcessExecutor(Supervised):
             case Parts(indices=indices):
                 self._set_timer(call)
                 call.take(dict(zip(indices, decode(buffers), strict=True)))
-            case Done(seconds=seconds, idle=idle, errors=errors):
+            case Done(seconds=seconds, idle=idle, errors=errors, refused=refused):
                 results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():
-                    results[index] = RequestFailed(text)
+                    results[index] = BadItem(text) if index in refused else RequestFailed(text)
                 self._end().succeed(CallResult(results, seconds, idle))
             case Failed(failure=failure, detail=detail):
                 self._end().fail(failure, detail)
@@ -188,7 +201,5 @@ class ProcessExecutor(Supervised):
                 call.fail(Failure.DIED, reason)
 
     def _changed(self, state: WorkerState) -> None:
-        if self.ready != self._was_ready:
-            self._was_ready = self.ready
-            if self.on_ready is not None:
-                self.on_ready(self.ready)
+        if self.on_ready is not None:
+            self.on_ready(self.ready)

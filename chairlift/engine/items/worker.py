@@ -24,10 +24,11 @@ from chairlift.engine.items.arrays import decode, encode
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import ChairliftError
+from chairlift.errors import BadItem, ChairliftError, InvalidRequest
+from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.out_of_memory import is_out_of_memory
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
     """Run one batch in the calling thread.
 
     `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
-    traceback.
+    traceback, or where memory ran out or a `BadItem` was raised, a line.
     """
     started = time.perf_counter()
     try:
@@ -51,8 +52,12 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
     except Exception as error:
-        log.warning("a call of %d items failed", len(payloads), exc_info=True)
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
+        # Of these two a traceback would tell nothing more.
+        if failure is Failure.OUT_OF_MEMORY or isinstance(error, BadItem):
+            log.warning("a call of %d items failed: %s", len(payloads), one_line(error))
+        else:
+            log.warning("a call of %d items failed", len(payloads), exc_info=True)
         raise CallFailed(failure, describe(error)) from error
     return CallResult(results, time.perf_counter() - started)
 
@@ -90,14 +95,20 @@ class ItemWorker:
         except (msgspec.DecodeError, ValueError) as error:
             self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
         else:
-            errors = {i: describe(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
+            errors = {i: _told(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
+            refused = [index for index in errors if isinstance(made.results[index], InvalidRequest)]
             results = [None if index in errors else each for index, each in enumerate(made.results)]
             encoded = [] if message.stream else _encode(results, errors)
-            self._send(Done(message.id, made.seconds, self._idle, errors), encoded)
+            self._send(Done(message.id, made.seconds, self._idle, errors, refused), encoded)
 
     def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
         # Copied, since the model may write its next parts or results into the same arrays at once.
         self.socket.send_multipart([msgspec.msgpack.encode(message), *frames])
+
+
+def _told(error: BaseException) -> str:
+    """What the front hears of an item's error; what is for the client's eyes names no type."""
+    return str(error) if isinstance(error, InvalidRequest) else describe(error)
 
 
 def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryview]:
@@ -117,7 +128,7 @@ def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryvi
 def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
-    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     _leave_with_the_front()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
@@ -156,7 +167,7 @@ def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("a batch of %d is too large for the memory there is: %s", size, error)
+            log.warning("a batch of %d is too large for the memory there is: %s", size, one_line(error))
             break
     return info
 

@@ -15,6 +15,7 @@ from chairlift.core.sequences.request import Request, Step, StepResult, TokenLog
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,13 @@ class _Progress:
         "prompt_logprobs",
     )
 
-    def __init__(self, first_scheduled: float, num_cached_tokens: int, holds: bool) -> None:
+    def __init__(self, first_scheduled: float, num_cached_tokens: int, request: Request) -> None:
         self.first_scheduled = first_scheduled
         self.num_cached_tokens = num_cached_tokens
-        self.prompt_logprobs: list[TokenLogprob] = []
+        # Empty, and not None, for a prompt of one token.
+        self.prompt_logprobs: list[TokenLogprob] | None = None if request.params.prompt_logprobs is None else []
         self.answered = False
-        self.holds = holds
+        self.holds = request.hold_updates
         self.held: list[int] = []
         self.held_logprobs: list[TokenLogprob] = []
 
@@ -129,7 +131,11 @@ class Engine:
         try:
             return self.runner.execute(step)
         except Exception as error:
-            log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
+            if is_out_of_memory(error):
+                count = len(step.num_tokens)
+                log.error("step %d with %d requests ran out of memory: %s", step.id, count, one_line(error))
+            else:
+                log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
             return _failure(step, f"{type(error).__name__}: {error}")
         except BaseException:
             # Interrupted: nobody may find the blocks that this step was to fill.
@@ -141,13 +147,13 @@ class Engine:
         for start in step.started:
             known = progress.get(start.request.id)
             if known is None:
-                request = start.request
-                progress[request.id] = _Progress(started, start.num_computed_tokens, request.hold_updates)
-            elif not known.answered:
+                progress[start.request.id] = _Progress(started, start.num_computed_tokens, start.request)
+            elif known.prompt_logprobs is not None:
                 known.prompt_logprobs = []  # preempted amid its prompt, which is computed anew from the start
         for request_id, entries in result.prompt_logprobs.items():
-            if not progress[request_id].answered:
-                progress[request_id].prompt_logprobs += entries
+            gathered = progress[request_id].prompt_logprobs
+            if gathered is not None:
+                gathered += entries
         ends = {end.id: end for end in finished}
         updates = []
         for request_id in step.num_tokens:
@@ -179,8 +185,8 @@ class Engine:
             progress.first_scheduled,
         )
         if not progress.answered:
-            update.prompt_logprobs = progress.prompt_logprobs or None
-            progress.prompt_logprobs = []
+            update.prompt_logprobs = progress.prompt_logprobs if tokens else None
+            progress.prompt_logprobs = None
             progress.answered = True
         if progress.held:
             update.token_ids = progress.held + tokens

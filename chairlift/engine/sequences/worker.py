@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -34,6 +35,8 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import ChairliftError
+from chairlift.logs import start_logging
+from chairlift.runners.decoder.config import read_config
 
 log = logging.getLogger(__name__)
 
@@ -165,16 +168,18 @@ class SequenceWorker:
 def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
-    logging.basicConfig(level=os.environ.get("CHAIRLIFT_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.set_hwm(0)
     socket.connect(address)
     try:
+        config = msgspec.json.decode(config_json, type=SequenceConfig)
+        # What can't be served is refused before torch is loaded, which takes seconds.
+        read_config(Path(config.model))
         from chairlift.runners.decoder.runner import DecoderRunner
 
-        config = msgspec.json.decode(config_json, type=SequenceConfig)
         engine = Engine(config, DecoderRunner(config))
     except (ChairliftError, OSError, ValueError) as error:
         socket.send(msgspec.msgpack.encode(LoadFailed(str(error))))

@@ -1,21 +1,25 @@
-"""A model folder's config.json, checked and made uniform over families and ages of the format."""
+"""A model folder's config.json, checked and made uniform over families and ages of the format.
+
+Without torch, since the front checks a folder before it starts a worker.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from chairlift.errors import UnsupportedModel
+from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES, DecoderFamily, Windows
-from chairlift.folders.model_json import positive_size, read_model_json
+from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
-from chairlift.ops.base import HeadShape
 from chairlift.runners.decoder.rope import RopeConfig
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
+    from chairlift.ops.base import HeadShape
+
+_DTYPES = ("float32", "float16", "bfloat16")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Fields that change the numbers in ways no family here has, unless its row says so, with the value at which they change
@@ -48,8 +52,8 @@ class DecoderConfig:
     """What the decoder is built from.
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
-    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the one the folder was
-    saved in.
+    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the name of the type
+    the folder was saved in.
     """
 
     model_type: str
@@ -72,10 +76,12 @@ class DecoderConfig:
     embedding_scale: float
     windows: Windows
     ropes: tuple[RopeConfig, ...]
-    dtype: torch.dtype
+    dtype: str
 
-    def heads(self, layer: int) -> HeadShape:
+    def heads(self, layer: int) -> "HeadShape":
         """Attention shape of one layer."""
+        from chairlift.ops.base import HeadShape
+
         return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, self.windows[layer])
 
 
@@ -88,6 +94,16 @@ def read_config(folder: Path) -> DecoderConfig:
     return parse_config(read_model_json(folder))
 
 
+def max_length(wanted: int | None, config: DecoderConfig) -> int:
+    """The tokens that one sequence may have: as many as wanted, or as the model takes. Raises ConfigError."""
+    if wanted is not None and wanted > config.max_positions:
+        raise ConfigError(
+            f"max_model_len ({wanted}) must not exceed the model's max_position_embeddings ({config.max_positions})"
+        )
+    return wanted or config.max_positions
+
+
+@values_checked()
 def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)
@@ -194,8 +210,8 @@ def _ropes(
     return tuple(found[kind] for kind in sliding)
 
 
-def _dtype(raw: Mapping[str, Any]) -> torch.dtype:
+def _dtype(raw: Mapping[str, Any]) -> str:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if name not in _DTYPES:
         raise UnsupportedModel(f"dtype {name!r} is not supported; these are: {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    return str(name)

@@ -1,12 +1,10 @@
 """How much memory the KV cache may take."""
 
-import os
-from pathlib import Path
-
 import torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
+from chairlift.runners.host_memory import host_available_bytes
 
 _GB = 2**30
 _DEFAULT_GB = 4
@@ -45,24 +43,4 @@ def available_bytes(device: torch.device) -> int:
     """Memory that can still be had on the device without pushing anything out, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_host_bytes(), _cgroup_bytes())
-
-
-def _host_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cgroup_bytes() -> int:
-    """What a container's limit leaves (cgroup v2); without a limit, more than any machine has."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((root / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):
-        return 2**62
-    return max(limit - used, 0)
+    return host_available_bytes()

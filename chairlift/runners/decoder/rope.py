@@ -1,15 +1,19 @@
-"""Rotary position embedding: frequencies for each scaling rule, and the table of cosines and sines."""
+"""Rotary position embedding: frequencies for each scaling rule, and the table of cosines and sines.
+
+torch is imported where it computes, since the front reads configurations without it.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import optional_object
+
+if TYPE_CHECKING:
+    # Whoever only reads a config.json needs no torch.
+    from torch import Tensor
 
 _KEYS = {
     "default": set[str](),
@@ -70,29 +74,35 @@ class RopeConfig:
                 raise UnsupportedModel(f"RoPE type {kind!r} needs the parameter {name!r}")
         return cls(kind, theta, max_positions, int(original), values)
 
-    def frequencies(self, head_dim: int) -> tuple[Tensor, float]:
+    def frequencies(self, head_dim: int) -> "tuple[Tensor, float]":
         """Return the head_dim / 2 inverse wavelengths (radians a token) and the factor on cosines and sines."""
+        import torch
+
         powers = self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
         return _RULES[self.kind](self, powers)
 
-    def table(self, head_dim: int, length: int) -> Tensor:
+    def table(self, head_dim: int, length: int) -> "Tensor":
         """Return [length, head_dim] float32: cosines of each position, then sines."""
+        import torch
+
         inverse, factor = self.frequencies(head_dim)
         # float32 like transformers: at long positions the rounding of this very product is part of the model.
         angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
         return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
 
 
-def _default(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
+def _default(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
     return 1.0 / powers, 1.0
 
 
-def _linear(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
+def _linear(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
     return 1.0 / powers / rope.values["factor"], 1.0
 
 
-def _llama3(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
+def _llama3(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
     """Llama 3.1: divide long wavelengths by the factor, keep short ones, blend between (transformers' formula)."""
+    import torch
+
     factor, low, high = (rope.values[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     inverse = 1.0 / powers
     wavelength = 2 * math.pi / inverse
@@ -103,8 +113,10 @@ def _llama3(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
     return torch.where(long, inverse / factor, torch.where(short, inverse, blended)), 1.0
 
 
-def _yarn(rope: RopeConfig, powers: Tensor) -> tuple[Tensor, float]:
+def _yarn(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
     """YaRN (Peng et al., 2023, arXiv:2309.00071): interpolate long wavelengths, keep short ones, ramp between."""
+    import torch
+
     values, dim = rope.values, 2 * len(powers)
     factor = values.get("factor") or rope.max_positions / rope.original_max_positions
 
@@ -135,7 +147,7 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     return scale(numerator) / scale(denominator) if numerator and denominator else scale(1.0)
 
 
-_RULES: dict[str, Callable[[RopeConfig, Tensor], tuple[Tensor, float]]] = {
+_RULES: dict[str, "Callable[[RopeConfig, Tensor], tuple[Tensor, float]]"] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

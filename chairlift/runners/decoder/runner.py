@@ -16,7 +16,7 @@ from chairlift.errors import ConfigError
 from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
-from chairlift.runners.decoder.config import read_config
+from chairlift.runners.decoder.config import max_length, read_config
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
@@ -57,12 +57,7 @@ class DecoderRunner:
         config = self.config
         folder = Path(config.model)
         model_config = read_config(folder)
-        max_model_len = config.max_model_len or model_config.max_positions
-        if max_model_len > model_config.max_positions:
-            raise ConfigError(
-                f"max_model_len ({max_model_len}) must not exceed the model's max_position_embeddings "
-                f"({model_config.max_positions})"
-            )
+        max_model_len = max_length(config.max_model_len, model_config)
         device = _device(config)
         dtype = _dtype(config, model_config.dtype)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
@@ -209,7 +204,7 @@ class DecoderRunner:
         return found
 
     def _choose(self, hidden: Tensor, places: Ints | None, prepared: Prepared, indices: Ints) -> Choice:
-        """Choose tokens for the sequences at `indices`, whose last hidden states are at `places` (None: all there are)."""
+        """Choose tokens for the sequences at `indices`; their last hidden states are at `places`, or all there are."""
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
@@ -248,9 +243,9 @@ def _device(config: SequenceConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _dtype(config: SequenceConfig, saved: torch.dtype) -> torch.dtype:
+def _dtype(config: SequenceConfig, saved: str) -> torch.dtype:
     if config.dtype == "auto":
-        return torch.bfloat16 if saved == torch.bfloat16 else torch.float32
+        return torch.bfloat16 if saved == "bfloat16" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 

@@ -65,7 +65,7 @@ class Sampler:
         self._top_p = np.ones(slots, np.float32)
         self._seed = np.zeros(slots, np.uint64)
         self._logprobs = np.full(slots, -1, np.int64)
-        # The first length at which stop tokens may be sampled: prompt + min_tokens.
+        # The first length at which stop tokens, and an EOS that is ignored, may be sampled: prompt + min_tokens.
         self._may_stop = np.zeros(slots, np.int64)
         self._stop_ids: dict[int, Ints] = {}
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
@@ -82,9 +82,9 @@ class Sampler:
         self._top_p[row] = params.top_p
         self._seed[row] = request_seed(params.seed, self.seed, request.id)
         self._logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self._may_stop[row] = prompt + params.min_tokens if request.stop_ids else 0
-        if len(token_ids) < self._may_stop[row]:
-            self._stop_ids[row] = np.array([i for i in request.stop_ids if 0 <= i < self.vocab_size], np.int64)
+        self._may_stop[row] = prompt + params.min_tokens
+        if len(token_ids) < self._may_stop[row] and (held_back := request.stop_ids | request.ignored_ids):
+            self._stop_ids[row] = np.array([i for i in held_back if 0 <= i < self.vocab_size], np.int64)
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
             self._counts[row] = TokenCounts(request.prompt_ids, token_ids[prompt:], params)
         if params.logit_bias:

@@ -8,7 +8,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES, EncoderFamily
-from chairlift.folders.model_json import positive_size, read_model_json
+from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.rope import RopeConfig
 
@@ -61,6 +61,7 @@ class EncoderConfig:
         return self.hidden_size // self.num_heads
 
 
+@values_checked()
 def read_encoder_config(folder: Path) -> EncoderConfig:
     """Read `folder`/config.json.
 

@@ -60,12 +60,14 @@ class _Leaving(Exception):
 class BatchRun:
     """A batch that is not over, of whose lines `counts` are done. `results` are the files that came of it in the end.
 
-    `job` is what is kept of it. `problem` says what it waits for, if that is space on the disk.
+    `job` is what is kept of it, as far as it can be `kept`. `problem` says what it waits for, if that is space on the
+    disk.
     """
 
     def __init__(self, context: BatchContext, job: Job, counts: Counts) -> None:
         self.job = job
         self.problem: str | None = None
+        self.kept = True
         self.results: list[StoredFile] = []
         self._context = context
         self._executor: JobExecutor | None = None
@@ -73,6 +75,7 @@ class BatchRun:
         self._changing = asyncio.Lock()
         self._ending = asyncio.Event()
         self._leaving = asyncio.Event()
+        self._lost: str | None = None
         if job.state == "cancelling":
             self._ending.set()
 
@@ -104,16 +107,16 @@ class BatchRun:
                 return
             await self._work()
         except _Leaving:
-            return
+            if self._lost is not None:
+                self._fail_unkept(self._lost)
         except Exception as error:
             if isinstance(error, JobError | ApiError):
                 log.error("%s failed: %s", self.job.id, error)
             else:
                 log.exception("%s failed", self.job.id)
-            problem = without_folders(str(error))
             with contextlib.suppress(_Leaving):
                 async with self._changing:
-                    await self._persist(lambda: self._close("failed", [Problem("batch_failed", problem)]))
+                    await self._fail(without_folders(str(error)))
 
     async def cancel(self) -> Job:
         """Begin to cancel it, unless that has begun. Raises a 409 if it is too late, or StorageFull."""
@@ -134,6 +137,12 @@ class BatchRun:
         self._ending.set()
         if self._executor is not None:
             self._executor.stop()
+
+    def give_up(self, reason: str) -> None:
+        """Fail, as what was kept is lost, and with it the results. Does nothing to a batch that is over."""
+        if self.kept:
+            self._lost = without_folders(reason)
+            self.leave()
 
     def _end(self) -> None:
         self._ending.set()
@@ -276,23 +285,47 @@ class BatchRun:
                 raise _Leaving
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
+    async def _fail(self, problem: str) -> None:
+        """End it as failed, if that can't be kept then only for those who ask before the server ends."""
+        try:
+            await self._persist(lambda: self._close("failed", [Problem("batch_failed", problem)]))
+        except JobError as error:
+            log.error("that %s failed can't be kept: %s", self.job.id, error)
+            self._fail_unkept(problem)
+
+    def _fail_unkept(self, problem: str) -> None:
+        noted = about(self.job)
+        noted.problems, noted.counts = [Problem("batch_failed", problem)], Counts()
+        job = msgspec.structs.replace(self.job, entered=dict(self.job.entered))
+        note(job, noted)
+        _move(job, "failed")
+        self.job, self.kept = job, False
+
     def _enter(self, state: JobState) -> None:
         self.job = self._context.folder.store.enter(self.job.id, state, time.time())
 
     def _close(self, state: JobState, problems: list[Problem] | None = None) -> None:
-        """End it, and in the same moment make files of its results."""
+        """End it, and in the same moment make files of its results. Where those are lost it has failed."""
         folder = self._context.folder
         at = folder.store.checkpoint(self.job.id)
+        counts = at.counts
         output = folder.result(self.job, "output", at.output_bytes)
         errors = folder.result(self.job, "error", at.error_bytes)
-        files = [file for file in (output, errors) if file.bytes]
+        found = [*(problems or [])]
+        if not folder.holds(output):
+            state, counts = "failed", msgspec.structs.replace(counts, completed=0)
+            found.append(Problem("results_lost", f"the output, {output.id}, was taken away or changed"))
+        if not folder.holds(errors):
+            state, counts = "failed", msgspec.structs.replace(counts, failed=0)
+            found.append(Problem("results_lost", f"the file of errors, {errors.id}, was taken away or changed"))
+        files = [file for file in (output, errors) if file.bytes and folder.holds(file)]
 
         def change(job: Job) -> None:
             noted = about(job)
-            noted.problems = problems or []
-            noted.counts = at.counts
-            noted.output_file_id = output.id if output.bytes else None
-            noted.error_file_id = errors.id if errors.bytes else None
+            noted.problems = found
+            noted.counts = counts
+            noted.output_file_id = output.id if output in files else None
+            noted.error_file_id = errors.id if errors in files else None
             note(job, noted)
             _move(job, state)
 

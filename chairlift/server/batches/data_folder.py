@@ -102,6 +102,13 @@ class Folder:
             tenant=job.tenant,
         )
 
+    def holds(self, file: StoredFile) -> bool:
+        """Whether the bytes of a file are there, if it has any."""
+        try:
+            return not file.bytes or self.place(file.id).stat().st_size == file.bytes
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Let others have the folder."""
         self.store.close()

@@ -98,7 +98,7 @@ async def show_file(request: Request) -> Response:
 async def file_content(request: Request) -> Response:
     """GET /v1/files/{id}/content."""
     batches: Batches = request.app.state.batches
-    file, path = await batches.file(request.path_params["file"], request.scope.get(TENANT))
+    file, path = await batches.content(request.path_params["file"], request.scope.get(TENANT))
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from starlette.types import ASGIApp
 
 from chairlift.config.server import ServerConfig
-from chairlift.errors import Unavailable
+from chairlift.errors import StorageLost, Unavailable
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.batch_run import BatchContext, BatchRun, too_late
 from chairlift.server.batches.data_folder import MAX_FILES, Folder
@@ -39,7 +39,7 @@ class Batches:
 
     A `viewer` is the tenant who asks; None is whoever runs the server. What belongs to another is not there for it. All
     methods but `open` belong to the event loop. Raises JobError if another process has the folder, StorageFull if there
-    is no space.
+    is no space, StorageLost once what was kept was taken away or overwritten. Batches that ran have failed then.
     """
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
@@ -58,7 +58,7 @@ class Batches:
         self._changing = asyncio.Lock()
         self._over: Counter[JobState] = Counter()
         self._lines: Counter[str] = Counter(completed=0, failed=0)
-        self._leaving = False
+        self._leaving = self._lost = False
 
     def serve(self, app: ASGIApp, table: Iterable[Endpoint], keys: Keys) -> None:
         """Lines of batches go to this application, which has these routes, as requests of whoever began the batch."""
@@ -83,7 +83,21 @@ class Batches:
             async with self._opening:
                 await asyncio.to_thread(self.open, make)
                 self.resume()
+        if self._folder is not None:
+            await self._check_kept(self._folder)
         return self._folder
+
+    async def _check_kept(self, folder: Folder) -> None:
+        """Raise StorageLost if what was kept is lost, of which all batches hear."""
+        try:
+            await asyncio.to_thread(folder.store.check)
+        except StorageLost as lost:
+            if not self._lost:
+                self._lost = True
+                log.critical("%s; files and batches are refused until the server starts anew", lost)
+            for run in self._runs.values():
+                run.give_up(str(lost))
+            raise
 
     def resume(self) -> None:
         """Go on with batches that are not over, if the folder is open."""
@@ -162,6 +176,9 @@ class Batches:
 
     async def _get(self, batch_id: str) -> tuple[Job | None, Counts | None]:
         if (run := self._runs.get(batch_id)) is not None:
+            if self._folder is not None and run.kept:
+                with contextlib.suppress(StorageLost):
+                    await self._check_kept(self._folder)
             return run.job, run.counts
         folder = await self.folder()
         return await asyncio.to_thread(folder.store.job, batch_id) if folder is not None else None, None
@@ -226,6 +243,10 @@ class Batches:
         except Exception:
             log.exception("%s can't go on before the server starts anew", run.job.id)
             return
+        if not run.kept:
+            with contextlib.suppress(StorageLost):
+                await self._check_kept(folder)
+            return
         if run.job.state not in OVER:
             return
         folder.count(run.results)
@@ -262,6 +283,14 @@ class Batches:
         if folder is None or file is None:
             raise ApiError(404, f"there is no file {file_id!r}", "file_id", "file_not_found")
         return file, folder.place(file_id)
+
+    async def content(self, file_id: str, viewer: Tenant | None) -> tuple[StoredFile, Path]:
+        """A file and where it lies, if it is still there as it came. Raises a 404, or StorageLost."""
+        file, path = await self.file(file_id, viewer)
+        assert self._folder is not None
+        if not await asyncio.to_thread(self._folder.holds, file):
+            raise StorageLost(f"{path} was taken away or changed")
+        return file, path
 
     async def files(self, viewer: Tenant | None) -> list[StoredFile]:
         """All files, in the order in which they came."""

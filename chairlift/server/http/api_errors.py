@@ -26,6 +26,7 @@ from chairlift.errors import (
     Unavailable,
     UnsupportedModel,
     WorkerLost,
+    clip,
 )
 
 log = logging.getLogger(__name__)
@@ -78,10 +79,12 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # What a client sent may be in it, and is sent back and logged at no great length.
+        message = clip(message)
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        self.body = ErrorBody(message, kind, param, code)
+        self.body = ErrorBody(message, kind, None if param is None else clip(param, 200), code)
 
     def encode(self) -> bytes:
         """The error as JSON."""
@@ -159,7 +162,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(507, message, code="storage_full", kind="server_error")
         case JobError():
             message = _told_without_folders(error)
-            return ApiError(500, message, code="storage_failed", kind="server_error")
+            return ApiError(503, message, code="storage_failed", kind="server_error")
         case HTTPException():
             return ApiError(error.status_code, error.detail, headers=error.headers)
         case _:
@@ -172,7 +175,7 @@ HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)
 
 def without_folders(text: str) -> str:
     """A text with only the last part of each absolute path: where things lie is not a client's business."""
-    return _FOLDERS.sub("", text)
+    return _FOLDERS.sub("", clip(text))
 
 
 # In quotes a path may have spaces, and goes on up to the quote.

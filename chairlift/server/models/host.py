@@ -6,6 +6,8 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel
 from chairlift.engine.machine import Machine
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.runners.check_model import check_model
 from chairlift.server.models.item_host import ItemHost
 from chairlift.server.models.sequence_host import SequenceHost
 
@@ -55,7 +57,14 @@ class Host(Protocol):
 
 
 def host(served: ServedModel, server: ServerConfig, machine: Machine | None) -> Host:
-    """Make a model's host. With a `machine` it takes turns with the others that have one, unless its weight is 0."""
+    """Make a model's host. With a `machine` it takes turns with the others that have one, unless its weight is 0.
+
+    Raises ConfigError or UnsupportedModel if its folder's config.json asks for what there is not.
+    """
+    try:
+        check_model(served.config)
+    except (ConfigError, UnsupportedModel) as error:
+        raise type(error)(f"{served.name}: {error}") from None
     if served.share.weight == 0:
         machine = None
     if isinstance(served.config, SequenceConfig):

@@ -1,6 +1,7 @@
 """A model that answers in one call as a running thing: its queue, its workers, and the service in front of them."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,10 @@ from chairlift.config.settings import ServedModel
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
+from chairlift.engine.items.standby import Standby
 from chairlift.engine.machine import Machine, Turns, soon_asleep
 from chairlift.folders.sentence_files import SentenceFiles
+from chairlift.runners.host_memory import host_available_bytes, process_bytes
 from chairlift.runners.items import ItemInfo
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 class ItemHost:
     """An encoder, ONNX file or Python class behind a dispatcher, with one worker process for each instance.
 
-    The model is ready as long as one instance is.
+    The model is ready as long as one instance is, or is about to be after an item has ended it. Who that was is found
+    out with a standby worker beside it, if settings and memory allow, so that others need not wait for the restarts.
     """
 
     def __init__(self, served: ServedModel, config: ItemConfig, machine: Machine | None) -> None:
@@ -33,8 +37,17 @@ class ItemHost:
             ProcessExecutor(config, partial(self._instance_changed, number), environment)
             for number in range(config.instances)
         ]
+        self._standby = _standby_of(config, environment, self._standby_changed)
+        self._searching = False
+        self._worker_bytes = 0
         turns = None if machine is None else Turns(machine, served.name, served.share.weight)
-        self._dispatcher = Dispatcher(limits_of(config, None), self._executors, turns=turns)
+        self._dispatcher = Dispatcher(
+            limits_of(config, None),
+            self._executors,
+            turns=turns,
+            standby=self._standby,
+            on_search=self._search_changed,
+        )
         self._files = SentenceFiles.read(Path(config.model)) if config.kind == "encoder" else SentenceFiles()
         self._service: ItemService | None = None
         self._encoder: TextEncoder | None = None
@@ -68,6 +81,8 @@ class ItemHost:
         self._dispatcher.configure(limits_of(self._config, self._info))
         for number, executor in enumerate(self._executors):
             self._instance_changed(number, executor.ready)
+        if self._standby is not None and self._config.standby == "always":
+            self._standby.begin()
 
     @property
     def about(self) -> str:
@@ -80,7 +95,8 @@ class ItemHost:
     @property
     def restarts(self) -> int:
         """Workers that died, of all instances."""
-        return sum(executor.restarts for executor in self._executors)
+        standby = 0 if self._standby is None else self._standby.restarts
+        return standby + sum(executor.restarts for executor in self._executors)
 
     def close_queue(self) -> None:
         """Let batches leave as they are."""
@@ -98,6 +114,8 @@ class ItemHost:
         self._show_state()
         await self._dispatcher.close()
         await asyncio.gather(*(executor.stop() for executor in self._executors))
+        if self._standby is not None:
+            await self._standby.stop()
 
     def _read_tokenizer(self, max_tokens: int | None) -> "TextEncoder":
         from chairlift.text.encoding import TextEncoder
@@ -108,9 +126,46 @@ class ItemHost:
     def _instance_changed(self, number: int, ready: bool) -> None:
         if ready:
             self._dispatcher.instance_back(number)
+            pid = self._executors[number].worker_pid
+            self._worker_bytes = max(self._worker_bytes, 0 if pid is None else process_bytes(pid))
         else:
             self._dispatcher.instance_lost(number)
+        self._standby_changed()
+
+    def _search_changed(self, searching: bool) -> None:
+        """It begins to be found out which item ends or hangs workers, or that is over."""
+        self._searching = searching
+        for executor in self._executors:
+            executor.hurry(searching)
+        if self._standby is not None and self._config.standby == "auto":
+            if not searching:
+                self._standby.end()
+            elif self._has_room():
+                self._standby.begin()
+        self._standby_changed()
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for one more worker, and for the one that is being started again."""
+        on_gpu = self._info is not None and self._info.device.startswith("cuda")
+        return not on_gpu and host_available_bytes() > 2 * self._worker_bytes
+
+    def _standby_changed(self) -> None:
+        """Have the standby worker take part while it is of use."""
+        if self._standby is not None:
+            needed = self._searching or not all(executor.ready for executor in self._executors)
+            number = len(self._executors)
+            if needed and self._standby.ready:
+                self._dispatcher.instance_back(number)
+            else:
+                self._dispatcher.instance_lost(number)
         self._show_state()
+
+    @property
+    def _takes_requests(self) -> bool:
+        """Whether a worker is there for them, or about to be."""
+        if any(executor.ready or executor.returning for executor in self._executors):
+            return True
+        return self._standby is not None and self._standby.ready
 
     def _show_state(self) -> None:
         service, executors = self._service, self._executors
@@ -119,10 +174,19 @@ class ItemHost:
         service.failure = next((executor.failure for executor in executors if executor.failure), None)
         if self._leaving:
             service.state = "draining"
-        elif self._info is not None and any(executor.ready for executor in executors):
+        elif self._info is not None and self._takes_requests:
             service.open(self._info, self._encoder)
         else:
             service.state = executors[0].state if executors[0].state != "ready" else "loading"
+
+
+def _standby_of(
+    config: ItemConfig, environment: Mapping[str, str] | None, on_change: Callable[[], None]
+) -> Standby | None:
+    """The standby worker that the settings want; several instances stand in for each other."""
+    if config.standby == "never" or (config.standby == "auto" and config.instances > 1):
+        return None
+    return Standby(lambda on_ready: ProcessExecutor(config, on_ready, environment), on_change)
 
 
 def limits_of(config: ItemConfig, info: ItemInfo | None) -> BatchLimits:

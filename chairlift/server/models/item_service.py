@@ -11,7 +11,7 @@ import numpy as np
 
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.engine.supervisor import WorkerState
-from chairlift.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
@@ -99,7 +99,7 @@ class ItemService:
             answers = await _all(futures, self.timeout_of(terms))
         except BaseException as error:
             self._give_up(futures, error)
-            raise
+            raise blamed(error, futures) from None
         self.answered(answers, terms.background)
         return answers
 
@@ -159,7 +159,7 @@ class ItemService:
                     yield event
         except BaseException as error:
             self._give_up(futures, error)
-            raise
+            raise blamed(error, futures) from None
         self.metrics.on_answers(answers, terms.background)
 
     def answered(self, answers: Sequence[Answer], background: bool) -> None:
@@ -179,6 +179,14 @@ class ItemService:
         self.metrics.on_failure(error)
         for future in futures:
             future.cancel()
+
+
+def blamed(error: BaseException, futures: "Sequence[asyncio.Future[Answer]]") -> BaseException:
+    """The error that ended a request; of an item that the model refused, it says which of the request's that is."""
+    if not isinstance(error, BadItem):
+        return error
+    done = (index for index, future in enumerate(futures) if future.done() and not future.cancelled())
+    return BadItem(str(error), next((index for index in done if futures[index].exception() is error), None))
 
 
 def too_late() -> DeadlineExceeded:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chairlift.config.settings import ServedModel, Settings
-from chairlift.errors import RequestFailed, Unavailable
+from chairlift.errors import ConfigError, RequestFailed, Unavailable, UnsupportedModel
 from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class HostLoader:
 
     def __init__(self, settings: Settings, host: Callable[[ServedModel], Host]) -> None:
         self.hosts: list[Host] = []
-        self._models, self._config = settings
+        self._models, self._config = settings.models, settings.server
         self._host = host
         self._by_service: dict[Service, Host] = {}
 
@@ -40,8 +40,11 @@ class HostLoader:
 
     async def load(self, name: str) -> "list[Service]":
         """Start all versions of a model anew and wait for them. Raises RequestFailed if one can't be loaded."""
-        hosts = [self._make(served) for served in self._models if served.name == name]
+        hosts: list[Host] = []
         try:
+            for served in self._models:
+                if served.name == name:
+                    hosts.append(self._make(served))
             for host in hosts:
                 await host.start()
             services = [await asyncio.to_thread(self.prepare, host) for host in hosts]
@@ -50,7 +53,7 @@ class HostLoader:
             for host in hosts:
                 self._forget(host)
             await asyncio.gather(*(host.stop() for host in hosts))
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable | ConfigError | UnsupportedModel):
                 raise RequestFailed(f"`{name}` can't be loaded: {error}") from None
             raise
         return services

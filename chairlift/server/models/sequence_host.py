@@ -36,7 +36,7 @@ class SequenceHost:
 
         tokenizer = Tokenizer.from_folder(self._config.model)
         with contextlib.suppress(InvalidRequest):
-            tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
+            tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
         version, slots = self.served.share.version, self._config.slots
         return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots)
 

@@ -21,7 +21,7 @@ from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.stop import StopAutomaton
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
 
 class SequenceClientView(Protocol):
@@ -119,8 +119,20 @@ class SequenceService:
         """Tokens of prompt and answer together; None before the model is loaded."""
         return self.client.info.max_model_len if self.client.info is not None else None
 
-    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of prompts. Raises ApiError, before it tokenizes, if one is too long whatever its tokens are."""
+    def encode(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
+        """Token ids of prompts, in which special tokens are found with `parse_special` only.
+
+        Raises ApiError, before it tokenizes, if one is too long whatever its tokens are.
+        """
+        self._check_length(texts)
+        return self.tokenizer.encode_batch(texts, parse_special=parse_special)
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Token ids of a rendered chat. Raises as `encode`."""
+        self._check_length([prompt.text])
+        return self.tokenizer.encode_chat(prompt)
+
+    def _check_length(self, texts: Sequence[str]) -> None:
         limit = self.max_model_len
         if limit is not None:
             # A character has at most four bytes, and a token at least one: short texts need no look.
@@ -129,7 +141,6 @@ class SequenceService:
             if least >= limit:
                 message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
                 raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
-        return self.tokenizer.encode_batch(texts, add_special_tokens)
 
     def submit(
         self,

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from chairlift.server.http.api_errors import ApiError
 
 TensorArray = npt.NDArray[Any]
 
+_MAX_DIMENSIONS, _MAX_SIZE = 32, 2**40
+_NUMBERS = frozenset({bool, int, float})
 _LENGTH = struct.Struct("<I")
 # What kinds of JSON values an array of some kind may be made of.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
@@ -33,8 +36,12 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memory
 def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> TensorArray:
     """An array from JSON values, nested or flat. A number that the type can't hold is an error, never rounded."""
     dtype, size = _dtype(name, datatype), _size(name, shape)
+    leaves = _leaves(name, values)
     if datatype == "BYTES":
-        return _objects(_flatten(values), name, shape)
+        return _objects(leaves, name, shape)
+    # Among texts NumPy would make every element as wide as the longest.
+    if not _NUMBERS.issuperset(map(type, leaves)):
+        raise InvalidRequest(f"input {name!r} has values that are not {datatype}", name)
     try:
         given = np.asarray(values)
     except (ValueError, OverflowError):
@@ -83,6 +90,10 @@ def _dtype(name: str, datatype: str) -> np.dtype[Any]:
 def _size(name: str, shape: Sequence[int]) -> int:
     if any(length < 0 for length in shape):
         raise InvalidRequest(f"input {name!r}: a shape has no negative numbers, got {list(shape)}", name)
+    # Without its zeros, as NumPy also looks at the strides of empty arrays.
+    if len(shape) > _MAX_DIMENSIONS or math.prod(max(length, 1) for length in shape) > _MAX_SIZE:
+        problem = f"a shape has at most {_MAX_DIMENSIONS} dimensions and {_MAX_SIZE} elements"
+        raise InvalidRequest(f"input {name!r}: {problem}", name)
     return math.prod(shape)
 
 
@@ -100,10 +111,14 @@ def _elements(name: str, raw: bytes | memoryview) -> list[bytes]:
     return found
 
 
-def _flatten(values: Any) -> list[Any]:
-    if not isinstance(values, list):
-        return [values]
-    return [element for value in values for element in _flatten(value)]
+def _leaves(name: str, values: Any) -> list[Any]:
+    """All values in the order in which nested lists have them."""
+    level = [values]
+    for _ in range(_MAX_DIMENSIONS + 1):
+        if list not in set(map(type, level)):
+            return level
+        level = list(chain.from_iterable(each if type(each) is list else (each,) for each in level))
+    raise InvalidRequest(f"input {name!r} is nested more than {_MAX_DIMENSIONS} levels deep", name)
 
 
 def _objects(elements: list[Any], name: str, shape: Sequence[int]) -> TensorArray:

@@ -19,6 +19,7 @@ from chairlift.server.oip.parameters import read_flag, read_size, read_terms, re
 from chairlift.server.oip.tensor_items import infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
+_MAX_DIGITS = 18
 Parameters = dict[str, Any] | None
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
     length = request.headers.get(_HEADER_LENGTH)
     if length is None:
         return decode(raw, _infer_decoder), memoryview(b"")
-    if not length.isdecimal() or int(length) > len(raw):
+    if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > len(raw):
         raise InvalidRequest(f"Inference-Header-Content-Length must be a number up to the body's, got {length!r}")
     view = memoryview(raw)
     return decode(raw[: int(length)], _infer_decoder), view[int(length) :]

@@ -66,4 +66,6 @@ def refuse_others(given: Mapping[str, Any] | None, *known: str) -> None:
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"the parameter {name!r} must be an integer", name)
+    if not -(2**63) <= value < 2**63:
+        raise InvalidRequest(f"the parameter {name!r} must be an integer of 64 bits", name)
     return value

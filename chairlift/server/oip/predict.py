@@ -12,8 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.bodies import decode
-from chairlift.errors import InvalidRequest
+from chairlift.bodies import check_integers, decode
+from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.server.http.api_errors import ApiError, oip_shape
 from chairlift.server.http.exchange import (
@@ -73,12 +73,22 @@ def read_instances(raw: bytes) -> list[Any]:
     instances = decode(raw, _decoder).instances
     if not instances:
         raise InvalidRequest("instances must not be empty", "instances")
+    check_integers(raw, "instances")
     return instances
 
 
 def write_predictions(predictions: Iterable[Any]) -> bytes:
-    """The body of an answer."""
-    return encode_json({"predictions": list(predictions)})
+    """The body of an answer. Raises RequestFailed, which names the instance whose result can't be in it."""
+    found = list(predictions)
+    try:
+        return encode_json({"predictions": found})
+    except RequestFailed:
+        for index, prediction in enumerate(found):
+            try:
+                encode_json(prediction)
+            except RequestFailed as error:
+                raise RequestFailed(f"instances[{index}]: {error}") from None
+        raise
 
 
 def _stream(kind: str, service: ItemService, info: ItemInfo, payloads: list[Any], terms: Terms) -> PartStream:

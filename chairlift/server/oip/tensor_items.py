@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from chairlift.bodies import check_integers, decode
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of
@@ -19,6 +20,7 @@ from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip.codec import TensorArray
 
+_any = msgspec.json.Decoder()
 _TEXT = TensorSpec("text", "BYTES", ())
 _QUERY = TensorSpec("query", "BYTES", ())
 
@@ -150,16 +152,18 @@ def _text(name: str, raw: bytes) -> str:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = decode(raw, _any)
+    except InvalidRequest as error:
         raise InvalidRequest(f"input 'input' is not a JSON document: {error}", "input") from None
+    check_integers(raw, "input")
+    return found
 
 
 def encode_json(value: Any) -> bytes:
     """A model's result as JSON, arrays and NumPy's numbers included."""
     try:
         return msgspec.json.encode(value, enc_hook=_plain)
-    except (TypeError, NotImplementedError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, NotImplementedError, RecursionError) as error:
         raise RequestFailed(f"the model's result can't be written as JSON: {error}") from None
 
 

@@ -35,7 +35,7 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Int, float] | None = None
     stop: str | list[str] | None = None
     max_tokens: Int | None = None
     stream: bool | None = None
@@ -46,7 +46,7 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     min_tokens: Int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Int | None = None
@@ -69,9 +69,11 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[str | int | list[int]], Meta(examples=["Batching is"])]
+    prompt: Annotated[str | list[str | Int | list[Int]], Meta(examples=["Batching is"])]
     echo: bool | None = None
     logprobs: Int | None = None
+    # As in llama.cpp: true finds special tokens in the prompt's text; chat templates bring their own.
+    parse_special: bool | None = None
     # Not implemented.
     best_of: Int | None = None
     suffix: Any = None

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,15 @@ from chairlift.bodies import decode
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, encode_line, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answers import SequenceAnswer
 from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
+from chairlift.text.chat_template import TooSlow
 
-# Parameters of the renderer itself.
-_TAKEN = frozenset({"self", "messages", "add_generation_prompt"})
+# A role is put between a template's own special tokens, so it must not be made to end or begin one.
+_ROLE = re.compile(r"[\w .-]{1,64}")
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
@@ -32,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
     terms = terms_of(request.scope, body.priority)
     params = _params(body)
     _check_messages(body.messages)
-    prompt = await off_loop(len(raw), lambda: _prompt(service, body))
+    prompt = await _prompt(service, body, len(raw))
     request_id = new_id("chatcmpl")
     samples = service.submit(request_id, [prompt], params, terms, options_of(body, continues=False))
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
@@ -57,15 +59,25 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"messages[{index}] needs a string 'role'", f"messages[{index}].role")
+        if _ROLE.fullmatch(message["role"]) is None:
+            wanted = "must be 1 to 64 letters, digits, spaces, '_', '.' or '-'"
+            raise InvalidRequest(f"messages[{index}].role {wanted}", f"messages[{index}].role")
 
 
-def _prompt(service: SequenceService, body: ChatBody) -> list[int]:
-    arguments = body.chat_template_kwargs or {}
-    if taken := sorted(_TAKEN.intersection(arguments)):
-        raise InvalidRequest(f"chat_template_kwargs can't set {taken[0]!r}", "chat_template_kwargs")
+async def _prompt(service: SequenceService, body: ChatBody, size: int) -> list[int]:
+    """The token ids of a chat whose body has `size` bytes. A template that takes its time takes a thread's."""
+    if size <= INLINE_SIZE:
+        try:
+            return _encode(service, body, quick=True)
+        except TooSlow:
+            size = LARGE_SIZE + 1
+    return await off_loop(size, lambda: _encode(service, body, quick=False))
+
+
+def _encode(service: SequenceService, body: ChatBody, quick: bool) -> list[int]:
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-    text = service.tokenizer.render_chat(body.messages, generation, **arguments)
-    return service.encode([text], add_special_tokens=False)[0]
+    prompt = service.tokenizer.render_chat(body.messages, generation, body.chat_template_kwargs, quick)
+    return service.encode_chat(prompt)
 
 
 class ChatAnswer(SequenceAnswer):

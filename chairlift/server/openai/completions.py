@@ -30,7 +30,7 @@ async def completions(request: Request) -> Response:
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     params = _params(body)
-    prompts = await _prompts(service, body.prompt)
+    prompts = await _prompts(service, body.prompt, bool(body.parse_special))
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
     options = options_of(body, continues=True, discard=nothing_wanted)
@@ -47,7 +47,7 @@ def _params(body: CompletionBody) -> SamplingParams:
     return sampling_params(body, max_tokens, body.logprobs, body.logprobs if body.echo else None)
 
 
-async def _prompts(service: SequenceService, prompt: str | list[Any]) -> list[list[int]]:
+async def _prompts(service: SequenceService, prompt: str | list[Any], parse_special: bool) -> list[list[int]]:
     """All forms of `prompt` as lists of token ids."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -64,7 +64,7 @@ async def _prompts(service: SequenceService, prompt: str | list[Any]) -> list[li
         wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise InvalidRequest(f"prompt must be {wanted}, not {'empty' if not kinds else 'a mixture'}", "prompt")
     texts = cast(list[str], prompt)
-    return await off_loop(sum(map(len, texts)), lambda: service.encode(texts))
+    return await off_loop(sum(map(len, texts)), lambda: service.encode(texts, parse_special))
 
 
 class _Echo:

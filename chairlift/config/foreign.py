@@ -1,0 +1,106 @@
+"""Names of settings that there are not: misspelt, or those that other servers have for the same thing."""
+
+import difflib
+from collections.abc import Callable, Iterable
+
+# What vLLM, text-embeddings-inference, Triton and llama.cpp call settings that we have under another name.
+OURS = {
+    "gpu_memory_utilization": "kv_cache_gb",
+    "num_gpu_blocks_override": "kv_cache_gb",
+    "uvicorn_log_level": "log_level",
+    "task": "kind",
+    "max_concurrent_requests": "max_waiting",
+    "max_client_batch_size": "max_waiting",
+    "max_batch_requests": "max_batch_size",
+    "payload_limit": "max_body_bytes",
+    "cors_allow_origin": "allowed_origins",
+    "hostname": "host",
+    "http_address": "host",
+    "grpc_address": "host",
+    "http_port": "port",
+    "log_verbose": "log_level",
+    "exit_timeout_secs": "drain_timeout_s",
+    "max_queue_delay_microseconds": "max_wait_ms",
+    "preferred_batch_size": "max_batch_size",
+    "ctx_size": "max_model_len",
+    "parallel": "max_num_seqs",
+    "threads": "num_threads",
+}
+
+_ONE_DEVICE = (
+    "a model runs on one device; for more requests at once start more servers, or more `instances` of an encoder"
+)
+_LOCAL = "models are read from local folders, and nothing is downloaded"
+_FIRST = "name the model as the first argument of `chairlift serve`, or as the key `model` of chairlift.toml"
+_TOOLS = "tools are not implemented"
+_LORA = "adapters are not implemented; merge them into the weights"
+_METRICS = "metrics are at /metrics of the server's own port"
+_FOLDER = "that follows from the model's folder"
+
+# What they have and we do not, with what there is instead or why there need be nothing.
+INSTEAD = {
+    "model": _FIRST,
+    "model_id": _FIRST,
+    "model_repository": "give each model a table [models.NAME] in chairlift.toml",
+    "model_store": "give each model a table [models.NAME] in chairlift.toml",
+    "model_control_mode": "models of chairlift.toml are loaded and unloaded by /v2/repository",
+    "load_model": "models of chairlift.toml are loaded when the server starts",
+    "tensor_parallel_size": _ONE_DEVICE,
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": _ONE_DEVICE,
+    "distributed_executor_backend": _ONE_DEVICE,
+    "enforce_eager": "not needed, because there are no CUDA graphs to do without",
+    "max_seq_len_to_capture": "not needed, because there are no CUDA graphs",
+    "swap_space": "not needed, because a preempted sequence is computed anew, not swapped out",
+    "cpu_offload_gb": "weights are not offloaded; `quantization` int8 halves them",
+    "enable_chunked_prefill": "not needed, because long prompts always go in chunks of `max_num_batched_tokens`",
+    "disable_log_requests": "not needed, because requests are not logged",
+    "disable_log_stats": f"not needed, because nothing is logged regularly: {_METRICS}",
+    "scheduling_policy": "not needed, because every request may bring a `priority`",
+    "trust_remote_code": "code in a model's folder is never run",
+    "tokenizer": _FOLDER,
+    "tokenizer_mode": _FOLDER,
+    "chat_template": _FOLDER,
+    "pooling": _FOLDER,
+    "default_prompt": _FOLDER,
+    "default_prompt_name": _FOLDER,
+    "revision": _LOCAL,
+    "download_dir": _LOCAL,
+    "load_format": _LOCAL,
+    "huggingface_hub_cache": _LOCAL,
+    "hf_token": _LOCAL,
+    "hf_api_token": _LOCAL,
+    "max_logprobs": "not a setting: a request may ask for 20",
+    "enable_auto_tool_choice": _TOOLS,
+    "tool_call_parser": _TOOLS,
+    "enable_lora": _LORA,
+    "lora_modules": _LORA,
+    "speculative_config": "speculative decoding is not implemented",
+    "speculative_model": "speculative decoding is not implemented",
+    "tokenization_workers": "not needed, because texts are tokenized in the server's own threads",
+    "auto_truncate": "not a setting: each request says whether its texts may be cut",
+    "prometheus_port": _METRICS,
+    "metrics_port": _METRICS,
+    "allow_metrics": f"not needed, because {_METRICS}",
+    "strict_model_config": "not needed, because inputs and outputs are read from the model itself",
+    "backend_directory": "not needed, because what a model is follows from its files",
+    "backend_config": "a model's settings are in its table [models.NAME] of chairlift.toml",
+    "http_thread_count": "not needed, because one event loop serves all connections",
+    "pinned_memory_pool_byte_size": "not needed, because tensors are not staged in pinned memory",
+    "cuda_memory_pool_byte_size": "not needed, because PyTorch keeps its own pool",
+}
+
+
+def hint(name: str, known: Iterable[str], shown: Callable[[str], str], least: float = 0.6) -> str:
+    """What may be said of a setting that there is not, to follow its name; empty if nobody can tell what was meant.
+
+    `known` are those that there are, and `shown` spells one as it would have to be given. `least` is how alike a
+    misspelt name must be, from 0 to 1.
+    """
+    name, known = name.replace("-", "_"), set(known)
+    if OURS.get(name) in known:
+        return f"; that is {shown(OURS[name])} here"
+    if name in INSTEAD:
+        return f"; leave it out: {INSTEAD[name]}"
+    close = difflib.get_close_matches(name, sorted(known), 1, least)
+    return f"; did you mean {shown(close[0])}?" if close else ""
