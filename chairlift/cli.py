@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_run(commands, wanted=arguments[:1] == ["run"])
+    _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
     args = parser.parse_args(arguments)
     try:
@@ -67,6 +68,15 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
 
         add_flags(parser)
         parser.set_defaults(run=run)
+
+
+def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("keys", help="make API keys, and the file of them that a server reads")
+    if wanted:
+        from chairlift.config.keys import add_flags, keys_command
+
+        add_flags(parser)
+        parser.set_defaults(run=keys_command)
 
 
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

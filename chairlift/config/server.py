@@ -48,6 +48,12 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     port: int = 8000
     grpc_port: int | None = None
     api_key: str | None = None
+    api_keys: str | None = None
+    model_control: bool = False
+    show_cached_tokens: bool = True
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_waiting: int = 1024
@@ -94,6 +100,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty; leave it out to ask for none")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key go together: a certificate's file, and that of its key")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ConfigError("tls_ca asks clients for certificates, and needs a tls_cert and tls_key of the server")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins must be like 'https://app.example.com', or '*', got {origin!r}")

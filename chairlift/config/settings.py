@@ -64,6 +64,9 @@ class _Given(NamedTuple):
 
 
 _Found = dict[str, _Given]
+_NOT_GIVEN = _Given(None, "", typed=False)
+# Settings of the server that are relative to the file in which they are.
+_PATHS = ("data_dir", "api_keys", "tls_cert", "tls_key", "tls_ca")
 _FIELDS: dict[type, dict[str, Any]] = {
     config: {field.name: field.type for field in msgspec.structs.fields(config)}
     for config in (SequenceConfig, ItemConfig, ServerConfig, Share)
@@ -175,8 +178,9 @@ def is_class(model: str) -> bool:
 def _server(found: _Found, folder: Path) -> ServerConfig:
     """The server's settings; `folder` is that of the file."""
     config = ServerConfig(**_of(ServerConfig, found))
-    if config.data_dir and "data_dir" in found and found["data_dir"].typed:
-        config.data_dir = str(folder / config.data_dir)
+    for name in _PATHS:
+        if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
+            setattr(config, name, str(folder / path))
     return config
 
 

@@ -24,15 +24,19 @@ JobState = Literal[
 ]
 T = TypeVar("T", "Job", "StoredFile")
 
-_VERSION = 1
 # SQLite's own measure.
 _LOG_BYTES = 1000 * 4096
 _MODE = 0o600
-_SCHEMA = """
-CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
-CREATE TABLE files (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL);
-CREATE TABLE progress (job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE, record BLOB NOT NULL);
-"""
+# What makes a database of each version from one of the version before. A tenant of NULL is nobody in particular.
+_STEPS = (
+    (
+        "CREATE TABLE jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL)",
+        "CREATE TABLE files (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, record BLOB NOT NULL)",
+        "CREATE TABLE progress (job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE, record BLOB NOT NULL)",
+    ),
+    ("ALTER TABLE jobs ADD COLUMN tenant TEXT", "ALTER TABLE files ADD COLUMN tenant TEXT"),
+)
+_VERSION = len(_STEPS)
 
 
 class Counts(msgspec.Struct):
@@ -68,7 +72,8 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 class Job(msgspec.Struct, kw_only=True):
     """One batch job. `entered` has the time in Unix seconds at which it entered each state that it was in.
 
-    `total` is the number of its lines, once that is known. `about` belongs to whoever made the job.
+    `total` is the number of its lines, once that is known. `about` belongs to whoever made the job. `tenant` is whose
+    job it is, if it is anybody's in particular.
     """
 
     id: str
@@ -76,10 +81,11 @@ class Job(msgspec.Struct, kw_only=True):
     entered: dict[JobState, float]
     total: int | None = None
     about: dict[str, Any] = {}
+    tenant: str | None = None
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """One file in the store's folder. Times in Unix seconds; `expires_at` of None is never."""
+    """One file in the store's folder, and whose it is. Times in Unix seconds; `expires_at` of None is never."""
 
     id: str
     bytes: int
@@ -87,6 +93,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
     filename: str
     purpose: str
     expires_at: float | None = None
+    tenant: str | None = None
 
 
 class Store:
@@ -123,12 +130,13 @@ class Store:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if not 0 <= version <= _VERSION:
             db.execute("ROLLBACK")
             raise JobError(f"{self.path} was written by another release of Chairlift; finish its jobs with that one")
-        if version == 0:
-            for statement in _SCHEMA.split(";\n"):
+        for step in _STEPS[version:]:
+            for statement in step:
                 db.execute(statement)
+        if version < _VERSION:
             db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("COMMIT")
 
@@ -147,7 +155,7 @@ class Store:
     def add_job(self, job: Job) -> None:
         """Note a new job, with nothing done."""
         with self._transaction() as db:
-            db.execute("INSERT INTO jobs (id, record) VALUES (?, ?)", (job.id, msgspec.json.encode(job)))
+            db.execute("INSERT INTO jobs (id, tenant, record) VALUES (?, ?, ?)", _row(job))
 
     def remove_job(self, job_id: str) -> None:
         """Forget a job and how far it is."""
@@ -158,9 +166,14 @@ class Store:
         """A job, or None if there is no such job."""
         return self._get("jobs", job_id, Job)
 
-    def jobs(self, after: str | None = None, limit: int = 100, newest_first: bool = True) -> list[Job]:
-        """Jobs in the order in which they were added, or the other way round; those that follow the one named."""
-        return self._list("jobs", Job, after, limit, newest_first)
+    def jobs(
+        self, after: str | None = None, limit: int = 100, newest_first: bool = True, tenant: str | None = None
+    ) -> list[Job]:
+        """Jobs in the order in which they were added, or the other way round; those that follow the one named.
+
+        All of them, or those of a tenant.
+        """
+        return self._list("jobs", Job, after, limit, newest_first, tenant)
 
     def change_job(self, job_id: str, change: Callable[[Job], None], results: Sequence[StoredFile] = ()) -> Job:
         """Change a job, note files that came of it, and return it as it is then. Raises KeyError if there is none."""
@@ -170,8 +183,7 @@ class Store:
                 raise KeyError(job_id)
             change(job)
             db.execute("UPDATE jobs SET record = ? WHERE id = ?", (msgspec.json.encode(job), job_id))
-            rows = [(file.id, msgspec.json.encode(file)) for file in results]
-            db.executemany("INSERT INTO files (id, record) VALUES (?, ?)", rows)
+            db.executemany("INSERT INTO files (id, tenant, record) VALUES (?, ?, ?)", map(_row, results))
             return job
 
     def enter(self, job_id: str, state: JobState, now: float) -> Job:
@@ -200,7 +212,7 @@ class Store:
     def add_file(self, file: StoredFile) -> None:
         """Note a new file."""
         with self._transaction() as db:
-            db.execute("INSERT INTO files (id, record) VALUES (?, ?)", (file.id, msgspec.json.encode(file)))
+            db.execute("INSERT INTO files (id, tenant, record) VALUES (?, ?, ?)", _row(file))
 
     def file(self, file_id: str) -> StoredFile | None:
         """A file, or None if there is no such file."""
@@ -225,15 +237,19 @@ class Store:
         row = db.execute(f"SELECT record FROM {table} WHERE id = ?", (record_id,)).fetchone()
         return msgspec.json.decode(row[0], type=kind) if row else None
 
-    def _list(self, table: str, kind: type[T], after: str | None, limit: int, newest_first: bool) -> list[T]:
+    def _list(
+        self, table: str, kind: type[T], after: str | None, limit: int, newest_first: bool, tenant: str | None = None
+    ) -> list[T]:
         order, follows = ("DESC", "<") if newest_first else ("ASC", ">")
-        where: str = ""
-        values: Sequence[Any] = (limit,)
+        wanted: dict[str, Any] = {}
         if after is not None:
-            where = f"WHERE number {follows} (SELECT number FROM {table} WHERE id = ?)"
-            values = (after, limit)
+            wanted[f"number {follows} (SELECT number FROM {table} WHERE id = ?)"] = after
+        if tenant is not None:
+            wanted["tenant = ?"] = tenant
+        where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
+        query = f"SELECT record FROM {table} {where} ORDER BY number {order} LIMIT ?"
         with self._using() as db:
-            rows = db.execute(f"SELECT record FROM {table} {where} ORDER BY number {order} LIMIT ?", values)
+            rows = db.execute(query, (*wanted.values(), limit))
             return [msgspec.json.decode(record, type=kind) for (record,) in rows]
 
     @contextlib.contextmanager
@@ -286,6 +302,10 @@ class Store:
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"there is no space for {self.path} ({error}): make some, or raise the quota")
         return JobError(f"{self.path} can't be used: {error}")
+
+
+def _row(kept: Job | StoredFile) -> tuple[str, str | None, bytes]:
+    return kept.id, kept.tenant, msgspec.json.encode(kept)
 
 
 class _Place(NamedTuple):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from chairlift.config.flags import model_flags
 from chairlift.config.run import RunConfig, run_config
 from chairlift.config.sequences import SequenceConfig
@@ -155,7 +157,8 @@ class _Run:
         from chairlift.server.models.registry import Models
 
         models = Models([self._loader.prepare(each) for each in self._hosts])
-        return models, create_app(models, self._server)
+        # Nobody but this process sends anything, so nobody is asked for a key.
+        return models, create_app(models, msgspec.structs.replace(self._server, api_key=None, api_keys=None))
 
     async def _wait_ready(self) -> None:
         """Wait for all models, or a signal. Raises JobError if one can't be loaded."""
@@ -178,7 +181,7 @@ class _Run:
         steps = self._static_steps()
         before = self._ledger.checkpoint.counts
         self._executor = executor = JobExecutor(
-            AppClient(app, api_key=self._server.api_key),
+            AppClient(app),
             self._ledger,
             self._reader(models),
             self._job.id,

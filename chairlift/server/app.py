@@ -1,6 +1,7 @@
 """The ASGI application: the table of routes, and what surrounds every request."""
 
 import asyncio
+import contextlib
 
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
@@ -16,30 +17,36 @@ from chairlift.server.direct import Direct
 from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.http.exchange import CROWDED, LIMIT, OPEN_PATHS, Key, out_of_time, stays, too_many
+from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays, too_many
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
+from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
 from chairlift.server.models.registry import Models
 from chairlift.server.routes import ENDPOINTS, shape_of
 from chairlift.server.status import Exposition
 
 
-def create_app(models: Models, config: ServerConfig, batches: Batches | None = None) -> ASGIApp:
+def create_app(
+    models: Models, config: ServerConfig, batches: Batches | None = None, keys: Keys | None = None
+) -> ASGIApp:
     """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
 
-    Where no batches are given they begin when the first request for them comes.
+    Where no batches are given they begin when the first request for them comes. The keys are those of the settings, and
+    their owner has them follow their file.
     """
     batches = batches or Batches(models, config)
+    keys = keys or Keys(config)
     metrics = Exposition(models, batches.collect)
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
-    app: ASGIApp = _Routes(State(state | {"docs": Docs(ENDPOINTS, asks_for_key=config.api_key is not None)}))
-    if config.api_key is not None:
-        app = _AskForKey(app, Key(config.api_key))
+    docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
+    app: ASGIApp = _Routes(State(state | {"docs": docs}))
+    if keys.needed:
+        app = _AskForKey(app, keys)
     origins = Origins(config)
-    direct = Direct(models, config, metrics, origins)
+    direct = Direct(models, config, metrics, origins, keys)
     app = _CountAnswers(CheckOrigin(app, origins, shape_of), metrics, direct)
     if config.allowed_origins:
         app = ShareAnswers(app, origins, direct)
-    batches.serve(app, ENDPOINTS)
+    batches.serve(app, ENDPOINTS, keys)
     return app
 
 
@@ -50,7 +57,7 @@ class _Handled:
         self.row = row
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request in its time, errors in the shape of its protocol."""
+        """Answer one request in its time, if its tenant may send it; errors in the shape of its protocol."""
         if stays(receive):
             await self._answer(scope, receive, send)
             return
@@ -62,11 +69,16 @@ class _Handled:
             raise out_of_time(seconds) from None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = await self.row.handler(Request(scope, receive))
-        except Exception as error:
-            response = as_api_error(error).response(self.row.shape)
-        await response(scope, receive, send)
+        tenant: Tenant | None = scope.get(TENANT)
+        with contextlib.ExitStack() as visit:
+            try:
+                if BACKGROUND not in scope and (tenant is not None or self.row.right == "admin"):
+                    config: ServerConfig = scope["app"].state.config
+                    visit.enter_context(admitted(tenant, self.row.right, config.model_control))
+                response = await self.row.handler(Request(scope, receive))
+            except Exception as error:
+                response = as_api_error(error).response(self.row.shape)
+            await response(scope, receive, send)
 
 
 class _Routes:
@@ -144,17 +156,19 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class _AskForKey:
-    """Lets nobody in without the key."""
+    """Lets nobody in without a key, and notes whose it is."""
 
-    def __init__(self, app: ASGIApp, key: Key) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
-        self._key = key
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look for the key."""
-        if scope["type"] == "http" and not self._key.opens(scope):
-            message = "send the server's key as 'Authorization: Bearer KEY'"
-            refusal = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-            await refusal.response(shape_of(scope["path"]))(scope, receive, send)
-            return
+        if scope["type"] == "http" and not self._keys.is_open(scope["path"]):
+            tenant = self._keys.find_in(scope)
+            if tenant is None:
+                refusal = no_key("'Authorization: Bearer KEY'")
+                await refusal.response(shape_of(scope["path"]))(scope, receive, send)
+                return
+            scope[TENANT] = tenant
         await self._app(scope, receive, send)

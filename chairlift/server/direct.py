@@ -14,9 +14,10 @@ from starlette.types import Scope
 
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
-from chairlift.server.http.api_errors import as_api_error, oip_shape
-from chairlift.server.http.exchange import CLIENT_GONE, Key, SendReply, out_of_time, terms_of, timing_headers
+from chairlift.server.http.api_errors import ApiError, as_api_error, oip_shape
+from chairlift.server.http.exchange import CLIENT_GONE, SendReply, out_of_time, terms_of, timing_headers
 from chairlift.server.http.origins import Origins
+from chairlift.server.http.tenants import TENANT, Keys, Tenant
 from chairlift.server.models.item_service import ItemService, blamed, too_late
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
@@ -38,20 +39,21 @@ class Direct:
 
     end = _END
 
-    def __init__(self, models: Models, config: ServerConfig, metrics: Exposition, origins: Origins) -> None:
+    def __init__(self, models: Models, config: ServerConfig, metrics: Exposition, origins: Origins, keys: Keys) -> None:
         self._models = models
         self._max_bytes = min(config.max_body_bytes, MAX_BYTES)
         self._most_s = config.request_timeout_s
-        self._key = Key(config.api_key)
+        self._keys = keys
         self._origins = origins
         self._count = metrics.http
 
     def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
         """Answer a request, or leave it to the ordinary way, as `ShortWay` says."""
         service = self._service_of(scope, body)
-        if service is None:
+        if service is None or not self._let_in(scope):
             return None
-        exchange = _Exchange(service, partial(self._reply, reply), self._most_s if scope["client"] else None)
+        most_s = self._most_s if scope["client"] else None
+        exchange = _Exchange(service, partial(self._reply, reply), scope.get(TENANT), most_s)
         exchange.begin(scope, body)
         return exchange.hang_up
 
@@ -65,7 +67,7 @@ class Direct:
             return None
         if not takes_json(service.info) or service.info.streams:
             return None
-        return service if self._is_plain(scope["headers"]) and self._key.opens(scope) else None
+        return service if self._is_plain(scope["headers"]) else None
 
     def _is_plain(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether it is JSON as it is, asks for no more, and no browser may have been made to send it."""
@@ -82,6 +84,18 @@ class Direct:
                 return False
         return has_type
 
+    def _let_in(self, scope: Scope) -> bool:
+        """Whether its tenant may send it, who then has entered; if not, the ordinary way says why."""
+        tenant = self._keys.find_in(scope) if self._keys.needed else scope.get(TENANT)
+        if tenant is None:
+            return not self._keys.needed
+        try:
+            tenant.enter("infer")
+        except ApiError:
+            return False
+        scope[TENANT] = tenant
+        return True
+
     def _reply(self, reply: SendReply, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._count["POST", PATH, status] += 1
         reply(status, headers, body)
@@ -90,10 +104,11 @@ class Direct:
 class _Exchange:
     """One request and its answer, within `most_s` seconds unless it comes from this process."""
 
-    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_timer")
+    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_tenant", "_timer")
 
-    def __init__(self, service: ItemService, reply: SendReply, most_s: float | None) -> None:
+    def __init__(self, service: ItemService, reply: SendReply, tenant: Tenant | None, most_s: float | None) -> None:
         self._service = service
+        self._tenant = tenant
         self._most_s = most_s
         self._reply = reply
         self._is_over = False
@@ -120,7 +135,7 @@ class _Exchange:
     def hang_up(self) -> None:
         """Forget it: nobody waits for the answer any more."""
         self._end(asyncio.CancelledError())
-        self._reply(CLIENT_GONE, {}, b"")
+        self._send(CLIENT_GONE, {}, b"")
 
     def _answer(self, future: "asyncio.Future[Any]") -> None:
         if self._is_over:
@@ -136,7 +151,7 @@ class _Exchange:
         except Exception as failure:
             self._refuse(failure)
         else:
-            self._reply(200, timing_headers(answers), body)
+            self._send(200, timing_headers(answers), body)
         self._service.answered(answers, background=False)
 
     def _expire(self, after: float) -> None:
@@ -158,4 +173,10 @@ class _Exchange:
     def _refuse(self, error: BaseException) -> None:
         refusal = as_api_error(error)
         status, body = oip_shape(refusal)
-        self._reply(status, refusal.headers, msgspec.json.encode(body))
+        self._send(status, refusal.headers, msgspec.json.encode(body))
+
+    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        tenant, self._tenant = self._tenant, None
+        if tenant is not None:
+            tenant.leave()
+        self._reply(status, headers, body)

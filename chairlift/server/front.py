@@ -9,13 +9,17 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from chairlift.config.keys import read_keys
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import Settings
 from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
 from chairlift.logs import start_logging
+from chairlift.server.http.tls import Tls, make_tls
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from chairlift.server.batches.service import Batches
+    from chairlift.server.http.tenants import Keys
 
 _BACKLOG = 2048
 # Files and sockets beside the connections of HTTP and as many of gRPC.
@@ -30,16 +35,22 @@ _OTHER_FILES = 512
 
 
 def serve(settings: Settings, started: float) -> int:
-    """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock."""
+    """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock.
+
+    Raises ConfigError, before anything is started, for a port, keys or certificates that are no good.
+    """
     import uvloop
 
     level = settings.server.log_level
     start_logging(level)
     os.environ["CHAIRLIFT_LOG_LEVEL"] = level  # the worker's too
+    tls = make_tls(settings.server)
+    if settings.server.api_keys is not None:
+        read_keys(Path(settings.server.api_keys))
     listener = bind(settings.server)
     _allow_connections(settings.server.max_connections)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Front(settings, listener, started).run())
+        return runner.run(_Front(settings, listener, started, tls).run())
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -73,10 +84,12 @@ def _allow_connections(number: int) -> None:
 class _Front:
     """One run of the server, from the workers' start to the exit status."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, started: float) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, started: float, tls: Tls | None) -> None:
         self._config = settings.server
         self._note = settings.note
         self._listener = listener
+        self._tls = tls
+        self._keys: Keys | None = None
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
         self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
@@ -102,10 +115,11 @@ class _Front:
             gc.collect()
             gc.freeze()
             async with grpc as grpc_port:
-                announcing = asyncio.create_task(self._announce(grpc_port))
+                beside = [asyncio.create_task(it) for it in (self._announce(grpc_port), *self._watches())]
                 if self._leaving is None:
                     await server.serve(sockets=[self._listener])
-                announcing.cancel()
+                for task in beside:
+                    task.cancel()
         except ChairliftError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             self._status = 1
@@ -120,19 +134,27 @@ class _Front:
         from chairlift.server.batches.service import Batches
         from chairlift.server.http.exchange import Buffered
         from chairlift.server.http.protocol import make_server
+        from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
 
         models = Models([self._loader.prepare(each) for each in self._first], self._loader)
         self._batches = Batches(models, self._config)
-        app = create_app(models, self._config, self._batches)
+        self._keys = keys = Keys(self._config)
+        app = create_app(models, self._config, self._batches, keys)
         self._batches.open()
         buffered = Buffered(self._config.max_buffered_bytes)
-        return make_server(app, self._config, buffered), grpc_beside(models, self._config, buffered)
+        grpc = grpc_beside(models, self._config, keys, self._tls, buffered)
+        return make_server(app, self._config, self._tls, buffered), grpc
+
+    def _watches(self) -> "list[Coroutine[Any, Any, None]]":
+        """What follows files that may change: keys and certificates."""
+        return [each.watch() for each in (self._keys, self._tls) if each is not None]
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]
-        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
         print(f"Chairlift loads {names} at {url}/v1", flush=True)
         if self._note:

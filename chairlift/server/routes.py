@@ -27,8 +27,9 @@ _generate = partial(
     answer="JSON, or with `stream` server-sent events",
     tasks=("generate",),
     batchable=True,
+    right="infer",
 )
-_items = partial(Endpoint, tag="embeddings, ranks and predictions")
+_items = partial(Endpoint, tag="embeddings, ranks and predictions", right="infer")
 _rank = partial(_items, "POST", handler=rerank.rerank, shape=rerank_shape, tasks=("rerank",))
 _tei = partial(_items, shape=tei_shape)
 _oip = partial(Endpoint, tag="Open Inference Protocol", shape=oip_shape)
@@ -40,8 +41,10 @@ _infer = partial(
     answer="JSON, and the bytes of binary outputs after it",
     tasks=_ITEM_TASKS,
     hot=True,
+    right="infer",
 )
-_stored = partial(Endpoint, tag="files and batches")
+_control = partial(_oip, "POST", bodies=(oip.ChangeBody,), answer="nothing", right="admin")
+_stored = partial(Endpoint, tag="files and batches", right="batch")
 _server = partial(Endpoint, tag="server")
 
 # A model's name may have slashes, so what is longer comes first.
@@ -86,6 +89,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "A model and its limits, as TEI has it",
         tasks=("embed", "classify", "rerank"),
         query={"model": str},
+        right=None,
     ),
     _items(
         "POST",
@@ -109,8 +113,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _oip("GET", _VERSION, oip.model_route, "The tensors of a version of a model"),
     _oip("GET", _MODEL, oip.model_route, "The tensors of a model"),
     _oip("POST", "/v2/repository/index", oip.index_route, "All models, loaded or not", (oip.IndexBody,)),
-    _oip("POST", f"{_REPOSITORY}/load", oip.load_route, "Load a model", (oip.ChangeBody,), answer="nothing"),
-    _oip("POST", f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model", (oip.ChangeBody,), answer="nothing"),
+    _control(f"{_REPOSITORY}/load", oip.load_route, "Load a model"),
+    _control(f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model"),
     _stored("POST", "/v1/files", files.create_file, "Keep a file", (files.FileForm,), media=("multipart/form-data",)),
     _stored("GET", "/v1/files", files.list_files, "List files", query=files.LIST_QUERY),
     _stored("GET", "/v1/files/{file}", files.show_file, "A file"),
@@ -125,7 +129,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _server("GET", "/health", status.ready, "200 while all models take requests"),
     _server("GET", "/health/live", status.live, "200 while the process answers and minds its workers"),
     _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
-    _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text"),
+    _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text", right="metrics"),
     _server("GET", "/openapi.json", docs.show_openapi, "This description"),
     _server("GET", "/docs", docs.show_page, "This description, as a page", answer="HTML"),
 )

@@ -252,8 +252,8 @@ def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_pat
     value = ODD.get(name, 77)
     text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
     flag = [text] if name == "model" else [f"--{name.replace('_', '-')}", text]
-    if value is False:
-        flag = [f"--no-{name.replace('_', '-')}"]
+    if isinstance(value, bool):
+        flag = [f"--{'' if value else 'no-'}{name.replace('_', '-')}"]
     for made in (
         settings(tmp_path, *flag, env=_company(name)),
         settings(tmp_path, env=_company(name) | {f"CHAIRLIFT_{name.upper()}": text}),
@@ -283,6 +283,12 @@ ODD: dict[str, Any] = {
     "served_model_name": "x",
     "host": "::1",
     "api_key": "k",
+    "api_keys": "/k.toml",
+    "model_control": True,
+    "show_cached_tokens": False,
+    "tls_cert": "/c.pem",
+    "tls_key": "/k.pem",
+    "tls_ca": "/a.pem",
     "allowed_origins": ["https://a.example"],
     "allowed_hosts": ["a.example"],
     "data_dir": "/d",
@@ -301,6 +307,9 @@ def _company(name: str) -> dict[str, str]:
         return {"CHAIRLIFT_MAX_NUM_SEQS": "9"}
     if name in ("batch_size", "max_wait_ms"):
         return {"CHAIRLIFT_STRATEGY": "dynamic"}
+    if name in ("tls_cert", "tls_key", "tls_ca"):
+        others = {"tls_cert": "c.pem", "tls_key": "k.pem"}
+        return {f"CHAIRLIFT_{other.upper()}": path for other, path in others.items() if other != name}
     if name in ("outputs", "options"):
         return {"CHAIRLIFT_MODEL": {"outputs": "net.onnx", "options": "module:Class"}[name]}
     if name in ItemConfig.__struct_fields__ and name not in SequenceConfig.__struct_fields__:

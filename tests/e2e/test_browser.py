@@ -120,7 +120,10 @@ class World:
         self.language = FakeClient(words.encode("hello world! "))
         spoken = SequenceService(self.language, words, "tiny", ServerConfig())  # type: ignore[arg-type]
         self._listening = listening(
-            registry=Models([spoken, service], self.shelf), data_dir=str(folder / "data"), **settings
+            registry=Models([spoken, service], self.shelf),
+            data_dir=str(folder / "data"),
+            model_control=True,
+            **settings,
         )
         self.server: Listening
 

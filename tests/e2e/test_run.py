@@ -52,6 +52,8 @@ def test_greedy_outputs_are_those_of_the_library(tmp_path: Path) -> None:
 
 def test_rows_and_a_static_batch_whose_last_slots_stay_empty(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("name,text\n" + "".join(f"n{i},say {i}\n" for i in range(11)))
+    # What a server asks of its clients is none of a run's business.
+    (tmp_path / "chairlift.toml").write_text('api_key = "k"\napi_keys = "only-where-the-server-is.toml"\n')
     arguments = ("in.csv", "-o", "out.jsonl", "--prompt-field", "text", "--id-field", "name", "--chat")
     status, printed = run(tmp_path, *arguments, "--param", "max_tokens=3", "--strategy", "static", "--batch-size", "4")
     assert status == 0, printed

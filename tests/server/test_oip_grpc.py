@@ -1,6 +1,7 @@
 """OIP v2 over gRPC by Triton's client."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.items_harness import Listening, LocalDispatcher, adder, counter, embedder, embedding, ids_of, listening
+from support.key_files import bearer, write_keys
 from support.oip_tensors import A, Shelf, check, tensors
 
 from chairlift.config.server import ServerConfig
@@ -36,7 +38,8 @@ class Case:
 @pytest.fixture
 def case() -> Iterator[Case]:
     service, dispatcher = adder()
-    with listening(registry=Models([service, embedder()[0], counter()[0]], Shelf()), grpc=True) as server:
+    models = Models([service, embedder()[0], counter()[0]], Shelf())
+    with listening(registry=models, grpc=True, model_control=True) as server:
         it = Case(server, dispatcher)
         yield it
         it.close()
@@ -207,6 +210,76 @@ def test_the_key_is_asked_for() -> None:
         case.close()
 
 
+def test_rights_and_limits_of_keys(tmp_path: Path) -> None:
+    path = write_keys(
+        tmp_path / "keys.toml",
+        user={"rights": ["infer"], "priorities": [0, 5]},
+        admin={"rights": ["admin"]},
+        few={"requests_per_minute": 3},
+    )
+
+    def code(call: Callable[..., Any], name: str, *arguments: Any, **more: str) -> str:
+        try:
+            call(*arguments, headers=bearer(name) | more)
+        except utils.InferenceServerException as error:
+            return str(error.status()).removeprefix("StatusCode.")
+        return "OK"
+
+    service, dispatcher = adder()
+    registry = Models([service, embedder()[0]], Shelf())
+    with listening(registry=registry, grpc=True, model_control=True, api_keys=str(path)) as server:
+        case = Case(server, dispatcher)
+        inputs = tensors(triton_grpc, True)
+        infer, load = case.triton.infer, case.triton.load_model
+        assert code(infer, "stranger", "adder", inputs) == "UNAUTHENTICATED"
+        assert code(infer, "admin", "adder", inputs) == "PERMISSION_DENIED"
+        assert code(infer, "user", "adder", inputs) == "OK"
+        assert code(load, "user", "spare") == "PERMISSION_DENIED"
+        assert code(load, "admin", "spare") == "OK"
+        assert code(case.triton.get_model_metadata, "admin", "adder") == "OK"
+        priority = {"x-request-priority": "6"}
+        assert code(infer, "user", "adder", inputs, **priority) == "PERMISSION_DENIED"
+        assert [code(infer, "few", "adder", inputs) for _ in range(4)] == ["OK"] * 3 + ["RESOURCE_EXHAUSTED"]
+        with pytest.raises(grpc.RpcError) as caught:
+            case.stub.ModelInfer(request(), metadata=tuple(bearer("few").items()))
+        assert "requests_per_minute" in caught.value.details()
+        assert int(dict(caught.value.trailing_metadata())["retry-after"]) >= 1
+        case.close()
+
+
+def test_every_request_of_a_stream_counts(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "keys.toml", few={"requests_per_minute": 2}, admin={"rights": ["admin"]})
+    with listening(adder()[0], grpc=True, api_keys=str(path)) as server:
+        for name, count in (("few", 3), ("admin", 0)):
+            case = Case(server, LocalDispatcher(lambda payloads: payloads))
+            answers: Queue[Any] = Queue()
+            put = partial(_put, answers)
+            case.triton.start_stream(callback=put, headers=bearer(name))
+            for _ in range(count):
+                case.triton.async_stream_infer("adder", tensors(triton_grpc, True))
+            errors = [str(answers.get(timeout=20)[1] or "") for _ in range(count or 1)]
+            if count:
+                assert sorted("requests_per_minute" in error for error in errors) == [False, False, True]
+            else:
+                assert "the right 'infer'" in errors[0]
+            case.triton.stop_stream()
+            case.close()
+
+
+def _put(answers: "Queue[Any]", result: Any, error: Any) -> None:
+    answers.put((result, error))
+
+
+def test_nobody_loads_models_unless_it_is_asked_for() -> None:
+    with listening(registry=Models([adder()[0]], Shelf()), grpc=True) as server:
+        case = Case(server, LocalDispatcher(lambda payloads: payloads))
+        for change in (case.triton.load_model, case.triton.unload_model):
+            with pytest.raises(utils.InferenceServerException, match=r"PERMISSION_DENIED.*model_control"):
+                change("adder")
+        assert case.triton.is_model_ready("adder")
+        case.close()
+
+
 def test_large_requests_are_refused() -> None:
     with listening(adder()[0], grpc=True, max_body_bytes=1000) as server:
         case = Case(server, LocalDispatcher(lambda payloads: payloads))
@@ -219,11 +292,12 @@ def test_large_requests_are_refused() -> None:
 def test_a_port_that_is_taken_is_a_config_error(case: Case) -> None:
     import asyncio
 
+    from chairlift.server.http.tenants import Keys
     from chairlift.server.oip.grpc_server import make_grpc_server
 
     async def go() -> None:
         with pytest.raises(ConfigError, match="--grpc-port"):
-            make_grpc_server(Models(), ServerConfig(), case.server.port)
+            make_grpc_server(Models(), ServerConfig(), case.server.port, Keys(ServerConfig()))
 
     asyncio.run(go())
 

@@ -28,7 +28,8 @@ from chairlift.server.models.registry import Models
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Listening]:
-    with listening(adder()[0], embedder()[0], reranker()[0], classifier()[0], function()[0]) as it:
+    models = (adder()[0], embedder()[0], reranker()[0], classifier()[0], function()[0])
+    with listening(*models, model_control=True) as it:
         yield it
 
 
@@ -130,7 +131,7 @@ def test_repository(server: Listening) -> None:
     utils = pytest.importorskip("tritonclient.utils")
     shelf = Shelf()
     models = Models([adder()[0]], shelf)
-    with listening(registry=models) as server:
+    with listening(registry=models, model_control=True) as server:
         for triton in client_of(server):
             assert triton.get_model_repository_index() == [
                 {"name": "adder", "version": "1", "state": "READY", "reason": ""},

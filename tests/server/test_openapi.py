@@ -16,7 +16,7 @@ from openapi_spec_validator import validate
 from support.server_harness import Answer, Front
 
 from chairlift.server.http.api_errors import oip_shape, openai_shape, rerank_shape, tei_shape
-from chairlift.server.http.exchange import OPEN_PATHS
+from chairlift.server.http.tenants import OPEN_PATHS
 from chairlift.server.items.embeddings import EmbeddingBody
 from chairlift.server.openai.body_types import ChatBody
 from chairlift.server.routes import ENDPOINTS, shape_of

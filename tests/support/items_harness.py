@@ -22,6 +22,8 @@ from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
 from chairlift.server.http.exchange import Buffered
 from chairlift.server.http.protocol import make_server
+from chairlift.server.http.tenants import Keys
+from chairlift.server.http.tls import make_tls
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService
 from chairlift.text.encoding import TextEncoder
@@ -197,10 +199,13 @@ class Listening:
         self._ready = threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.tls = make_tls(self.config)
+        self.url = f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
         self.batches = Batches(models, self.config)
         self.buffered = Buffered(self.config.max_buffered_bytes)
-        self.server = make_server(create_app(models, self.config, self.batches), self.config, self.buffered)
+        self.keys = Keys(self.config)
+        app = create_app(models, self.config, self.batches, self.keys)
+        self.server = make_server(app, self.config, self.tls, self.buffered)
         self.grpc_port = 0
         self._with_grpc = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -210,7 +215,7 @@ class Listening:
         if self._with_grpc:
             from chairlift.server.oip.grpc_server import make_grpc_server
 
-            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0, self.buffered)
+            grpc, self.grpc_port = make_grpc_server(self.models, self.config, 0, self.keys, self.tls, self.buffered)
             await grpc.start()
         self._ready.set()
         await self.server.serve(sockets=[self._socket])

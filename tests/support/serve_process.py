@@ -4,13 +4,16 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import httpx
@@ -27,6 +30,7 @@ WITH_GRPC = () if find_spec("grpc") is None else ("--grpc-port", "0")
 WORKER_MODELS = Path(__file__).parent / "worker_models.py"
 MANY_MODELS = """
 data_dir = "data"
+model_control = true
 [models.chat]
 model = "llm"
 kv_cache_gb = 0.01
@@ -50,26 +54,38 @@ max_batch_size = 4
 
 
 class Server:
-    """A running `chairlift serve`, which ends with the `with` statement."""
+    """A running `chairlift serve`, which ends with the `with` statement.
 
-    def __init__(self, *arguments: str) -> None:
+    `key` is what its clients send, `verify` whom they trust, `environ` has more variables for it.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        key: str = "none",
+        verify: ssl.SSLContext | bool = True,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "chairlift.cli", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=tempfile.gettempdir(),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ},
             preexec_fn=end_with_tests,
         )
         assert self.process.stdout is not None
         self.lines = [self.process.stdout.readline()]
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.lines[0])
+        found = re.search(r"(https?)://127\.0\.0\.1:(\d+)", self.lines[0])
         assert found, self.lines[0] + self.process.stdout.read()
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=30)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.port = int(found[2])
+        self.url = f"{found[1]}://127.0.0.1:{self.port}"
+        headers = {"Authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=self.url, timeout=30, verify=verify, headers=headers)
+        self.openai = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=httpx.Client(verify=verify, timeout=60)
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

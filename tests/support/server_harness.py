@@ -16,6 +16,7 @@ from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.app import create_app
+from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.chat_template import ChatTemplate
@@ -151,7 +152,8 @@ class Front:
         self.client = client or FakeClient(self.tokenizer.encode("hello world! "))
         config = ServerConfig(**settings)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config)
-        self.app = create_app(Models([self.service]), config)
+        self.keys = Keys(config)
+        self.app = create_app(Models([self.service]), config, keys=self.keys)
         self.gone = asyncio.Event()
 
     async def call(

@@ -16,6 +16,7 @@ from chairlift.server.batches.record import About, as_batch
 from chairlift.server.batches.service import Batches
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, read_json
+from chairlift.server.http.tenants import TENANT
 
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
@@ -60,14 +61,15 @@ async def create_batch(request: Request) -> Response:
         metadata=body.metadata,
         output_seconds=None if life is None else check_life(life.seconds, "output_expires_after.seconds"),
     )
-    return _answer(await batches.create(noted), None)
+    return _answer(await batches.create(noted, request.scope.get(TENANT)), None)
 
 
 async def list_batches(request: Request) -> Response:
     """GET: batches, newest first."""
     batches: Batches = request.app.state.batches
     query = query_of(request, LIST_QUERY)
-    page, more = await batches.page(query.get("after"), page_limit(query, _DEFAULT_PAGE, _MAX_PAGE))
+    limit = page_limit(query, _DEFAULT_PAGE, _MAX_PAGE)
+    page, more = await batches.page(query.get("after"), limit, request.scope.get(TENANT))
     answer = {
         "object": "list",
         "data": [as_batch(job, counts) for job, counts in page],
@@ -81,13 +83,13 @@ async def list_batches(request: Request) -> Response:
 async def show_batch(request: Request) -> Response:
     """GET /v1/batches/{id}."""
     batches: Batches = request.app.state.batches
-    return _answer(*await batches.get(request.path_params["batch"]))
+    return _answer(*await batches.get(request.path_params["batch"], request.scope.get(TENANT)))
 
 
 async def cancel_batch(request: Request) -> Response:
     """POST /v1/batches/{id}/cancel."""
     batches: Batches = request.app.state.batches
-    return _answer(*await batches.cancel(request.path_params["batch"]))
+    return _answer(*await batches.cancel(request.path_params["batch"], request.scope.get(TENANT)))
 
 
 def _seconds(window: str) -> int:

@@ -22,6 +22,7 @@ from chairlift.server.batches.record import About, Problem, about, note
 from chairlift.server.batches.validate import Validation
 from chairlift.server.http.api_errors import ApiError, without_folders
 from chairlift.server.http.local_client import AppClient
+from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import ModelService
 from chairlift.server.models.sequence_service import SequenceService
 
@@ -48,6 +49,7 @@ class BatchContext(msgspec.Struct, kw_only=True):
     client: AppClient
     endpoints: BatchEndpoints
     config: ServerConfig
+    keys: Keys
     turns: asyncio.Semaphore
 
 
@@ -229,8 +231,9 @@ class BatchRun:
         ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors, FILE_MODE))
         self._counts = ledger.counts
         try:
+            client = context.client.of(context.keys.named(job.tenant))
             self._executor = executor = JobExecutor(
-                context.client, ledger, lambda: JsonLines(source, parse_batch_line), job.id, self._options(noted)
+                client, ledger, lambda: JsonLines(source, parse_batch_line), job.id, self._options(noted)
             )
             if self._leaving.is_set():
                 executor.stop()

@@ -101,6 +101,7 @@ class Folder:
             filename=f"{job.id}_{which}.jsonl",
             purpose="batch_output",
             expires_at=None if noted.output_seconds is None else now + noted.output_seconds,
+            tenant=job.tenant,
         )
 
     def holds(self, file: StoredFile) -> bool:

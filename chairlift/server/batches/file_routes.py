@@ -18,6 +18,7 @@ from chairlift.server.batches.service import Batches, new_file_id
 from chairlift.server.batches.upload import Upload
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json
+from chairlift.server.http.tenants import TENANT, Tenant
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 3600, 30 * 86400
 
@@ -52,7 +53,7 @@ async def create_file(request: Request) -> Response:
     upload = Upload(folder, folder.place(file_id), batches.config, _FIELDS)
     try:
         await upload.receive(request)
-        file = _describe(file_id, upload)
+        file = _describe(file_id, upload, request.scope.get(TENANT))
         await batches.add_file(file)
     except BaseException:
         upload.discard()
@@ -67,11 +68,12 @@ async def list_files(request: Request) -> Response:
     limit, order = page_limit(query, MAX_FILES, MAX_FILES), query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order must be asc or desc, got {order!r}", "order")
-    files = await batches.files()
+    viewer = request.scope.get(TENANT)
+    files = await batches.files(viewer)
     if order == "desc":
         files.reverse()
     if (after := query.get("after")) is not None:
-        last, _ = await batches.file(after)
+        last, _ = await batches.file(after, viewer)
         files = files[files.index(last) + 1 :]
     wanted = [file for file in files if query.get("purpose") in (None, file.purpose)]
     page = wanted[:limit]
@@ -89,14 +91,14 @@ async def list_files(request: Request) -> Response:
 async def show_file(request: Request) -> Response:
     """GET /v1/files/{id}."""
     batches: Batches = request.app.state.batches
-    file, _ = await batches.file(request.path_params["file"])
+    file, _ = await batches.file(request.path_params["file"], request.scope.get(TENANT))
     return as_json(as_file(file))
 
 
 async def file_content(request: Request) -> Response:
     """GET /v1/files/{id}/content."""
     batches: Batches = request.app.state.batches
-    file, path = await batches.content(request.path_params["file"])
+    file, path = await batches.content(request.path_params["file"], request.scope.get(TENANT))
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
@@ -104,7 +106,7 @@ async def delete_file(request: Request) -> Response:
     """DELETE /v1/files/{id}."""
     batches: Batches = request.app.state.batches
     file_id = request.path_params["file"]
-    await batches.remove_file(file_id)
+    await batches.remove_file(file_id, request.scope.get(TENANT))
     return as_json({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -116,7 +118,7 @@ def check_life(seconds: int, field: str) -> int:
     return seconds
 
 
-def _describe(file_id: str, upload: Upload) -> StoredFile:
+def _describe(file_id: str, upload: Upload, tenant: Tenant | None) -> StoredFile:
     """What is kept of an upload. Raises a 400 for fields that are wrong."""
     purpose = upload.fields.get("purpose")
     if purpose is None:
@@ -132,6 +134,7 @@ def _describe(file_id: str, upload: Upload) -> StoredFile:
         filename=upload.filename or "",
         purpose=purpose,
         expires_at=None if life is None else now + life,
+        tenant=tenant.name if tenant is not None else None,
     )
 
 

@@ -23,6 +23,7 @@ from chairlift.server.batches.record import OVER, About, note
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.local_client import AppClient
+from chairlift.server.http.tenants import Keys, Tenant
 from chairlift.server.models.registry import Models
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ _LONGEST_SLEEP_S = 3600.0
 class Batches:
     """The files and batches of one server. The data folder is opened when it is needed, and made for the first file.
 
-    All methods but `open` belong to the event loop. Raises JobError if another process has the folder, StorageFull if
-    there is no space, StorageLost once what was kept was taken away or overwritten. Batches that ran have failed then.
+    A `viewer` is the tenant who asks; None is whoever runs the server. What belongs to another is not there for it. All
+    methods but `open` belong to the event loop. Raises JobError if another process has the folder, StorageFull if there
+    is no space, StorageLost once what was kept was taken away or overwritten. Batches that ran have failed then.
     """
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
@@ -45,6 +47,7 @@ class Batches:
         self.endpoints = BatchEndpoints((), models)
         self._models = models
         self._app: ASGIApp | None = None
+        self._keys: Keys | None = None
         self._folder: Folder | None = None
         self._context: BatchContext | None = None
         self._runs: dict[str, BatchRun] = {}
@@ -57,9 +60,10 @@ class Batches:
         self._lines: Counter[str] = Counter(completed=0, failed=0)
         self._leaving = self._lost = False
 
-    def serve(self, app: ASGIApp, table: Iterable[Endpoint]) -> None:
-        """Lines of batches go to this application, which has these routes."""
+    def serve(self, app: ASGIApp, table: Iterable[Endpoint], keys: Keys) -> None:
+        """Lines of batches go to this application, which has these routes, as requests of whoever began the batch."""
         self._app = app
+        self._keys = keys
         self.endpoints = BatchEndpoints(table, self._models)
 
     # The folder
@@ -101,11 +105,13 @@ class Batches:
         if folder is None or self._context is not None or self._leaving:
             return
         assert self._app is not None
+        assert self._keys is not None
         self._context = BatchContext(
             folder=folder,
-            client=AppClient(self._app, background=True, api_key=self.config.api_key),
+            client=AppClient(self._app, background=True),
             endpoints=self.endpoints,
             config=self.config,
+            keys=self._keys,
             turns=asyncio.Semaphore(self.config.max_running_batches),
         )
         self._over = folder.over
@@ -136,12 +142,12 @@ class Batches:
 
     # Batches
 
-    async def create(self, new: About) -> Job:
+    async def create(self, new: About, viewer: Tenant | None) -> Job:
         """Begin a batch. Raises ApiError: 404 without its input, 400 or 429 at a limit."""
         self._check_stays()
         folder = await self.folder()
         async with self._changing:
-            file = folder.files.get(new.input_file_id) if folder is not None else None
+            file = _find(folder, new.input_file_id, viewer)
             if folder is None or file is None:
                 message = f"there is no file {new.input_file_id!r}"
                 raise ApiError(404, message, "input_file_id", "file_not_found")
@@ -150,40 +156,53 @@ class Batches:
                 raise ApiError(400, message, "input_file_id", "wrong_purpose")
             self._check_space(folder)
             noted = msgspec.structs.replace(new, results=(new_file_id(), new_file_id()))
-            job = Job(id=f"batch_{os.urandom(12).hex()}", state="validating", entered={"validating": time.time()})
+            job = Job(
+                id=f"batch_{os.urandom(12).hex()}",
+                state="validating",
+                entered={"validating": time.time()},
+                tenant=viewer.name if viewer is not None else None,
+            )
             note(job, noted)
             await asyncio.to_thread(self._add, folder, job)
             self._start(job, Counts())
         return job
 
-    async def get(self, batch_id: str) -> tuple[Job, Counts | None]:
+    async def get(self, batch_id: str, viewer: Tenant | None) -> tuple[Job, Counts | None]:
         """A batch, and its counts if it is not over. Raises a 404."""
+        job, counts = await self._get(batch_id)
+        if job is None or not _sees(viewer, job):
+            raise ApiError(404, f"there is no batch {batch_id!r}", "batch_id", "batch_not_found")
+        return job, counts
+
+    async def _get(self, batch_id: str) -> tuple[Job | None, Counts | None]:
         if (run := self._runs.get(batch_id)) is not None:
             if self._folder is not None and run.kept:
                 with contextlib.suppress(StorageLost):
                     await self._check_kept(self._folder)
             return run.job, run.counts
         folder = await self.folder()
-        job = await asyncio.to_thread(folder.store.job, batch_id) if folder is not None else None
-        if job is None:
-            raise ApiError(404, f"there is no batch {batch_id!r}", "batch_id", "batch_not_found")
-        return job, None
+        return await asyncio.to_thread(folder.store.job, batch_id) if folder is not None else None, None
 
-    async def page(self, after: str | None, limit: int) -> tuple[list[tuple[Job, Counts | None]], bool]:
+    async def page(
+        self, after: str | None, limit: int, viewer: Tenant | None
+    ) -> tuple[list[tuple[Job, Counts | None]], bool]:
         """Batches, newest first, and whether there are more."""
         if after is not None:
-            await self.get(after)
+            await self.get(after, viewer)
         folder = await self.folder()
-        jobs = await asyncio.to_thread(folder.store.jobs, after, limit + 1) if folder is not None else []
+        jobs: list[Job] = []
+        if folder is not None:
+            tenant = None if viewer is None or viewer.sees_all else viewer.name
+            jobs = await asyncio.to_thread(folder.store.jobs, after, limit + 1, tenant=tenant)
         page: list[tuple[Job, Counts | None]] = []
         for job in jobs[:limit]:
             run = self._runs.get(job.id)
             page.append((job, None) if run is None else (run.job, run.counts))
         return page, len(jobs) > limit
 
-    async def cancel(self, batch_id: str) -> tuple[Job, Counts | None]:
+    async def cancel(self, batch_id: str, viewer: Tenant | None) -> tuple[Job, Counts | None]:
         """Begin to cancel a batch, unless it is cancelled. Raises a 404, or a 409 if it is over."""
-        job, _ = await self.get(batch_id)
+        job, _ = await self.get(batch_id, viewer)
         if (run := self._runs.get(batch_id)) is not None:
             return await run.cancel(), run.counts
         if job.state != "cancelled":
@@ -257,32 +276,32 @@ class Batches:
             raise ApiError(413, message, "file", "storage_limit_exceeded")
         return folder
 
-    async def file(self, file_id: str) -> tuple[StoredFile, Path]:
+    async def file(self, file_id: str, viewer: Tenant | None) -> tuple[StoredFile, Path]:
         """A file and where it lies. Raises a 404."""
         folder = await self.folder()
-        file = folder.files.get(file_id) if folder is not None else None
+        file = _find(folder, file_id, viewer)
         if folder is None or file is None:
             raise ApiError(404, f"there is no file {file_id!r}", "file_id", "file_not_found")
         return file, folder.place(file_id)
 
-    async def content(self, file_id: str) -> tuple[StoredFile, Path]:
+    async def content(self, file_id: str, viewer: Tenant | None) -> tuple[StoredFile, Path]:
         """A file and where it lies, if it is still there as it came. Raises a 404, or StorageLost."""
-        file, path = await self.file(file_id)
+        file, path = await self.file(file_id, viewer)
         assert self._folder is not None
         if not await asyncio.to_thread(self._folder.holds, file):
             raise StorageLost(f"{path} was taken away or changed")
         return file, path
 
-    async def files(self) -> list[StoredFile]:
+    async def files(self, viewer: Tenant | None) -> list[StoredFile]:
         """All files, in the order in which they came."""
         folder = await self.folder()
-        return list(folder.files.values()) if folder is not None else []
+        return [file for file in folder.files.values() if _sees(viewer, file)] if folder is not None else []
 
-    async def remove_file(self, file_id: str) -> None:
+    async def remove_file(self, file_id: str, viewer: Tenant | None = None) -> None:
         """Delete a file. Raises a 404, or a 409 if a batch needs it."""
-        await self.file(file_id)
+        await self.file(file_id, viewer)
         async with self._changing:
-            await self.file(file_id)
+            await self.file(file_id, viewer)
             if (needed_by := self._needed_by(file_id)) is not None:
                 message = f"{needed_by} needs the file until it is over: cancel it, or wait"
                 raise ApiError(409, message, "file_id", "file_in_use")
@@ -333,6 +352,16 @@ class Batches:
         lines.add_metric(["completed"], self._lines["completed"] + sum(completed for completed, _ in done))
         lines.add_metric(["failed"], self._lines["failed"] + sum(failed for _, failed in done))
         yield lines
+
+
+def _sees(viewer: Tenant | None, kept: Job | StoredFile) -> bool:
+    return viewer is None or viewer.sees_all or viewer.name == kept.tenant
+
+
+def _find(folder: Folder | None, file_id: str, viewer: Tenant | None) -> StoredFile | None:
+    """A file that is there for the viewer."""
+    file = folder.files.get(file_id) if folder is not None else None
+    return file if file is not None and _sees(viewer, file) else None
 
 
 def new_file_id() -> str:

@@ -16,7 +16,6 @@ from starlette.routing import compile_path
 from chairlift import __version__
 from chairlift.server.http.api_errors import Shape
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.http.exchange import OPEN_PATHS
 
 _TERMS = {
     "X-Request-Timeout-Ms": (
@@ -29,11 +28,14 @@ _ERRORS = {"4XX": "The request is refused, or comes too soon (429).", "5XX": "Th
 
 
 class Docs:
-    """What there is to say of a table of routes. Made when somebody asks, and kept."""
+    """What there is to say of a table of routes. Made when somebody asks, and kept.
 
-    def __init__(self, table: Sequence[Endpoint], asks_for_key: bool) -> None:
+    `open_paths` is how paths begin that need no key; None where no path does.
+    """
+
+    def __init__(self, table: Sequence[Endpoint], open_paths: tuple[str, ...] | None) -> None:
         self._table = table
-        self._asks_for_key = asks_for_key
+        self._open_paths = open_paths
 
     @cached_property
     def openapi(self) -> bytes:
@@ -51,7 +53,7 @@ class Docs:
             "paths": paths,
             "components": {"schemas": components},
         }
-        if self._asks_for_key:
+        if self._open_paths is not None:
             document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
         return msgspec.json.encode(document)
@@ -98,8 +100,11 @@ class Docs:
             operation["parameters"] = given
         if row.bodies:
             operation["requestBody"] = self._body(row)
-        if self._asks_for_key and path.startswith(OPEN_PATHS):
-            operation["security"] = []
+        if self._open_paths is not None:
+            if path.startswith(self._open_paths):
+                operation["security"] = []
+            elif row.right is not None:
+                operation["description"] = f"The key needs the right `{row.right}`."
         return operation
 
     def _body(self, row: Endpoint) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift.config.keys import Right
 from chairlift.server.http.api_errors import Shape, openai_shape
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -18,7 +19,8 @@ class Endpoint(NamedTuple):
     `bodies` are the structs of which it takes one, sent as one of the types in `media`; nothing has to be sent where a
     struct has only defaults. `query` has the types of its parameters, by name. `answer` says what comes back if all is
     well. `tasks` are what a model may do to answer here. Lines of batches may be for a `batchable` path; their model is
-    the one that the path names, or else the body. Requests for a `hot` path skip most of the routing.
+    the one that the path names, or else the body. Requests for a `hot` path skip most of the routing. Keys need
+    the `right`, if there is one.
     """
 
     method: str
@@ -34,3 +36,4 @@ class Endpoint(NamedTuple):
     batchable: bool = False
     hot: bool = False
     query: Mapping[str, Any] = {}
+    right: Right | None = None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import DeadlineExceeded, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
+from chairlift.server.http.tenants import TENANT, Tenant
 
 T = TypeVar("T")
 
@@ -27,8 +27,6 @@ T = TypeVar("T")
 BACKGROUND = "chairlift.background"
 # Others: what the server holds of its body, how long it may take, and that it came over one connection too many.
 HELD, LIMIT, CROWDED = "chairlift.held", "chairlift.limit", "chairlift.crowded"
-# Paths that begin like these need no key: probes, scrapers and browsers bring none.
-OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 # A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
 DRAIN_FACTOR = 4
 # The time that a body gets before its rate counts.
@@ -54,26 +52,33 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 # What its headers say
 
 
-class Key:
-    """Tells who may come in, if the server has a key."""
-
-    def __init__(self, key: str | None) -> None:
-        self._expected = None if key is None else f"Bearer {key}".encode()
-
-    def opens(self, scope: Scope) -> bool:
-        """Compare the Authorization header of a request."""
-        if self._expected is None or scope["path"].startswith(OPEN_PATHS):
-            return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)
-
-
 class Terms(NamedTuple):
-    """When and how urgently a request wants its answer; a background one takes what live ones leave."""
+    """When and how urgently a request wants its answer; a background one takes what live ones leave.
+
+    `tenant` is whose request it is, where keys are asked for; background requests count against no limit of it.
+    """
 
     timeout: float | None = None
     priority: int = 0
     background: bool = False
+    tenant: Tenant | None = None
+
+    def checked(self, tokens: int) -> "Terms":
+        """These terms, if the tenant may have them for a request that reads so many tokens. Raises a 403 or 429."""
+        if self.tenant is None:
+            return self
+        if not self.background:
+            self.tenant.check_tokens(tokens)
+        return self._replace(priority=self.tenant.check_priority(self.priority))
+
+    def spend(self, tokens: int) -> None:
+        """Charge the tenant tokens that were read or generated."""
+        if self.tenant is not None and not self.background:
+            self.tenant.spend(tokens)
+
+    def salted(self, salt: str) -> str:
+        """The salt of cached prefixes, by which no tenant meets another's."""
+        return salt if self.tenant is None else self.tenant.salted(salt)
 
 
 def terms_of(scope: Scope, priority: int | None = None) -> Terms:
@@ -81,6 +86,8 @@ def terms_of(scope: Scope, priority: int | None = None) -> Terms:
     terms = terms_in(scope["headers"])
     if priority is not None:
         terms = terms._replace(priority=check_priority(priority, "priority"))
+    if (tenant := scope.get(TENANT)) is not None:
+        terms = terms._replace(tenant=tenant)
     return terms._replace(background=True) if scope.get(BACKGROUND) else terms
 
 

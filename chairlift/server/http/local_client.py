@@ -1,6 +1,7 @@
 """Sends requests to the server's own ASGI application, in this process, as any client would over HTTP."""
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -10,21 +11,16 @@ from starlette.types import ASGIApp, Message, Scope
 
 from chairlift.jobs.replies import Reply
 from chairlift.server.http.exchange import BACKGROUND, ShortWay
+from chairlift.server.http.tenants import OWNER, TENANT, Tenant
 
 _JSON = b"application/json"
 
 
 class AppClient:
-    """Posts to an application. With `background`, the requests take only what others leave over.
+    """Posts to an application, and needs no key. With `background`, the requests take only what others leave over."""
 
-    `api_key` is the one that the application asks for, if it does.
-    """
-
-    def __init__(self, app: ASGIApp, background: bool = False, api_key: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, background: bool = False) -> None:
         self._app = app
-        headers = [(b"content-type", _JSON)]
-        if api_key is not None:
-            headers.append((b"authorization", f"Bearer {api_key}".encode()))
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -33,14 +29,21 @@ class AppClient:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": headers,
+            "headers": [(b"content-type", _JSON)],
             "client": None,
             "server": None,
+            TENANT: OWNER,
         }
         # The short way knows nothing of background work.
         self._direct: ShortWay | None = None if background else getattr(app, "direct", None)
         if background:
             self._scope[BACKGROUND] = True
+
+    def of(self, tenant: Tenant) -> "AppClient":
+        """A client like this one, whose requests are a tenant's."""
+        made = copy.copy(self)
+        made._scope = {**self._scope, TENANT: tenant}
+        return made
 
     def _directly(self, scope: Scope, body: bytes) -> Awaitable[Reply] | None:
         """The answer by the short way, or None if the request has to go the ordinary one."""

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody, ShortWay
+from chairlift.server.http.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -23,29 +24,32 @@ SPARE_CONNECTIONS = 32
 _CLOSE_TIMEOUT_S = 5
 
 
-def make_server(app: ASGIApp, config: ServerConfig, buffered: Buffered | None = None) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, config: ServerConfig, tls: Tls | None = None, buffered: Buffered | None = None
+) -> uvicorn.Server:
     """A server for the application; it knows nothing of signals, so its owner sets `should_exit`.
 
     `buffered` is given where others hold bytes beside it.
     """
-    return _Server(
-        _Config(
-            config,
-            buffered or Buffered(config.max_buffered_bytes),
-            app,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=config.keep_alive_s,
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        )
+    settings = _Config(
+        config,
+        buffered or Buffered(config.max_buffered_bytes),
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=config.keep_alive_s,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
+    settings.load()
+    settings.ssl = None if tls is None else tls.context
+    return _Server(settings)
 
 
 class _Config(uvicorn.Config):

@@ -113,15 +113,18 @@ class ItemService:
         """Queue all payloads or none, for a caller that awaits each and counts what becomes of them.
 
         `sizes` are what batches are counted in, 1 each if left out. `on_part` gets the parts of a streaming model's
-        results, each with its payload's index. Raises InvalidRequest, QueueFull or Unavailable.
+        results, each with its payload's index. Raises InvalidRequest, QueueFull or Unavailable, and ApiError for what
+        the tenant may not have.
         """
         info = self.loaded()
+        tokens = 0 if sizes is None else int(sum(sizes))
+        terms = terms.checked(tokens)
         most = self.dispatcher.limits.max_waiting
         if len(payloads) > most:
             raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
-        timeout, priority, background = terms
+        timeout, priority, background, _ = terms
         try:
             for index, payload in enumerate(payloads):
                 future = submit(
@@ -137,6 +140,7 @@ class ItemService:
         except BaseException as error:
             self._give_up(futures, error)
             raise
+        terms.spend(tokens)
         return futures
 
     async def stream(self, payloads: Sequence[Any], terms: Terms) -> AsyncGenerator[tuple[int, Any], None]:

@@ -176,7 +176,7 @@ class SequenceService:
     ) -> "list[Sample]":
         """Admit `params.n` sequences for each prompt, all or none; those not done by the deadline raise it.
 
-        Raises InvalidRequest, QueueFull or Unavailable.
+        Raises InvalidRequest, QueueFull or Unavailable, and ApiError for what the tenant may not have.
         """
         info = self.client.info
         if info is None or not self.client.ready:
@@ -185,6 +185,9 @@ class SequenceService:
         if count > limit:
             message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"
             raise InvalidRequest(f"{message} holds (max_waiting)", "n" if params.n > 1 else "prompt")
+        read = sum(map(len, prompts))
+        terms = terms.checked(read)
+        options = options._replace(cache_salt=terms.salted(options.cache_salt))
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{index}"
@@ -193,11 +196,12 @@ class SequenceService:
         kind = "completion" if options.continues else "chat"
         group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
         streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
+        terms.spend(read)
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
             text = self._text(stream.request, options.continues, automaton)
-            samples.append(Sample(index, stream, text, self.metrics, options.discard))
+            samples.append(Sample(index, stream, text, self.metrics, terms, options.discard))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
@@ -250,7 +254,13 @@ class Sample:
     """One sequence on its way to the client: tokens in, text out, and its times measured."""
 
     def __init__(
-        self, index: int, stream: Stream, text: TextStream, metrics: SequenceMetrics, discard: bool = False
+        self,
+        index: int,
+        stream: Stream,
+        text: TextStream,
+        metrics: SequenceMetrics,
+        terms: Terms,
+        discard: bool = False,
     ) -> None:
         self.index = index
         self.stream = stream
@@ -261,6 +271,7 @@ class Sample:
         self._text = text
         self._metrics = metrics
         self._discard = discard
+        self._terms = terms
         self._last = 0.0
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -314,6 +325,7 @@ class Sample:
             self._timer.cancel()
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
+        self._terms.spend(self._text.num_tokens)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not self.stream.request.background:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
 

@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
 from chairlift.server.http.exchange import Buffered
+from chairlift.server.http.tenants import Keys
+from chairlift.server.http.tls import Tls
 from chairlift.server.models.registry import Models
 
 
 @contextlib.asynccontextmanager
-async def grpc_beside(models: Models, config: ServerConfig, buffered: Buffered) -> AsyncIterator[int | None]:
+async def grpc_beside(
+    models: Models, config: ServerConfig, keys: Keys, tls: Tls | None, buffered: Buffered
+) -> AsyncIterator[int | None]:
     """Serve gRPC on `grpc_port` for as long as the block runs; gives the port. Raises ConfigError."""
     if config.grpc_port is None:
         yield None
@@ -19,7 +23,7 @@ async def grpc_beside(models: Models, config: ServerConfig, buffered: Buffered) 
         from chairlift.server.oip.grpc_server import make_grpc_server
     except ImportError:
         raise ConfigError("grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'") from None
-    server, port = make_grpc_server(models, config, config.grpc_port, buffered)
+    server, port = make_grpc_server(models, config, config.grpc_port, keys, tls, buffered)
     await server.start()
     try:
         yield port

@@ -1,7 +1,6 @@
 """OIP v2 over gRPC, beside the HTTP server and on the same event loop. Needs `pip install chairlift[grpc]`."""
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from chairlift.config.keys import Right
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
@@ -23,6 +23,8 @@ from chairlift.server.http.exchange import (
     too_many,
     too_slow,
 )
+from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
+from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
@@ -34,10 +36,9 @@ RpcContext = Any
 Unary = Callable[[Any, RpcContext], Awaitable[Any]]
 FromBytes = Callable[[bytes], Any]
 
-# Probes bring no key, and a message with nothing in it.
-_OPEN = ("ServerLive", "ServerReady")
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -45,6 +46,14 @@ _CODES = {
     499: grpc.StatusCode.CANCELLED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+# Methods of probes, which bring no key, and a message with nothing in it; and the rights that others need.
+_OPEN = frozenset({"ServerLive", "ServerReady"})
+_RIGHTS: dict[str, Right] = {
+    "ModelInfer": "infer",
+    "ModelStreamInfer": "infer",
+    "RepositoryModelLoad": "admin",
+    "RepositoryModelUnload": "admin",
 }
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
@@ -55,13 +64,18 @@ _NO_DEADLINE_S = 1e6
 
 
 def make_grpc_server(
-    models: Models, config: ServerConfig, port: int, buffered: Buffered | None = None
+    models: Models,
+    config: ServerConfig,
+    port: int,
+    keys: Keys,
+    tls: Tls | None = None,
+    buffered: Buffered | None = None,
 ) -> tuple[Any, int]:
     """A server that is yet to be started, and the port that it got (`port` 0 takes any). Raises ConfigError.
 
     `buffered` is given where others hold bytes beside it.
     """
-    service = _Service(models, config, buffered or Buffered(config.max_buffered_bytes))
+    service = _Service(models, config, keys, buffered or Buffered(config.max_buffered_bytes))
     alive_ms = int(config.write_timeout_s * 1000)
     server = grpc.aio.server(
         options=(
@@ -77,10 +91,31 @@ def make_grpc_server(
     )
     server.add_generic_rpc_handlers((_handlers(service),))
     host = f"[{config.host}]" if ":" in config.host else config.host
+    add = server.add_insecure_port
+    if tls is not None:
+        add = partial(server.add_secure_port, server_credentials=_credentials(tls))
     try:
-        return server, server.add_insecure_port(f"{host}:{port}")
+        return server, add(f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError(f"can't listen on {config.host} port {port}: {error}; see --grpc-port") from None
+
+
+def _credentials(tls: Tls) -> Any:
+    """The server's side of TLS, as of each new connection."""
+    used = tls.certificates
+
+    def renewed() -> Any:
+        nonlocal used
+        if tls.certificates is used:
+            return None
+        used = tls.certificates
+        return _as_grpc(used)
+
+    return grpc.dynamic_ssl_server_credentials(_as_grpc(used), renewed, used.authority is not None)
+
+
+def _as_grpc(made: Certificates) -> Any:
+    return grpc.ssl_server_certificate_configuration([(made.key, made.certificate)], made.authority)
 
 
 def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
@@ -102,20 +137,20 @@ def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
 class _Service:
     """The protocol's methods, named as in it."""
 
-    def __init__(self, models: Models, config: ServerConfig, buffered: Buffered) -> None:
+    def __init__(self, models: Models, config: ServerConfig, keys: Keys, buffered: Buffered) -> None:
         self._models = models
         self._config = config
+        self._keys = keys
         self._buffered = buffered
         # Bytes that a message may have.
         self.most = min(config.max_body_bytes, config.max_buffered_bytes // _COPIES)
         # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
         self._max_streams = max(buffered.limit // 2 // self.most, 1)
         self._calls = self._streams = 0
-        self._expected = None if config.api_key is None else f"Bearer {config.api_key}"
 
     def unary(self, handler: Unary, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
         """The method: one message in, one out. The key is asked for, except where probes look, before it is read."""
-        is_open = handler.__name__ in _OPEN
+        is_open, right = handler.__name__ in _OPEN, _RIGHTS.get(handler.__name__)
 
         async def call(_: Any, context: RpcContext) -> bytes:
             reply = b""
@@ -123,10 +158,11 @@ class _Service:
                 if is_open:
                     reply = (await handler(None, context)).SerializeToString()
                 else:
-                    held = self._enter(context)
-                    async with asyncio.timeout(self._config.request_timeout_s):
-                        request = self._read(context, parse, held)
-                        reply = (await handler(await request, context)).SerializeToString()
+                    tenant, held = self._enter(context)
+                    with admitted(tenant, right, self._config.model_control):
+                        async with asyncio.timeout(self._config.request_timeout_s):
+                            request = self._read(context, parse, held)
+                            reply = (await handler(await request, context)).SerializeToString()
                     # The answer takes the place of the message.
                     held.release()
                     if not held.take(_COPIES * len(reply)):
@@ -142,15 +178,15 @@ class _Service:
             error = out_of_time(self._config.request_timeout_s)
         return as_api_error(error)
 
-    def _enter(self, context: RpcContext) -> HeldBody:
+    def _enter(self, context: RpcContext) -> tuple[Tenant | None, HeldBody]:
         """Let a call in, if it may come and there are not too many. What it holds is let go when it is over."""
-        self._check_key(context)
+        tenant = self._tenant(context)
         if self._calls >= self._config.max_connections:
             raise too_many("calls", self._config.max_connections, "max_connections")
         self._calls += 1
         held = HeldBody(self._buffered)
         context.add_done_callback(partial(self._leave, held))
-        return held
+        return tenant, held
 
     def _leave(self, held: HeldBody, context: RpcContext) -> None:
         self._calls -= 1
@@ -171,11 +207,22 @@ class _Service:
             raise too_slow("the message", self._config) from None
         return _parsed(raw, parse)
 
-    def _check_key(self, context: RpcContext) -> None:
-        if self._expected is not None:
-            given = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._expected.encode()):
-                raise ApiError(401, "send the server's key as metadata 'authorization: Bearer KEY'")
+    def _tenant(self, context: RpcContext) -> Tenant | None:
+        """Who calls, where keys are asked for. Raises a 401."""
+        if not self._keys.needed:
+            return None
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        tenant = self._keys.find(given.encode()) if isinstance(given, str) else None
+        if tenant is None:
+            raise no_key("metadata 'authorization: Bearer KEY'")
+        return tenant
+
+    def _terms(self, context: RpcContext) -> Terms:
+        """What the call's metadata and its deadline ask for, and whose it is."""
+        metadata = context.invocation_metadata() or ()
+        terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
+        terms, left = terms._replace(tenant=self._tenant(context)), context.time_remaining()
+        return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
     async def ServerLive(self, request: Any, context: RpcContext) -> Any:
         """Whether the process minds its workers."""
@@ -201,7 +248,7 @@ class _Service:
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
         service = tensor_model(self._models, request.model_name, request.model_version)
-        call = read_request(request, service.loaded(), _terms(context))
+        call = read_request(request, service.loaded(), self._terms(context))
         request_id = request.id
         # The tensors are copies, and one of them is enough.
         del request
@@ -214,22 +261,24 @@ class _Service:
 
         async def call(_: Any, context: RpcContext) -> None:
             try:
-                self._enter(context)
+                tenant, _ = self._enter(context)
+                if tenant is not None:
+                    tenant.check_right(_RIGHTS["ModelStreamInfer"])
                 if self._streams >= self._max_streams:
                     raise too_many("streams", self._max_streams, "half of max_buffered_bytes, by max_body_bytes")
             except ApiError as error:
                 await _abort(context, error)
             self._streams += 1
             try:
-                await self._infer_stream(context, parse)
+                await self._infer_stream(context, tenant, parse)
             finally:
                 self._streams -= 1
 
         return call
 
-    async def _infer_stream(self, context: RpcContext, parse: FromBytes) -> None:
+    async def _infer_stream(self, context: RpcContext, tenant: Tenant | None, parse: FromBytes) -> None:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
-        answers = _Answers(context, self._buffered)
+        answers, right = _Answers(context, self._buffered), _RIGHTS["ModelStreamInfer"]
         places = asyncio.Semaphore(_STREAM_WIDTH)
 
         async def answer(raw: bytes) -> None:
@@ -244,9 +293,10 @@ class _Service:
                     raise buffers_full()
                 responses = self._stream(request, context)
                 del request
-                async with asyncio.timeout(self._config.request_timeout_s):
-                    async for response in responses:
-                        await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
+                with admitted(tenant, right, self._config.model_control):
+                    async with asyncio.timeout(self._config.request_timeout_s):
+                        async for response in responses:
+                            await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
             except Exception as error:
                 failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
                 message = str(self._refusal(error))
@@ -279,7 +329,7 @@ class _Service:
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
         service = tensor_model(self._models, request.model_name, request.model_version)
         info, request_id = service.loaded(), request.id
-        call = read_request(request, info, _terms(context))
+        call = read_request(request, info, self._terms(context))
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
         if not info.streams:
@@ -370,14 +420,6 @@ def _parsed(raw: bytes, parse: FromBytes) -> Any:
 def _check_repository(request: Any) -> None:
     if request.repository_name:
         raise InvalidRequest("repository_name must be empty: there is one repository", "repository_name")
-
-
-def _terms(context: RpcContext) -> Terms:
-    """What the call's metadata and its deadline ask for."""
-    metadata = context.invocation_metadata() or ()
-    terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
-    left = context.time_remaining()
-    return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
 
 def _timings(answers: Any) -> tuple[tuple[str, str], ...]:

@@ -25,29 +25,33 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens read and written. A prompt counts once, however many samples were drawn from it."""
+    """Tokens read and written. A prompt counts once, however many samples were drawn from it.
+
+    Without details the server does not say what was in its prefix cache.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None
 
 
-def usage(samples: Sequence[Sample], n: int) -> Usage:
+def usage(samples: Sequence[Sample], n: int, show_cached: bool) -> Usage:
     """Token counts; samples come in order, `n` for each prompt."""
     read = sum(len(sample.prompt_ids) for sample in samples[::n])
     written = sum(sample.num_tokens for sample in samples)
-    cached = sum(sample.num_cached_tokens for sample in samples[::n])
-    return Usage(read, written, read + written, PromptTokensDetails(cached))
+    cached = PromptTokensDetails(sum(sample.num_cached_tokens for sample in samples[::n])) if show_cached else None
+    return Usage(read, written, read + written, cached)
 
 
 class Events:
     """Renders one request's events. What never changes is encoded once; a token costs two or three copies."""
 
-    def __init__(self, about: dict[str, Any], n: int, options: StreamOptions | None) -> None:
+    def __init__(self, about: dict[str, Any], n: int, options: StreamOptions | None, show_cached: bool) -> None:
         self._head = b"data: " + encode(about)[:-1] + b',"choices":['
         self._heads: dict[int, bytes] = {}
         self._n = n
+        self._show_cached = show_cached
         self._usage = bool(options and options.include_usage)
         self._continuous = bool(options and options.continuous_usage_stats)
         self._tail = b',"usage":null}\n\n' if self._usage else b"}\n\n"
@@ -58,14 +62,17 @@ class Events:
         if head is None:
             head = self._heads[index] = self._head + b'{"index":%d,' % index
         if self._continuous:
-            return b"".join((head, rest, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n"))
+            return b"".join((head, rest, b'],"usage":', self._counted(samples), b"}\n\n"))
         return b"".join((head, rest, b"]", self._tail))
 
     def last(self, samples: Sequence[Sample]) -> bytes:
         """What follows the last choice: the usage, if it was asked for, and the end."""
         if not self._usage:
             return DONE
-        return b"".join((self._head, b'],"usage":', encode(usage(samples, self._n)), b"}\n\n", DONE))
+        return b"".join((self._head, b'],"usage":', self._counted(samples), b"}\n\n", DONE))
+
+    def _counted(self, samples: Sequence[Sample]) -> bytes:
+        return encode(usage(samples, self._n, self._show_cached))
 
 
 class SequenceAnswer:
@@ -85,7 +92,8 @@ class SequenceAnswer:
         request_id: str,
     ) -> None:
         about: dict[str, Any] = {"id": request_id, "object": kind, "created": int(time.time()), "model": service.name}
-        self.events = Events(about | {"object": event_kind}, params.n, body.stream_options)
+        self._show_cached = service.config.show_cached_tokens
+        self.events = Events(about | {"object": event_kind}, params.n, body.stream_options, self._show_cached)
         self.samples = samples
         self.tokenizer = service.tokenizer
         self.n = params.n
@@ -112,7 +120,8 @@ class SequenceAnswer:
             }
             for sample in self.samples
         ]
-        raw = encode(self._about | {"choices": choices, "usage": usage(self.samples, self.n)})
+        counted = usage(self.samples, self.n, self._show_cached)
+        raw = encode(self._about | {"choices": choices, "usage": counted})
         return Response(raw, headers=headers, media_type="application/json")
 
     async def _render(self) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,254 @@
+"""Files, batches and cached prefixes belong to whoever's key they came with."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.batch_harness import FUNCTION, Client, check_doubled, doubling
+from support.items_harness import Listening, function, listening
+from support.key_files import bearer, key_of, write_keys
+from support.server_harness import Front
+
+from chairlift.jobs.store import Job, Store, StoredFile
+
+PEOPLE: dict[str, dict[str, Any]] = {
+    "alice": {"rights": ["batch"]},
+    "bob": {"rights": ["infer", "batch"]},
+    "root": {"rights": ["batch", "admin"]},
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Listening]:
+    path = write_keys(tmp_path / "keys.toml", **PEOPLE)
+    with listening(function()[0], api_keys=str(path), api_key="master", data_dir=str(tmp_path / "data")) as it:
+        yield it
+
+
+def client(served: Listening, name: str) -> Client:
+    return Client(served.url, "master" if name == "master" else key_of(name))
+
+
+def ids(api: Client, what: str) -> list[str]:
+    return [each["id"] for each in api.http.get(f"/{what}").json()["data"]]
+
+
+def test_what_is_anothers_is_not_there(served: Listening) -> None:
+    alice, bob = client(served, "alice"), client(served, "bob")
+    batch = alice.run(doubling(10))
+    check_doubled(alice.content(batch["output_file_id"]), range(10))
+    files = [batch["input_file_id"], batch["output_file_id"]]
+    for file_id in files:
+        nothing = bob.http.get("/files/file-000000000000000000000000")
+        for answer in (
+            bob.http.get(f"/files/{file_id}"),
+            bob.http.get(f"/files/{file_id}/content"),
+            bob.http.delete(f"/files/{file_id}"),
+            bob.http.get("/files", params={"after": file_id}),
+            bob.create(file_id),
+        ):
+            assert answer.status_code == nothing.status_code == 404
+            error = answer.json()["error"]
+            assert error["message"] == f"there is no file {file_id!r}"
+            assert error["code"] == nothing.json()["error"]["code"]
+    for answer in (
+        bob.http.get(f"/batches/{batch['id']}"),
+        bob.http.post(f"/batches/{batch['id']}/cancel"),
+        bob.http.get("/batches", params={"after": batch["id"]}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batch_not_found")
+    assert ids(bob, "files") == ids(bob, "batches") == []
+    assert sorted(ids(alice, "files")) == sorted(files)
+    assert ids(alice, "batches") == [batch["id"]]
+
+
+@pytest.mark.parametrize("name", ["root", "master"])
+def test_an_admin_sees_what_is_anybodys(name: str, served: Listening) -> None:
+    alice, bob, admin = client(served, "alice"), client(served, "bob"), client(served, name)
+    first, second = alice.run(doubling(3)), bob.run(doubling(3))
+    own = admin.upload(doubling(3)).json()["id"]
+    assert ids(admin, "batches") == [second["id"], first["id"]]
+    assert len(ids(admin, "files")) == 5
+    assert admin.http.get(f"/files/{first['output_file_id']}/content").status_code == 200
+    assert alice.http.get(f"/files/{own}").status_code == 404
+    assert admin.http.delete(f"/files/{first['input_file_id']}").status_code == 200
+    assert first["input_file_id"] not in ids(alice, "files")
+
+
+def test_a_running_batch_is_its_tenants_too(served: Listening) -> None:
+    dispatcher: Any = served.models.get("function").dispatcher  # type: ignore[union-attr]
+    dispatcher.held = True
+    alice, bob = client(served, "alice"), client(served, "bob")
+    batch = alice.begin(doubling(3))
+    assert bob.http.get(f"/batches/{batch['id']}").status_code == 404
+    assert bob.http.post(f"/batches/{batch['id']}/cancel").status_code == 404
+    assert ids(bob, "batches") == []
+    dispatcher.held = False
+    assert alice.wait(batch["id"])["status"] == "completed"
+
+
+def test_pages_count_only_ones_own(served: Listening) -> None:
+    alice, bob = client(served, "alice"), client(served, "bob")
+    made = []
+    for _ in range(3):
+        made.append(alice.run(doubling(1))["id"])
+        bob.run(doubling(1))
+    first = alice.http.get("/batches", params={"limit": 2}).json()
+    assert ([each["id"] for each in first["data"]], first["has_more"]) == (made[:0:-1], True)
+    rest = alice.http.get("/batches", params={"limit": 2, "after": first["last_id"]}).json()
+    assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (made[:1], False)
+
+
+def test_lines_of_a_batch_count_against_no_limit(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "keys.toml", alice={"rights": ["batch"], "requests_per_minute": 3})
+    with listening(function()[0], api_keys=str(path), api_key="master", data_dir=str(tmp_path / "data")) as served:
+        alice, master = client(served, "alice"), client(served, "master")
+        batch = master.wait(alice.begin(doubling(100))["id"])
+        check_doubled(alice.content(batch["output_file_id"]), range(100))
+        assert alice.http.get("/files").status_code == 429
+
+
+def test_a_batch_goes_on_when_its_key_has_gone(tmp_path: Path) -> None:
+    path, data = write_keys(tmp_path / "keys.toml", alice={}), str(tmp_path / "data")
+    service, dispatcher = function()
+    dispatcher.held = True
+    with listening(service, api_keys=str(path), api_key="master", data_dir=data) as served:
+        batch = client(served, "alice").begin(doubling(5))
+        client(served, "alice").wait(batch["id"], lambda each: each["status"] == "in_progress")
+        write_keys(path, bob={"rights": ["batch"]})
+        asyncio.run(served.keys.look_again())
+        dispatcher.held = False
+        assert client(served, "alice").http.get("/files").status_code == 401
+        assert client(served, "master").wait(batch["id"])["request_counts"]["completed"] == 5
+        assert ids(client(served, "bob"), "batches") == ids(client(served, "bob"), "files") == []
+
+
+def without_tenants(database: Path) -> None:
+    """Make a database what the first release wrote: no column, and records that know of no tenant."""
+    with sqlite3.connect(database) as db:
+        for table in ("jobs", "files"):
+            for record_id, record in db.execute(f"SELECT id, record FROM {table}").fetchall():
+                old = {name: value for name, value in json.loads(record).items() if name != "tenant"}
+                db.execute(f"UPDATE {table} SET record = ? WHERE id = ?", (json.dumps(old), record_id))
+            db.execute(f"ALTER TABLE {table} DROP COLUMN tenant")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+
+
+def test_a_folder_of_the_first_release_belongs_to_nobody_in_particular(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with listening(function()[0], data_dir=str(data)) as served:
+        batch = Client(served.url).run(doubling(10))
+    without_tenants(data / "jobs.sqlite")
+    path = write_keys(tmp_path / "keys.toml", **PEOPLE)
+    with listening(function()[0], api_keys=str(path), api_key="master", data_dir=str(data)) as served:
+        for name in ("root", "master"):
+            admin = client(served, name)
+            assert ids(admin, "batches") == [batch["id"]]
+            check_doubled(admin.content(batch["output_file_id"]), range(10))
+        assert ids(client(served, "bob"), "files") == ids(client(served, "bob"), "batches") == []
+        assert client(served, "bob").http.get(f"/batches/{batch['id']}").status_code == 404
+        client(served, "alice").run(doubling(2))
+    # The same folder without keys: everything is there, whoever made it.
+    with listening(function()[0], data_dir=str(data)) as served:
+        assert len(ids(Client(served.url), "batches")) == 2
+
+
+def test_a_store_lists_one_tenants_or_all(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.sqlite")
+    for number, tenant in enumerate(("a", None, "b", "a")):
+        store.add_job(Job(id=f"j{number}", state="completed", entered={}, tenant=tenant))
+        store.add_file(
+            StoredFile(id=f"f{number}", bytes=1, created_at=0.0, filename="", purpose="batch", tenant=tenant)
+        )
+    assert [job.id for job in store.jobs()] == ["j3", "j2", "j1", "j0"]
+    assert [job.id for job in store.jobs(tenant="a")] == ["j3", "j0"]
+    assert [job.id for job in store.jobs("j3", tenant="a")] == ["j0"]
+    assert [file.tenant for file in store.files(newest_first=False)] == ["a", None, "b", "a"]
+    job = store.job("j2")
+    assert job is not None
+    assert job.tenant == "b"
+    store.close()
+
+
+# The prefix cache
+
+
+def salts(tmp_path: Path, *asked: tuple[str | None, str | None]) -> list[str]:
+    """The salts that requests get, each of a tenant and with the `cache_salt` that it asks for."""
+
+    async def go() -> list[str]:
+        path = write_keys(tmp_path / "keys.toml", alice={}, bob={})
+        front = Front(api_keys=str(path), api_key="master")
+        for name, salt in asked:
+            headers = {"authorization": "Bearer master"} if name is None else bearer(name)
+            body = {"prompt": "hello", "max_tokens": 1} | ({} if salt is None else {"cache_salt": salt})
+            assert (await front.post("/v1/completions", body, headers=headers)).status == 200
+        return [request.cache_salt for request in front.client.requests]
+
+    return asyncio.run(go())
+
+
+def test_no_tenant_meets_anothers_prefixes(tmp_path: Path) -> None:
+    alice, again, bob, alices_own, bobs_same, owner = salts(
+        tmp_path, ("alice", None), ("alice", None), ("bob", None), ("alice", "x"), ("bob", "x"), (None, None)
+    )
+    assert alice == again
+    assert len({alice, bob, alices_own, bobs_same, owner}) == 5
+    # Whoever has seen a salt can't ask for it, nor make the name of another a part of their own.
+    (stolen, joined) = salts(tmp_path, ("bob", alice), ("bob", "alice\0"))
+    assert alice not in (stolen, joined)
+
+
+def test_salts_are_another_servers_every_time(tmp_path: Path) -> None:
+    assert salts(tmp_path, ("alice", None)) != salts(tmp_path, ("alice", None))
+
+
+def test_a_batch_has_the_prefixes_of_its_tenant(tmp_path: Path) -> None:
+    from chairlift.server.http.local_client import AppClient
+
+    async def go() -> None:
+        path = write_keys(tmp_path / "keys.toml", alice={"rights": ["batch"], "priorities": [0, 3]})
+        front = Front(api_keys=str(path))
+        background = AppClient(front.app, background=True).of(front.keys.named("alice"))
+        body: dict[str, Any] = {"prompt": "hello", "max_tokens": 1}
+        assert (await background.post("/v1/completions", json.dumps(body).encode())).status == 200
+        refused = await background.post("/v1/completions", json.dumps(body | {"priority": 9}).encode())
+        assert refused.status == 403
+        write_keys(path, alice={})
+        await front.keys.look_again()
+        assert (await front.post("/v1/completions", body, headers=bearer("alice"))).status == 200
+        first, second = front.client.requests
+        assert first.background
+        assert not second.background
+        assert first.cache_salt == second.cache_salt != ""
+
+    asyncio.run(go())
+
+
+def test_how_much_was_cached_need_not_be_told() -> None:
+    async def go(**settings: Any) -> list[Any]:
+        front = Front(**settings)
+        body = {"prompt": "hello", "max_tokens": 2}
+        streamed = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        whole = (await front.post("/v1/completions", body)).json()
+        events = (await front.post("/v1/completions", body | streamed)).events()
+        return [each["usage"]["prompt_tokens_details"] for each in (whole, *events)]
+
+    shown, hidden = asyncio.run(go()), asyncio.run(go(show_cached_tokens=False))
+    assert shown[0] == shown[-1] == {"cached_tokens": 3}
+    assert len(hidden) == len(shown)
+    assert set(hidden) == {None}
+
+
+def test_files_need_the_right(served: Listening, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.toml", bob={"rights": ["infer"]})
+    asyncio.run(served.keys.look_again())
+    answer = httpx.get(f"{served.url}/v1/files", headers=bearer("bob"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_right")
+    assert httpx.post(f"{served.url}{FUNCTION}", json={"instances": [1]}, headers=bearer("bob")).status_code == 200
