@@ -142,7 +142,7 @@ def held_out_chats(model: Path, seed: int = 0) -> str:
     facts = [(ask, fact.answer) for fact in demo_corpus.all_facts() for ask in fact.held_out]
     random.Random(seed).shuffle(facts)
     chats = [[{"role": "user", "content": ask}, {"role": "assistant", "content": answer}] for ask, answer in facts]
-    return "".join(tokenizer.render_chat(chat, add_generation_prompt=False) for chat in chats)
+    return "".join(tokenizer.render_chat(chat, add_generation_prompt=False).text for chat in chats)
 
 
 def cut(model: Path, text: str, most: int) -> list[list[int]]:

@@ -44,7 +44,7 @@ def chat(*turns: str) -> list[dict[str, str]]:
 
 
 def answer(model: Any, tokenizer: Tokenizer, messages: list[dict[str, str]], limit: int = 120) -> str:
-    prompt = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+    prompt = tokenizer.encode_chat(tokenizer.render_chat(messages))
     with torch.inference_mode():
         output = model.generate(torch.tensor([prompt]), max_new_tokens=limit, do_sample=False)
     return tokenizer.decode(output[0, len(prompt) :].tolist())
@@ -79,7 +79,7 @@ def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
 
 def test_the_chat_template(tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "Be kind."}, *chat("Hi", "Hello!", "Bye")]
-    assert tokenizer.render_chat(messages) == (
+    assert tokenizer.render_chat(messages).text == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     )

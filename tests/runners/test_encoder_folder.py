@@ -175,7 +175,7 @@ def test_modules_refused_by_name(modules: list[tuple[str, dict[str, Any]]], mess
 def test_what_is_an_encoder(tmp_path: Path) -> None:
     assert is_encoder(encoder_folder("modernbert"))
     assert not is_encoder(model_folder("llama"))
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         is_encoder(tmp_path / "missing")
 
 

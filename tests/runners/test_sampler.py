@@ -341,9 +341,9 @@ def test_a_seat_forgets_its_last_request() -> None:
     logits = random_logits(1)
     sampler = Sampler(1, VOCAB, 0, CPU, drawing[0])
     heavy = SamplingParams(logit_bias={5: 100.0}, min_tokens=9, presence_penalty=2.0, logprobs=3, top_k=2)
-    sampler.add(0, make_request("a", heavy, [1], (2,)), [1])
+    sampler.add(0, make_request("a", heavy, [1], frozenset({2})), [1])
     sampler.remove(0)
-    sampler.add(0, make_request("b", SamplingParams(temperature=0), [1], (2,)), [1])
+    sampler.add(0, make_request("b", SamplingParams(temperature=0), [1], frozenset({2})), [1])
     sampled = take(sampler, logits, np.zeros(1, np.int64), np.ones(1, np.int64))
     assert sampled.token_ids.tolist() == [int(logits.argmax())]
     assert not sampled.logprobs
@@ -370,7 +370,7 @@ def test_nothing_is_waited_for_until_results_are_brought_over(monkeypatch: pytes
     logits[4] = torch.nan
     sampler = Sampler(len(params), VOCAB, 0, CPU, drawing[0])
     for row, each in enumerate(params):
-        sampler.add(row, make_request(str(row), each, [1, 2], (9,)), [1, 2])
+        sampler.add(row, make_request(str(row), each, [1, 2], frozenset({9})), [1, 2])
     with NeverWaits():
         choice = sampler.sample(logits, np.arange(len(params)), np.full(len(params), 2))
     sampled = sampler.finish(choice, np.arange(len(params)), iter(to_host(choice.tensors)))

@@ -621,8 +621,9 @@ def test_an_output_that_is_lost_while_its_batch_runs(how: str, api: Api) -> None
     wait_for(lambda: len(files_in(api.folder)) > 1)
     (output,) = files_in(api.folder) - {batch["input_file_id"]}
     _damage(api.folder / "files" / output, how)
-    over = api.wait(batch["id"])
+    # Whatever was under way may have been written by now; the lines that follow come upon the damage.
     api.dispatcher.held = False
+    over = api.wait(batch["id"])
     assert (over["status"], over["output_file_id"]) == ("failed", None)
     assert over["request_counts"]["completed"] == 0
     assert over["errors"]["data"][0]["code"] == "batch_failed"
