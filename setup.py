@@ -21,14 +21,6 @@ from setuptools.errors import CompileError
 FLAGS = [
     "-std=c++17",
     "-O3",
-    # The limits of -O2: what has to be inlined says so.
-    "--param=max-inline-insns-single=70",
-    "--param=max-inline-insns-auto=15",
-    # Passes of -O3 that take time and change no kernel's inner loop.
-    "-fno-ipa-cp-clone",
-    "-fno-tree-loop-distribution",
-    "-fno-split-paths",
-    "-fno-split-loops",
     "-g0",
     # GCC takes values of intrinsics for uninitialized, in thousands of lines.
     "-w",

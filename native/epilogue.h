@@ -74,8 +74,7 @@ template <typename T> struct Epilogue {
 
     // Uses the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
     template <typename Sum>
-    NOINLINE void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x,
-                        const Sum *sums) const {
+    void apply(const Weight &weight, int64_t panel, int64_t row, int rows, const Rows &x, const Sum *sums) const {
         const bool gated = mode == EpilogueMode::GATE;
         const int64_t first = panel * (gated ? PANEL / 2 : PANEL), left = weight.out_features / (gated ? 2 : 1) - first;
         const int most = gated ? PANEL / 2 : PANEL, count = left < most ? int(left) : most;

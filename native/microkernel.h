@@ -86,7 +86,7 @@ template <> struct MicroKernel<Int8Format> {
         }
     };
 
-    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
     }
 #elif defined(__AVX2__)
