@@ -4,8 +4,8 @@ First a server without a target for the first token: the highest rate at which 9
 `--slo-ttft-ms`, and what becomes of more. Then one with `--target-ttft-ms`, which refuses whom it could not serve in
 time: the best rate again, and each of `--factors` times that. Requests come by themselves (Poisson), and are those of
 benchmarks/serving.py. SETTINGS are flags of `chairlift serve` for both. FILE gets every request: when it was due, had
-its first text and was over, in seconds, how many tokens it had, and its status or error. `--render-only FILE...` writes
-the table of saved ones again.
+its first text and was over, in seconds, how many tokens it had, and its status or error. benchmarks/render.py
+shows them in the documentation.
 """
 
 import argparse
@@ -17,29 +17,29 @@ from typing import Any
 
 import serving
 import workloads
-from compare import start_results
 from completion_stream import Outcome, Target
 from engines import SERVED_NAME
-from latency import percentiles, table, ttft
+from latency import percentiles, ttft
 from load import Arrival, Load, open_loop
 from rate_search import highest_rate
 from server_process import free_port, running
 
+from chairlift.bench.raw_results import Column, Results, caption, save, start, table
+
 QUANTILES = (50, 95, 99)
 REFUSED = "429"
+NAMES = (Column("target", "target", "{}"), Column("load", "load", "{}"))
 COLUMNS = (
-    ("target", "target", "{}"),
-    ("load", "load", "{}"),
-    ("offered", "offered/s", "{:.2f}"),
-    ("goodput", "goodput/s", "{:.2f}"),
-    ("of_best", "of the best", "{:.0%}"),
-    ("ttft_ms", "TTFT p50/95/99 ms", "{}"),
-    ("e2e_ms", "E2E p50/95/99 ms", "{}"),
-    ("output_tok_s", "tok/s", "{:.0f}"),
-    ("refused", "refused", "{:.0%}"),
-    ("refusal_ms", "refused in p50/95/99 ms", "{}"),
-    ("failed", "failed", "{}"),
-    ("late_ms", "client late p99 ms", "{:.1f}"),
+    Column("offered", "offered/s", "{:.2f}"),
+    Column("goodput", "goodput/s", "{:.2f}"),
+    Column("of_best", "of the best", "{:.0%}"),
+    *(Column(f"ttft_ms.p{q}", f"TTFT p{q} ms") for q in QUANTILES),
+    *(Column(f"e2e_ms.p{q}", f"E2E p{q} ms") for q in QUANTILES),
+    Column("output_tok_s", "tok/s"),
+    Column("refused", "refused", "{:.0%}"),
+    *(Column(f"refusal_ms.p{q}", f"refused in p{q} ms") for q in (50, 99)),
+    Column("failed", "failed"),
+    Column("late_ms", "client late p99 ms", "{:.1f}"),
 )
 
 
@@ -47,20 +47,13 @@ def main() -> None:
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     args, settings = _parser().parse_args(given[:cut]), given[cut + 1 :]
-    files = [Path(name) for name in args.render_only]
-    if not files:
-        if not (args.model and args.out):
-            raise SystemExit("MODEL_DIR and --out are needed, or --render-only")
-        measure(args, settings)
-        files = [args.out]
-    for file in files:
-        print(report(json.loads(file.read_text())))
+    print(markdown(measure(args, settings)))
 
 
-def measure(args: argparse.Namespace, settings: list[str]) -> None:
+def measure(args: argparse.Namespace, settings: list[str]) -> Results:
     """Measure a server without a target, then one with it, saving every run as it ends."""
-    results = start_results(args.model, rounds=1)
-    results |= {"slo_ttft_ms": args.slo_ttft_ms, "seconds": args.seconds, "settings": settings, "best": args.best}
+    results = start("overload", {**vars(args), "server": settings}, args.model)
+    results |= {"slo_ttft_ms": args.slo_ttft_ms, "seconds": args.seconds, "best": args.best}
     target = ["--target-ttft-ms", f"{args.target_ttft_ms or args.slo_ttft_ms:g}"]
     for name, flags in (("none", []), (f"{target[1]} ms", target)):
         port = free_port()
@@ -77,10 +70,10 @@ def measure(args: argparse.Namespace, settings: list[str]) -> None:
                 load = at_rate(server, rate, args.seconds, args.seed + 1, args)
                 run = {"target": name, "factor": factor, "rate": rate, **raw(load)}
                 results["runs"].append(run)
-                args.out.parent.mkdir(parents=True, exist_ok=True)
-                args.out.write_text(json.dumps(results, separators=(",", ":")) + "\n")
+                save(results, args.out)
                 row = figures(run, results)
                 print(f"target {name}, {factor:.0%}: {row['goodput']:.2f}/s inside", file=sys.stderr)
+    return results
 
 
 def best_rate(server: Target, args: argparse.Namespace) -> float:
@@ -146,21 +139,17 @@ def figures(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def report(results: dict[str, Any]) -> str:
+def markdown(results: Results) -> str:
     """The table of all runs, and what it is about."""
     rows = [figures(run, results) for run in results["runs"]]
-    about = (
-        f"{results['model']}, {results['machine']}: best rate with the first token within "
-        f"{results['slo_ttft_ms']:g} ms {results['best']:.2f}/s; {results['seconds']:g} s each"
-    )
-    return f"{about}\n\n{table(rows, COLUMNS)}"
+    best = f"The best rate with the first token within {results['slo_ttft_ms']:g} ms was {results['best']:.2f}/s"
+    return f"{caption(results)}\n\n{best}; each row is one run of {results['seconds']:g} s.\n\n{table(rows, NAMES, COLUMNS)}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a Hugging Face folder of a language model")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with every request")
-    parser.add_argument("--render-only", nargs="+", default=[], metavar="FILE")
+    parser.add_argument("model", help="a Hugging Face folder of a language model")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON with every request")
     parser.add_argument("--slo-ttft-ms", type=float, default=2000.0, help="what counts as in time")
     parser.add_argument("--target-ttft-ms", type=float, help="of the second server (default: --slo-ttft-ms)")
     parser.add_argument("--factors", type=float, nargs="*", default=[1.3, 5.0], help="loads, of the best rate")
