@@ -142,7 +142,8 @@ def figures(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
 def markdown(results: Results) -> str:
     """The table of all runs, and what it is about."""
     rows = [figures(run, results) for run in results["runs"]]
-    best = f"The best rate with the first token within {results['slo_ttft_ms']:g} ms was {results['best']:.2f}/s"
+    slo = f"{results['slo_ttft_ms']:g} ms"
+    best = f"The best rate with the first token within {slo} was {results['best']:.2f}/s"
     return f"{caption(results)}\n\n{best}; each row is one run of {results['seconds']:g} s.\n\n{table(rows, NAMES, COLUMNS)}"
 
 
