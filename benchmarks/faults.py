@@ -4,7 +4,7 @@
 
 A Python class in a worker process gets all items at once, one of which calls `os._exit` or sleeps for ever. The table
 shows when the last of the others was answered and when the one at fault was, and of a client that sends one item every
-50 ms meanwhile, the longest that one took and how many were refused; each the median over the runs. KEY=VALUE are
+50 ms meanwhile, the longest that one took and how many were refused. KEY=VALUE are
 further settings of the model, such as standby=never. With PYTHONPATH set to another checkout it measures that one.
 """
 
@@ -16,9 +16,9 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.config.items import ItemConfig
 from chairlift.config.settings import ServedModel
 from chairlift.errors import ChairliftError
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--call-timeout", type=float, default=3.0)
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     logging.basicConfig(level="CRITICAL")
@@ -112,11 +113,23 @@ def main() -> None:
             instances=args.instances,
             **{key: _value(text) for key, _, text in (each.partition("=") for each in args.settings)},
         )
-        print(f"{'fault':6}{'others s':>10}{'culprit s':>11}{'live s':>8}{'refused':>9}")
-        for fault in FAULTS:
-            costs = [asyncio.run(measure(config, fault, args.items)) for _ in range(args.runs)]
-            cost = Cost(*(median(column) for column in zip(*costs, strict=True)))
-            print(f"{fault:6}{cost.others:>10.2f}{cost.culprit:>11.2f}{cost.live:>8.2f}{cost.refused:>9.0f}")
+        record = Recording(start("faults", vars(args)), args.out)
+        for number in range(1, args.runs + 1):
+            for fault in FAULTS:
+                cost = asyncio.run(measure(config, fault, args.items))
+                record.add({"fault": fault, "round": number, **cost._asdict()})
+    print(markdown(record.results))
+
+
+def markdown(results: Results) -> str:
+    """The table of all runs."""
+    figures = (
+        Column("others", "the others answered, s", "{:.2f}"),
+        Column("culprit", "the culprit, s", "{:.2f}"),
+        Column("live", "longest new item, s", "{:.2f}"),
+        Column("refused", "new items refused"),
+    )
+    return f"{caption(results)}:\n\n{table(results['runs'], (Column('fault', 'an item that', '{}'),), figures)}"
 
 
 def _value(text: str) -> Any:

@@ -144,7 +144,8 @@ def markdown(results: Results) -> str:
     rows = [figures(run, results) for run in results["runs"]]
     slo = f"{results['slo_ttft_ms']:g} ms"
     best = f"The best rate with the first token within {slo} was {results['best']:.2f}/s"
-    return f"{caption(results)}\n\n{best}; each row is one run of {results['seconds']:g} s.\n\n{table(rows, NAMES, COLUMNS)}"
+    shown = table(rows, NAMES, COLUMNS)
+    return f"{caption(results)}\n\n{best}; each row is one run of {results['seconds']:g} s.\n\n{shown}"
 
 
 def _parser() -> argparse.ArgumentParser:
