@@ -43,7 +43,7 @@ def _stop() -> list[dict[str, Any]]:
 
 
 def _stop_token_ids() -> list[dict[str, Any]]:
-    return [{"prompt": "a", "n": 64, "max_tokens": 32, "stop_token_ids": [1 + i % 50 for i in range(100_000)]}]
+    return [{"prompt": "a", "n": 64, "max_tokens": 512, "ignore_eos": True, "stop_token_ids": [1] * 100_000}]
 
 
 def _large_chats() -> list[dict[str, Any]]:

@@ -60,6 +60,8 @@ class Doubles:
                 return functools.reduce(lambda inner, _: [inner], range(500), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
+        if isinstance(item, int) and abs(item) > 2**62:
+            raise BadItem("twice that is more than 64 bits hold")
         try:
             return {name: value * 2 for name, value in item.items()} if isinstance(item, dict) else item * 2
         except TypeError as error:
