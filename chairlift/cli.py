@@ -16,6 +16,10 @@ from chairlift.errors import ChairliftError
 class _Parser(argparse.ArgumentParser):
     """A parser that says of a flag that there is not what may have been meant."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # The beginning of a flag would mean another one as soon as there is a new flag.
+        super().__init__(*args, **{**settings, "allow_abbrev": False})
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As ever, but what is left over is an error here, where the flags of this very command are known."""
         found, left = super().parse_known_args(args, namespace)
