@@ -13,7 +13,8 @@ from support.serve_process import Server
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 KILLS = int(os.environ.get("CHAIRLIFT_KILLS", "3"))
 CLIENTS = 8
-BACK_WITHIN_S = 10.0
+# On an idle machine; a busy one is waited for, so that all figures are seen.
+BACK_WITHIN_S, GIVEN_UP_AFTER_S = 10.0, 60.0
 
 
 class Client:
@@ -68,9 +69,9 @@ def test_killed_and_stopped_in_turn_under_load() -> None:
                 began = time.monotonic()
                 os.kill(server.worker(), sign)
                 while server.metric("worker_restarts_total") <= round_:
-                    assert time.monotonic() < began + BACK_WITHIN_S
+                    assert time.monotonic() < began + GIVEN_UP_AFTER_S
                     time.sleep(0.02)
-                server.wait_ready(began + BACK_WITHIN_S - time.monotonic())
+                server.wait_ready(GIVEN_UP_AFTER_S)
                 seconds[sign.name].append(time.monotonic() - began)
         finally:
             for client in clients:
@@ -86,6 +87,7 @@ def test_killed_and_stopped_in_turn_under_load() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert server.complete(max_tokens=2).status_code == 200
+        assert max(map(max, seconds.values())) <= BACK_WITHIN_S
 
 
 def _until_answered(clients: list[Client]) -> None:
