@@ -229,6 +229,8 @@ class Supervisor:
             log.error("%s; starting another worker within %.2f s", what, backoff)
             if await self._pause(backoff, self._has_loaded):
                 backoff = 0.0
+            if self._is_over():
+                return
 
     async def _pause(self, seconds: float, may_hurry: bool) -> bool:
         """Wait before another worker is started; return whether there was hurry."""

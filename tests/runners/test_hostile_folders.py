@@ -135,7 +135,9 @@ def test_a_worker_refuses_before_it_loads_torch(fields: dict[str, Any], tmp_path
     """Its modules say so, rather than a clock."""
     path = str(folder(tmp_path, **fields))
     program = f"""
-import sys, zmq, msgspec
+import os, sys, zmq, msgspec
+def leave(status): raise SystemExit(status)
+os._exit = leave
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 for kind, config in (("sequences", SequenceConfig(model={path!r})), ("items", ItemConfig(model={path!r}))):
@@ -143,7 +145,11 @@ for kind, config in (("sequences", SequenceConfig(model={path!r})), ("items", It
     context = zmq.Context()
     front = context.socket(zmq.PAIR)
     front.bind(f"ipc://{tmp_path}/{{kind}}")
-    assert worker.main(f"ipc://{tmp_path}/{{kind}}", msgspec.json.encode(config).decode()) == 1
+    try:
+        status = worker.main(f"ipc://{tmp_path}/{{kind}}", msgspec.json.encode(config).decode())
+    except SystemExit as left:
+        status = left.code
+    assert status == 1, status
     print(front.recv().decode(errors="replace"))
     context.destroy(linger=0)
 assert "torch" not in sys.modules, "torch"
