@@ -76,9 +76,13 @@ class Server:
             preexec_fn=end_with_tests,
         )
         assert self.process.stdout is not None
-        self.lines = [self.process.stdout.readline()]
-        found = re.search(r"(https?)://127\.0\.0\.1:(\d+)", self.lines[0])
-        assert found, self.lines[0] + self.process.stdout.read()
+        self.lines: list[str] = []
+        found = None
+        # A model may have failed before the address is said.
+        while found is None:
+            self.lines.append(self.process.stdout.readline())
+            assert self.lines[-1], self.lines
+            found = re.search(r"(https?)://127\.0\.0\.1:(\d+)", self.lines[-1])
         self.port = int(found[2])
         self.url = f"{found[1]}://127.0.0.1:{self.port}"
         headers = {"Authorization": f"Bearer {key}"}
