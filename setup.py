@@ -44,7 +44,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 
 
-class Progress:
+class BuildProgress:
     """Says what is compiled and how far it is.
 
     To the terminal itself if there is one, since pip shows nothing of what a build prints, and else to stderr, which
@@ -57,7 +57,7 @@ class Progress:
         self.terminal = terminal
         self.began = time.monotonic()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "BuildProgress":
         self._stack = contextlib.ExitStack()
         self._out: TextIO = sys.stderr
         if not sys.stderr.isatty():
@@ -89,7 +89,7 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Compile and link `ext`; a missing compiler raises CompileError, which an optional extension survives."""
         objects: dict[str, list[str]] = {}
-        with Progress(len(INSTRUCTION_SETS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+        with BuildProgress(len(INSTRUCTION_SETS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
             # What takes longest goes first.
             compiling = {pool.submit(self.compile_kernels, isa): isa for isa in reversed(INSTRUCTION_SETS)}
             for task in as_completed(compiling):

@@ -24,7 +24,7 @@ def test_progress_goes_to_the_terminal_as_pip_hides_the_rest(
 ) -> None:
     terminal = tmp_path / "tty"
     terminal.touch()
-    with build["Progress"](2, str(terminal)) as progress:
+    with build["BuildProgress"](2, str(terminal)) as progress:
         progress.count("avx2")
         assert "compiled avx2, 1 of 2" in terminal.read_text()
         progress.count("baseline")
@@ -38,7 +38,7 @@ def test_progress_goes_to_the_terminal_as_pip_hides_the_rest(
 def test_progress_goes_to_stderr_where_there_is_no_terminal(
     build: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RuntimeError), build["Progress"](1, str(tmp_path / "none" / "tty")):
+    with pytest.raises(RuntimeError), build["BuildProgress"](1, str(tmp_path / "none" / "tty")):
         raise RuntimeError("no compiler")
     said = capsys.readouterr().err
     assert "compiling native kernels" in said

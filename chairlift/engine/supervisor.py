@@ -277,6 +277,9 @@ class Supervisor:
             far_end.close()
             self._socket, self._process = messages, process
             self._watch, self._looked = Watch(line, process.pid, self._heartbeat_timeout), time.monotonic()
+            if self.state == "failed":
+                # Given up while the process was being made: there was none to kill yet.
+                process.kill()
             receiving = asyncio.create_task(self._receive(messages), name="worker messages")
             minding = asyncio.create_task(self._mind(self._watch), name="worker watch")
             ending = asyncio.create_task(_ended(process))

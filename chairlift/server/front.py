@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from chairlift.config.keys import read_keys
 from chairlift.config.server import ServerConfig
@@ -121,7 +121,7 @@ class _Front:
                 for task in beside:
                     task.cancel()
         except ChairliftError as error:
-            print(f"chairlift: {error}", file=sys.stderr)
+            _say(f"chairlift: {error}", sys.stderr)
             self._status = 1
         finally:
             await (self._leaving or self._stop())
@@ -156,18 +156,18 @@ class _Front:
         scheme = "http" if self._tls is None else "https"
         url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
-        print(f"Chairlift loads {names} at {url}/v1", flush=True)
+        _say(f"Chairlift loads {names} at {url}/v1")
         if self._note:
-            print(self._note, flush=True)
+            _say(self._note)
         if grpc_port is not None:
-            print(f"gRPC on port {grpc_port}", flush=True)
+            _say(f"gRPC on port {grpc_port}")
         if self._batches is not None:
             self._batches.resume()
         loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
         about = await asyncio.gather(*loaded)
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
-            print(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}", flush=True)
+            _say(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}")
 
     async def _announce_model(self, host: Host) -> str | None:
         """Wait for a model and return what there is to say of it, or None if it is not going to be served."""
@@ -176,7 +176,7 @@ class _Front:
         except Unavailable as error:
             # While the server leaves this says nothing new.
             if self._leaving is None:
-                print(f"chairlift: {host.served.name}: {error}", file=sys.stderr)
+                _say(f"chairlift: {host.served.name}: {error}", sys.stderr)
                 self._failed += 1
                 if self._failed == len(self._first):
                     self._status = 1
@@ -184,7 +184,7 @@ class _Front:
             return None
         if len(self._first) > 1:
             details = f" ({host.about})" if host.about else ""
-            print(f"{host.served.name} is ready{details}", flush=True)
+            _say(f"{host.served.name} is ready{details}")
         return host.about
 
     def _on_signal(self, signum: int) -> None:
@@ -194,7 +194,7 @@ class _Front:
         self._leaving = asyncio.create_task(self._leave(signal.Signals(signum).name))
 
     async def _leave(self, name: str) -> None:
-        print(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s", flush=True)
+        _say(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s")
         # Still listening, so that probes see the change and new requests get a clear 503.
         if self._batches is not None:
             # First, so that slots are free for live requests to end; the next server does what was under way anew.
@@ -211,3 +211,9 @@ class _Front:
     def _stop_server(self) -> None:
         if self._server is not None:
             self._server.should_exit = True
+
+
+def _say(line: str, to: TextIO | None = None) -> None:
+    """Print a line at once. Where nobody reads it any more the server goes on, and leaves when it is told to."""
+    with contextlib.suppress(OSError):
+        print(line, file=to, flush=True)

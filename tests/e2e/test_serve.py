@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.processes import end_with_tests
 from support.serve_process import WITH_GRPC, WORKER_MODELS, Server, language_model
 
 pytestmark = pytest.mark.processes
@@ -338,3 +339,26 @@ def test_grpc_beside_http(models_server: Server) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("chat")
     client.close()
+
+
+def test_it_serves_and_leaves_when_nobody_reads_what_it_prints(model: Path) -> None:
+    command = [sys.executable, "-P", "-m", "chairlift.cli", "serve", str(model), "--port", "0", "--kv-cache-gb", "0.01"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, preexec_fn=end_with_tests
+    )
+    try:
+        assert server.stdout is not None
+        url = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+        assert url is not None
+        server.stdout.close()
+        deadline = time.monotonic() + 40
+        while httpx.get(f"{url[0]}/health/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+    finally:
+        server.kill()
+        server.wait()
+    assert server.returncode >= 0, "it left by itself"
