@@ -12,12 +12,12 @@ from chairlift.bodies import decode
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, encode_line, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
+from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answers import SequenceAnswer
 from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
-from chairlift.text.chat_template import TooSlow
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
@@ -35,9 +35,10 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
-    prompt = await _prompt(service, body, len(raw))
+    opened = await open_conversation(service, _conversation(body, len(raw)))
     request_id = new_id("chatcmpl")
-    samples = service.submit(request_id, [prompt], params, terms, options_of(body, continues=False))
+    options = options_of(body, continues=False)
+    samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
 
@@ -65,20 +66,14 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             raise InvalidRequest(f"messages[{index}].role {wanted}", f"messages[{index}].role")
 
 
-async def _prompt(service: SequenceService, body: ChatBody, size: int) -> list[int]:
-    """The token ids of a chat whose body has `size` bytes. A template that takes its time takes a thread's."""
-    if size <= INLINE_SIZE:
-        try:
-            return _encode(service, body, quick=True)
-        except TooSlow:
-            size = LARGE_SIZE + 1
-    return await off_loop(size, lambda: _encode(service, body, quick=False))
-
-
-def _encode(service: SequenceService, body: ChatBody, quick: bool) -> list[int]:
+def _conversation(body: ChatBody, size: int) -> Conversation:
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-    prompt = service.tokenizer.render_chat(body.messages, generation, body.chat_template_kwargs, quick)
-    return service.encode_chat(prompt)
+    return Conversation(
+        messages=body.messages,
+        size=size,
+        add_generation_prompt=generation,
+        template_arguments=body.chat_template_kwargs or {},
+    )
 
 
 class ChatAnswer(SequenceAnswer):
