@@ -167,7 +167,7 @@ class _AskForKey:
         if scope["type"] == "http" and not self._keys.is_open(scope["path"]):
             tenant = self._keys.find_in(scope)
             if tenant is None:
-                refusal = no_key("'Authorization: Bearer KEY'")
+                refusal = no_key("'Authorization: Bearer KEY' or 'x-api-key: KEY'")
                 await refusal.response(shape_of(scope["path"]))(scope, receive, send)
                 return
             scope[TENANT] = tenant
