@@ -3,6 +3,7 @@
 Another endpoint is a file with its handler and the struct of its body, and a row here.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import get_args
 
@@ -178,5 +179,9 @@ def shape_of(path: str) -> Shape:
     """The shape that clients of a path expect, whether it is one of the table's or not."""
     if path in _EXACT:
         return _EXACT[path]
-    beside = oip_shape if path.startswith("/v2/") else openai_shape
+    beside = next((shape for start, shape in _BESIDE.items() if path.startswith(start)), openai_shape)
     return next((shape for pattern, shape in _PATTERNS if pattern.match(path)), beside)
+
+
+# Of paths that begin so, and are no routes.
+_BESIDE: Mapping[str, Shape] = {"/v2/": oip_shape, "/v1/messages/": anthropic_shape}

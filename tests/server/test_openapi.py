@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from support.server_harness import Answer, Front
 
-from chairlift.server.http.api_errors import oip_shape, openai_shape, rerank_shape, tei_shape
+from chairlift.server.http.api_errors import anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.tenants import OPEN_PATHS
 from chairlift.server.items.embeddings import EmbeddingBody
 from chairlift.server.openai.body_types import ChatBody
@@ -198,6 +198,9 @@ def test_the_page_runs_nothing_but_its_own() -> None:
         ("/rerank", rerank_shape),
         ("/embed", tei_shape),
         ("/info", tei_shape),
+        ("/v1/responses/x/cancel", openai_shape),
+        ("/v1/messages/count_tokens", anthropic_shape),
+        ("/v1/messages/batches", anthropic_shape),
     ],
 )
 def test_errors_have_the_shape_of_their_path(path: str, shape: Any) -> None:
