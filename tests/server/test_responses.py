@@ -260,15 +260,8 @@ def test_fields_reach_the_core_and_come_back(marked: Marked) -> None:
         "max_output_tokens": 7,
         "truncation": "disabled",
     }
-    extras = {
-        "seed": 3,
-        "top_k": 4,
-        "min_p": 0.1,
-        "stop": ["x"],
-        "priority": 2,
-        "cache_salt": "s",
-        "cache_prompt": False,
-    }
+    extras = {"seed": 3, "top_k": 4, "min_p": 0.1, "stop": ["x"], "priority": 2, "cache_salt": "s"}
+    extras["cache_prompt"] = False
     made = ask(front, tools=[TOOL], reasoning={"effort": "low", "summary": "auto"}, **given, **extras).json()
     assert {name: made[name] for name in given} == given
     assert made["tools"] == [TOOL | {"description": None}]
@@ -315,6 +308,7 @@ def test_hints_are_taken() -> None:
 
 IMAGE = {"type": "input_image", "image_url": "x"}
 CALL = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
 
 
 @pytest.mark.parametrize(
@@ -332,11 +326,8 @@ CALL = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "computer_call_output"}]}, "input[0].type"),
         ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input"),
-        (
-            {"input": [CALL, {"type": "function_call_output", "call_id": "1", "output": [IMAGE]}]},
-            "input[1].output[0].type",
-        ),
+        ({"input": [OUTPUT]}, "input"),
+        ({"input": [CALL, OUTPUT | {"output": [IMAGE]}]}, "input[1].output[0].type"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"role": "user", "content": ""}] * 16_385}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -43,7 +43,7 @@ class ResponseAnswer:
 
     def document(self, status: str, **more: Any) -> ResponseDocument:
         """The response as it now is."""
-        return self._about | {"status": status, "output": self._items.done} | more
+        return self._about | {"status": status, "output": self._items.done.copy()} | more
 
     async def respond(self, request: Request, streams: bool) -> Response:
         """The HTTP answer. Raises a 499 if the client leaves before the end."""
