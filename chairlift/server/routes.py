@@ -34,7 +34,7 @@ _generate = partial(
     right="infer",
 )
 _tokens = partial(_generate, "POST", answer="JSON", batchable=False)
-_messages = partial(_generate, "POST", shape=anthropic_shape)
+_messages = partial(_generate, "POST", shape=anthropic_shape, batchable=False)
 _kept = partial(Endpoint, tag="language models", right="infer")
 _items = partial(Endpoint, tag="embeddings, ranks and predictions", right="infer")
 _rank = partial(_items, "POST", handler=rerank.rerank, shape=rerank_shape, tasks=("rerank",))
@@ -89,7 +89,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The tokens of a conversation, as Anthropic has it",
         (message_body.CountBody,),
         answer="JSON",
-        batchable=False,
     ),
     _tokens("/tokenize", token_routes.tokenize, "The tokens of a prompt or a chat", (token_routes.TokenizeBody,)),
     _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),

@@ -1,6 +1,7 @@
 """/v1/responses, by OpenAI's client and by hand."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
+from chairlift.jobs.records import usage_of
+from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
@@ -432,6 +435,24 @@ def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         refused = await post(front, bearer("carol"), background=True)
         assert (refused.status, refused.error["code"]) == (403, "missing_right")
         assert (await post(front, bob, background=True)).status == 200
+
+    run(go)
+
+
+def test_a_batchs_lines_are_not_kept_and_not_put_in_the_background() -> None:
+    async def go() -> None:
+        front = Front(replying("ok"))
+        line = AppClient(front.app, background=True)
+        reply = await line.post("/v1/responses", b'{"input": "hi", "store": true}')
+        made = json.loads(reply.body)
+        assert (reply.status, made["store"]) == (200, False)
+        assert front.client.requests[0].background
+        assert (await get(front, made["id"])).status == 404
+        usage = usage_of(reply.body)
+        assert (usage.prompt_tokens, usage.completion_tokens) == (made["usage"]["input_tokens"], 3)
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == 3
+        assert (await line.post("/v1/responses", b'{"input": "hi", "background": true}')).status == 400
 
     run(go)
 

@@ -160,8 +160,9 @@ def _about(
         "top_logprobs": 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
-        "usage": None,
         "user": body.user,
+        # The last, where batches look for it.
+        "usage": None,
     }
 
 
