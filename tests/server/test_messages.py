@@ -17,6 +17,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.text.structured import schema_grammar
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -238,6 +239,15 @@ def test_what_a_conversation_gets(marked: Marked) -> None:
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 20)
 
 
+def test_an_answers_form_is_a_grammar() -> None:
+    front = Front(replying("ok"))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert ask(front, output_config={"format": {"type": "json_schema", "schema": schema}}).status == 200
+    assert ask(front).status == 200
+    first, second = [request.grammar for request in front.client.requests]
+    assert (first, second) == (schema_grammar(schema, "x"), None)
+
+
 @pytest.mark.parametrize(("given", "mode"), [("auto", "auto"), ("any", "required"), ("none", "none")])
 def test_tool_choices(given: str, mode: str, marked: Marked) -> None:
     assert ask(Front(replying("ok")), tools=[TOOL], tool_choice={"type": given}).status == 200
@@ -290,6 +300,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),

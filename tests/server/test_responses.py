@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response
+from pydantic import BaseModel
 from support.items_harness import Listening, listening
 from support.key_files import bearer, write_keys
 from support.reply_reader import Marked, events_of
@@ -21,6 +22,7 @@ from chairlift.errors import RequestFailed
 from chairlift.jobs.records import usage_of
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.text.structured import schema_grammar
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 OTHER: dict[str, Any] = {"type": "function", "name": "sub"}
@@ -296,6 +298,30 @@ def test_tool_choices(choice: Any, names: list[str], mode: str, name: str | None
     assert (opened.tool_choice.mode, opened.tool_choice.name) == (mode, name)
 
 
+def test_an_answers_form_is_a_grammar() -> None:
+    class Sum(BaseModel):
+        total: int
+
+    with serving('{"total": 3}') as it, client(it) as api:
+        parsed = api.responses.parse(model="tiny", input="hi", text_format=Sum)
+        assert parsed.output_parsed == Sum(total=3)
+        with api.responses.stream(model="tiny", input="hi", text_format=Sum) as stream:
+            assert stream.get_final_response().output_parsed == Sum(total=3)
+        engine = it.models.language_model(None, "").client
+        form = parsed.text.format
+        assert form is not None
+        assert form.type == "json_schema"
+        assert [request.grammar for request in engine.requests] == [schema_grammar(form.schema_, "x")] * 2
+
+    async def go() -> None:
+        front = Front(replying("{}"))
+        made = (await post(front, text={"format": {"type": "json_object"}})).json()
+        assert made["text"]["format"] == {"type": "json_object"}
+        assert front.client.requests[0].grammar == schema_grammar({"type": "object"}, "x")
+
+    run(go)
+
+
 def test_hints_are_taken() -> None:
     hints = {
         "include": ["reasoning.encrypted_content", "web_search_call.results"],
@@ -352,6 +378,8 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"x-guidance": {}}}}}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),

@@ -7,8 +7,9 @@ import msgspec
 
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
-from chairlift.server.anthropic.message_body import Block, CountBody, PickToolBody, ThinkingBody, TurnBody
+from chairlift.server.anthropic.message_body import Block, CountBody, FormatBody, PickToolBody, ThinkingBody, TurnBody
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice
+from chairlift.text.structured import schema_grammar
 
 MAX_TOOLS = 256
 # What stands between the blocks of one message, which templates know as one text.
@@ -69,7 +70,7 @@ _AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
-def conversation_of(body: CountBody, size: int, grammar: str | None) -> Conversation:
+def conversation_of(body: CountBody, size: int) -> Conversation:
     """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body."""
     choice, parallel = _choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
@@ -79,18 +80,25 @@ def conversation_of(body: CountBody, size: int, grammar: str | None) -> Conversa
         raise InvalidRequest("tool_choice asks for a tool, and tools has none", "tool_choice")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
         raise InvalidRequest("tool_choice.name is not one of tools", "tool_choice.name")
-    thinking = body.thinking
+    thinking, output = body.thinking, body.output_config
     return Conversation(
         messages=_messages(body),
         size=size,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
-        grammar=grammar,
-        reasoning_effort=body.output_config.effort if body.output_config is not None else None,
+        grammar=_grammar(output.format) if output is not None and output.format is not None else None,
+        reasoning_effort=output.effort if output is not None else None,
         thinking=_wanted(thinking),
         thinking_tokens=thinking.budget_tokens if thinking is not None else None,
     )
+
+
+def _grammar(given: FormatBody) -> str:
+    if given.type != "json_schema":
+        message = f"output_config.format.type must be 'json_schema', not {given.type!r}"
+        raise InvalidRequest(message, "output_config.format.type")
+    return schema_grammar(given.schema, "output_config.format")
 
 
 def _wanted(thinking: ThinkingBody | None) -> bool | None:

@@ -26,11 +26,18 @@ class ThinkingBody(msgspec.Struct, forbid_unknown_fields=True):
     display: str | None = None
 
 
+class FormatBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config.format`: JSON of this schema."""
+
+    type: str
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """`output_config`: how hard to think, and the form of the answer."""
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: FormatBody | None = None
 
 
 class PickToolBody(msgspec.Struct, forbid_unknown_fields=True):

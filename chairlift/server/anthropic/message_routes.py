@@ -34,7 +34,7 @@ async def create_message(request: Request) -> Response:
     room = _room(service, opened)
     params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
-    options = SequenceOptions(continues=False, streams=bool(body.stream))
+    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
     answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
@@ -52,9 +52,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _open(service: SequenceService, body: CountBody, size: int) -> OpenConversation:
-    if body.output_config is not None and body.output_config.format is not None:
-        raise InvalidRequest("output_config.format is not supported; leave it out", "output_config.format")
-    conversation = await off_loop(size, lambda: conversation_of(body, size, None))
+    conversation = await off_loop(size, lambda: conversation_of(body, size))
     return await open_conversation(service, conversation)
 
 

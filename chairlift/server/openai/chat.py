@@ -16,8 +16,9 @@ from chairlift.server.http.exchange import encode_line, new_id, read_body, terms
 from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer
-from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
+from chairlift.server.openai.body_types import ChatBody, check_supported, has_form, options_of, sampling_params
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
@@ -35,9 +36,10 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     check_messages(body.messages)
-    opened = await open_conversation(service, _conversation(body, len(raw)))
+    grammar = await answer_grammar(body) if has_form(body) else None
+    opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=False)
+    options = options_of(body, continues=False, grammar=opened.grammar)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
@@ -67,12 +69,13 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
             raise InvalidRequest(f"messages[{index}].role {wanted}", f"messages[{index}].role")
 
 
-def _conversation(body: ChatBody, size: int) -> Conversation:
+def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversation:
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         messages=body.messages,
         size=size,
         add_generation_prompt=generation,
+        grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
 

@@ -69,7 +69,7 @@ class ResponseAnswer:
 
     def failed(self, error: ApiError) -> ResponseDocument:
         """It ended in an error, which is kept."""
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
         document = self.document("failed", error={"code": code, "message": error.body.message})
         self._keep(document)
         return document

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
+from chairlift.core.sequences.sampling import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import BACKGROUND, Terms, as_json, new_id, off_loop, read_body, terms_of
@@ -25,6 +26,7 @@ from chairlift.server.responses.response_answer import ResponseAnswer, ResponseD
 from chairlift.server.responses.response_body import ResponseBody, ResponseItem, check_response_body, response_params
 from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
 from chairlift.server.responses.tool_fields import read_choice, read_tools
+from chairlift.text.structured import grammar_of, schema_grammar
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 SHOW_QUERY: Mapping[str, Any] = {"include": list[str], "include[]": list[str], "stream": bool}
@@ -63,7 +65,8 @@ async def create_response(request: Request) -> Response:
     opened = await open_conversation(service, ask.conversation)
     request_id = new_id("resp", "_")
     salt = body.cache_salt or ""
-    options = SequenceOptions(False, bool(body.stream), False, salt, use_prefix_cache=body.cache_prompt is not False)
+    use_cache = body.cache_prompt is not False
+    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar)
     with contextlib.ExitStack() as stack:
         if body.background:
             stack.enter_context(store.place(tenant))
@@ -119,10 +122,15 @@ def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _
 
 
 def _grammar(body: ResponseBody) -> str | None:
+    """What says the form of the answer; None for text."""
     form = body.text.format if body.text is not None else None
-    if form is not None and form.type != "text":
-        raise InvalidRequest(f"text.format of type {form.type!r} is not supported; leave it out", "text.format")
-    return None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return grammar_of(StructuredOutputsParams(json_object=True), "text.format")
+    if form.schema is None:
+        raise InvalidRequest("text.format.schema is required with type 'json_schema'", "text.format.schema")
+    return schema_grammar(form.schema, "text.format")
 
 
 def _about(
