@@ -225,6 +225,7 @@ def test_what_a_conversation_gets(marked: Marked) -> None:
         temperature=0.5,
         top_p=0.9,
         top_k=7,
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         metadata={"user_id": "me"},
         service_tier="auto",
     )
@@ -309,6 +310,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"container": "x"}, "container"),
         ({"context_management": {"edits": [1]}}, "context_management"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"messages": ASK * 16_385}, "messages"),
         ({"n": 2}, "'n'"),
         ({"messages": [{"role": "user", "content": "hello " * 500}]}, "context length"),
     ],

@@ -253,6 +253,34 @@ def test_instructions_and_what_the_system_says_first_are_one() -> None:
     run(go)
 
 
+def test_what_the_assistant_did_in_a_row_is_one_message(marked: Marked) -> None:
+    items = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "content": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "b"}]},
+        CALL,
+        {"type": "reasoning", "summary": []},
+        OUTPUT | {"output": [{"type": "input_text", "text": "c"}, {"type": "input_text", "text": "d"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "e"}]},
+        {"type": "message", "role": "assistant", "content": "f", "id": "msg_1", "status": "completed", "phase": None},
+        {"role": "assistant", "content": "g"},
+        {"role": "user", "content": "h"},
+    ]
+    assert ask(Front(replying("ok")), input=items).status == 200
+    function = {"name": "add", "arguments": "{}"}
+    assert marked.opened[0].messages == [
+        {
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "a",
+            "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "1", "name": "add", "content": "cd"},
+        {"role": "assistant", "content": "f", "reasoning_content": "e"},
+        {"role": "assistant", "content": "g"},
+        {"role": "user", "content": "h"},
+    ]
+
+
 def test_fields_reach_the_core_and_come_back(marked: Marked) -> None:
     front = Front(replying("ok"))
     given = {
@@ -379,6 +407,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"x-guidance": {}}}}}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),

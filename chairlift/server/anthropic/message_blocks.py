@@ -12,6 +12,7 @@ from chairlift.server.models.conversation import Conversation, Tool, ToolChoice
 from chairlift.text.structured import schema_grammar
 
 MAX_TOOLS = 256
+MAX_BLOCKS = 16_384
 # What stands between the blocks of one message, which templates know as one text.
 _BETWEEN = "\n"
 _CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -136,6 +137,9 @@ def _messages(body: CountBody) -> list[dict[str, Any]]:
     if body.messages[-1].role == "assistant":
         message = "the last of messages must not be the assistant's: answers can't be begun for the model (prefill)"
         raise InvalidRequest(message, "messages")
+    blocks = sum(1 if isinstance(turn.content, str) else len(turn.content) for turn in body.messages)
+    if blocks > MAX_BLOCKS:
+        raise InvalidRequest(f"messages hold {blocks} texts and blocks, more than {MAX_BLOCKS}", "messages")
     made = _Messages()
     if body.system:
         made.take("system", _blocks(body.system, "system", ("text",)), "system")

@@ -61,7 +61,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Taken and ignored: prefixes are cached by themselves, and there is one speed.
     cache_control: Any = None
     speed: Any = None
-    # Not implemented.
+    # Not implemented, but for the edit that leaves all thinking where it is.
     context_management: Any = None
     mcp_servers: Any = None
 
@@ -86,14 +86,18 @@ class MessageBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     container: Any = None
 
 
-_NOT_IMPLEMENTED = ("context_management", "mcp_servers", "container")
+_NOT_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "mcp_servers": (),
+    "container": (),
+}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def check_message_body(body: CountBody) -> None:
     """Refuse, by name, what would change the answer and is not implemented."""
-    for name in _NOT_IMPLEMENTED:
-        if getattr(body, name, None) not in (None, [], {}):
+    for name, accepted in _NOT_IMPLEMENTED.items():
+        if getattr(body, name, None) not in (None, [], {}, *accepted):
             raise InvalidRequest(f"{name} is not supported; leave it out", name)
     if body.thinking is not None:
         _check_thinking(body.thinking)

@@ -204,9 +204,9 @@ class _Chat:
                 self._close()
                 self._say(item["role"], _said(item["content"]))
             case "reasoning":
-                message = self._open(lambda now: not now["content"] and "tool_calls" not in now)
-                thoughts = _said(item["content"] or item["summary"])
-                message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+                if thoughts := _said(item["content"] or item["summary"]):
+                    message = self._open(lambda now: not now["content"] and "tool_calls" not in now)
+                    message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
             case "function_call":
                 self._names[item["call_id"]] = item["name"]
                 function = {"name": item["name"], "arguments": item["arguments"]}

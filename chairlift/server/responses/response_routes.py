@@ -124,7 +124,11 @@ def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _
 def _grammar(body: ResponseBody) -> str | None:
     """What says the form of the answer; None for text."""
     form = body.text.format if body.text is not None else None
-    if form is None or form.type == "text":
+    if form is None:
+        return None
+    if form.type != "json_schema" and len(_given(form)) > 1:
+        raise InvalidRequest(f"text.format of type {form.type!r} takes no other fields", "text.format")
+    if form.type == "text":
         return None
     if form.type == "json_object":
         return grammar_of(StructuredOutputsParams(json_object=True), "text.format")
@@ -271,7 +275,8 @@ async def list_input_items(request: Request) -> Response:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, got {order!r}", "order")
-    items: list[ResponseItem] = msgspec.json.decode(_find(request).input)
+    raw = _find(request).input
+    items: list[ResponseItem] = await off_loop(len(raw), lambda: msgspec.json.decode(raw))
     if order == "desc":
         items.reverse()
     if (after := query.get("after")) is not None:
