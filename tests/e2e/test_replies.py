@@ -1,12 +1,16 @@
 """A real server, asked by OpenAI's client for responses and by Anthropic's for messages."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict
 from support.serve_process import Server
 
 ASK = "What is batching?"
@@ -92,3 +96,53 @@ def test_clients_that_do_not_block(demo_server: Server) -> None:
             assert all(answer.id.startswith(("msg_", "resp_")) for answer in answers)
 
     asyncio.run(go())
+
+
+def test_answers_follow_a_schema(demo_server: Server, claude: anthropic.Anthropic) -> None:
+    class Sum(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        total: bool
+
+    parsed = demo_server.openai.responses.parse(model="demo", input=ASK, text_format=Sum, max_output_tokens=40)
+    assert isinstance(parsed.output_parsed, Sum)
+    form: Any = {"type": "json_schema", "schema": Sum.model_json_schema()}
+    turns: Any = [{"role": "user", "content": ASK}]
+    made = claude.messages.create(model="demo", max_tokens=40, messages=turns, output_config={"format": form})
+    (block,) = made.content
+    assert block.type == "text"
+    Sum.model_validate_json(block.text)
+    # What the compiler can't enforce is the client's error, whether it streams or not.
+    wrong: Any = {"type": "json_schema", "name": "x", "schema": {"type": "string", "not": {"const": "a"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="not"):
+            demo_server.openai.responses.create(model="demo", input=ASK, text={"format": wrong}, stream=stream)
+    made_later = demo_server.openai.responses.create(model="demo", input=ASK, text={"format": wrong}, background=True)
+    deadline = time.monotonic() + 60
+    while made_later.status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        made_later = demo_server.openai.responses.retrieve(made_later.id)
+    assert made_later.error is not None
+    assert (made_later.status, made_later.error.code) == ("failed", "invalid_prompt")
+
+
+@pytest.mark.processes
+def test_a_server_that_leaves_cancels_what_is_in_the_background() -> None:
+    with Server("--drain-timeout-s", "600", "--heartbeat-timeout-s", "100") as server:
+        server.wait_ready()
+        long: Any = {"n": 32, "max_tokens": 400, "ignore_eos": True}
+        live = server.openai.completions.create(model="demo", prompt="a", stream=True, extra_body=long)
+        next(live)
+        worker = server.worker()
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            made = server.openai.responses.create(model="demo", input=ASK, background=True)
+            server.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 60
+            while server.openai.responses.retrieve(made.id).status != "cancelled":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert "".join(chunk.choices[0].text for chunk in live)
+        assert server.process.wait(60) == 0

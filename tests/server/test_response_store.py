@@ -104,9 +104,11 @@ def test_places_in_the_background_are_for_each_tenant() -> None:
             pass
         running = stored("a")
         running.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        task = running.task
         kept.put(ALICE, running)
         await kept.leave()
-        assert running.task.cancelled()
+        assert task.cancelled()
+        assert msgspec.json.decode(kept.get(ALICE, "a").document)["status"] == "cancelled"
         with pytest.raises(Unavailable), kept.place(ALICE):
             pass
 

@@ -256,16 +256,7 @@ async def delete_response(request: Request) -> Response:
 
 async def cancel_response(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel: one in the background; one that is over stays as it is."""
-    stored = _find(request)
-    document = msgspec.json.decode(stored.document)
-    if not document["background"]:
-        raise InvalidRequest("only a response with background can be cancelled; close the connection of others")
-    if stored.task is not None:
-        stored.task.cancel()
-        stored.task = None
-        cancelled = encode_document(document | {"status": "cancelled"})
-        _store(request).change(request.scope.get(TENANT), stored, cancelled)
-    return _answered(stored)
+    return _answered(_store(request).cancel(request.scope.get(TENANT), request.path_params["response"]))
 
 
 async def list_input_items(request: Request) -> Response:

@@ -72,11 +72,7 @@ class ResponseStore:
 
     def change(self, tenant: Tenant | None, stored: StoredResponse, document: bytes) -> None:
         """A response that is kept has another document now. One that is gone stays gone."""
-        shelf = self._shelves.get(_name(tenant))
-        before = stored.size
-        stored.document = document
-        if shelf is not None and shelf.responses.get(stored.id) is stored:
-            self._grow(shelf, stored.size - before)
+        self._change(self._shelves[_name(tenant)], stored, document)
 
     def get(self, tenant: Tenant | None, name: str) -> StoredResponse:
         """A tenant's response, as one just used. Raises a 404."""
@@ -91,6 +87,14 @@ class ResponseStore:
         """Delete a response; one that is not over is cancelled. Raises a 404."""
         self.get(tenant, name)
         self._drop(self._shelves[_name(tenant)], name)
+
+    def cancel(self, tenant: Tenant | None, name: str) -> StoredResponse:
+        """Cancel a response in the background; one that is over stays as it is. Raises a 404, or InvalidRequest."""
+        stored = self.get(tenant, name)
+        if not msgspec.json.decode(stored.document)["background"]:
+            raise InvalidRequest("only a response with background can be cancelled; close the connection of others")
+        self._cancel(self._shelves[_name(tenant)], stored)
+        return stored
 
     def turns(self, tenant: Tenant | None, name: str) -> list[StoredResponse]:
         """The responses of a conversation, from the first one to the one named.
@@ -131,11 +135,25 @@ class ResponseStore:
     async def leave(self) -> None:
         """Cancel what runs in the background, and begin no more of it."""
         self._leaving = True
-        every = [stored.task for shelf in self._shelves.values() for stored in shelf.responses.values()]
-        tasks = [task for task in every if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks: list[asyncio.Task[None] | None] = []
+        for shelf in self._shelves.values():
+            for stored in [each for each in shelf.responses.values() if each.task is not None]:
+                tasks.append(stored.task)
+                self._cancel(shelf, stored)
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+
+    def _cancel(self, shelf: _Shelf, stored: StoredResponse) -> None:
+        if stored.task is not None:
+            stored.task.cancel()
+            stored.task = None
+            document = msgspec.json.decode(stored.document)
+            self._change(shelf, stored, msgspec.json.encode(document | {"status": "cancelled"}))
+
+    def _change(self, shelf: _Shelf, stored: StoredResponse, document: bytes) -> None:
+        before = stored.size
+        stored.document = document
+        if shelf.responses.get(stored.id) is stored:
+            self._grow(shelf, stored.size - before)
 
     def _grow(self, shelf: _Shelf, size: int) -> None:
         shelf.size += size
