@@ -27,6 +27,7 @@ NAME = st.text("abc_", min_size=1, max_size=4)
 SAID = st.one_of(
     TEXT,
     TEXT.map(lambda text: f"~{text}~"),
+    NAME.map(lambda name: f"@{name}|@"),
     st.builds(lambda name, x: f"@{name}|{json.dumps({'x': x})}@", NAME, st.integers(0, 9)),
 )
 REPLIES = st.lists(SAID, max_size=5).map("".join)

@@ -186,6 +186,11 @@ def test_what_is_cut_off_is_incomplete(marked: Marked) -> None:
     assert (nothing["status"], nothing["output"][0]["content"][0]["text"]) == ("completed", "")
 
 
+def test_a_call_without_arguments_has_none_as_json(marked: Marked) -> None:
+    answer = ask(Front(replying("@add|@@sub|@")), tools=[TOOL, OTHER])
+    assert [item["arguments"] for item in answer.json()["output"]] == ["{}", "{}"]
+
+
 def test_an_error_in_a_stream_fails_the_response() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True))

@@ -63,19 +63,23 @@ class OutputItems:
 
     def _end(self, status: str) -> list[ItemEvent]:
         """The item that is open has all that it gets."""
-        item, text = self._open, "".join(self._text)
+        item = self._open
         if item is None:
             return []
-        self._text = []
+        events: list[ItemEvent] = []
+        if item["type"] == "function_call" and status == "completed" and not self._text:
+            # Clients parse it as JSON.
+            events = self.push(ArgumentsPart(0, "{}"))
+        text, self._text = "".join(self._text), []
         item["status"] = status
         if item["type"] == "function_call":
             item["arguments"] = text
-            events = [self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)]
+            events.append(self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text))
         else:
             part = _part(item["type"], text)
             item["content"] = [part]
             more: ItemEvent = {"logprobs": []} if item["type"] == "message" else {}
-            events = [
+            events += [
                 self._of_item(f"{_TEXT_EVENTS[item['type']]}.done", content_index=0, text=text, **more),
                 self._of_item("response.content_part.done", content_index=0, part=part),
             ]
