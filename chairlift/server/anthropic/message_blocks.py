@@ -52,7 +52,7 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result", forbid_unknown_fields=T
     cache_control: Any = None
 
 
-class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
+class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
     """A function that the model may call."""
 
     name: str
@@ -122,7 +122,7 @@ def _tool(given: dict[str, Any], where: str) -> Tool:
     kind = given.get("type") or "custom"
     if kind != "custom":
         raise InvalidRequest(f"{where}.type {kind!r} is not supported: only tools with an input_schema are", where)
-    body = convert(given, ToolBody, where)
+    body = convert(given, MessageTool, where)
     for name in ("input_examples", "defer_loading"):
         if getattr(body, name):
             raise InvalidRequest(f"{where}.{name} is not supported; leave it out", f"{where}.{name}")

@@ -11,7 +11,7 @@ from chairlift.server.models.conversation import Tool, ToolChoice
 MAX_TOOLS = 256
 
 
-class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call."""
 
     type: str
@@ -25,7 +25,7 @@ class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_schema: Any = None
 
 
-class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One of the tools, by its name."""
 
     type: str
@@ -49,7 +49,7 @@ def read_tools(given: list[dict[str, Any]]) -> list[Tool]:
 
 def _tool(given: dict[str, Any], where: str) -> Tool:
     _check_function(given, where)
-    body = convert(given, FunctionBody, where)
+    body = convert(given, ResponseFunction, where)
     for name in ("defer_loading", "output_schema"):
         if getattr(body, name):
             raise InvalidRequest(f"{where}.{name} is not supported; leave it out", f"{where}.{name}")
@@ -87,7 +87,7 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple[
 
 def _named(given: dict[str, Any], names: set[str], where: str) -> str:
     _check_function(given, where)
-    name = convert(given, NamedTool, where).name
+    name = convert(given, ChosenFunction, where).name
     if name not in names:
         raise InvalidRequest(f"{where}.name {name!r} is not one of tools", f"{where}.name")
     return name
