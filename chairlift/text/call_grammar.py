@@ -16,6 +16,10 @@ _SPACE = "/[ \\n]{1,4}/?"
 _TELLING = 3
 
 
+# Whether the prompt has opened the reasoning, or closed it.
+Prefill = Literal["open", "maybe", "closed"]
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What a reply may be. `tools` are the schemas of arguments by name; `answer` is the grammar of an answer that is
     constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it."""
@@ -24,7 +28,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     must_call: bool = False
     parallel: bool = True
     answer: str | None = None
-    reasoning: Literal["open", "maybe", "closed"] = "maybe"
+    reasoning: Prefill = "maybe"
     thinking_tokens: int | None = None
 
 

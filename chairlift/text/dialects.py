@@ -2,7 +2,6 @@
 
 import msgspec
 
-from chairlift.errors import ConfigError
 from chairlift.text.dialect import CallForm, Dialect, Region, TagForm
 
 _JSON = '{"name": "'
@@ -157,8 +156,6 @@ def find_dialect(template: str, name: str) -> Dialect | None:
         return None
     if name == "auto":
         name = next((row for row, texts in _SIGNS if all(text in template for text in texts)), "")
-    elif name not in DIALECTS:
-        raise ConfigError(f"tool_dialect must be auto, none or one of {', '.join(DIALECTS)}, got {name!r}")
     found = DIALECTS.get(name)
     if "</think>" not in template or (found is not None and found.reasoning_content is not None):
         return found
