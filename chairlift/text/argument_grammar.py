@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chairlift.text.dialect import CallForm, TagForm
-from chairlift.text.lark import Rules, json_of, quoted
+from chairlift.text.lark import LarkRules, json_of, quoted
 from chairlift.text.schemas import resolved, types_of
 
 # What a schema may say of arguments as a whole, where they are not written as JSON.
@@ -21,7 +21,7 @@ _KEY = {"python": re.compile(r"[^\W\d]\w*"), "bare": re.compile(r"[\w.-]+"), "ta
 _SAME_ESCAPES = {"json_allowed_escapes": '"\\nrtbf'}
 
 
-def arguments_of(rules: Rules, form: CallForm, name: str, schema: dict[str, Any]) -> str:
+def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, Any]) -> str:
     """The arguments of the tool `name`. Raises ValueError naming what can't be kept to."""
     schema = schema or _NO_MORE
     if form.notation == "json":
@@ -37,7 +37,7 @@ def arguments_of(rules: Rules, form: CallForm, name: str, schema: dict[str, Any]
 class _Arguments:
     """The arguments of one tool, in a notation."""
 
-    def __init__(self, rules: Rules, form: CallForm, schema: dict[str, Any]) -> None:
+    def __init__(self, rules: LarkRules, form: CallForm, schema: dict[str, Any]) -> None:
         self._rules = rules
         self._form = form
         self._root = schema

@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.text.argument_grammar import arguments_of
 from chairlift.text.dialect import CallForm, Dialect
-from chairlift.text.lark import Rules, pattern_of
+from chairlift.text.lark import LarkRules, pattern_of
 
 # White space that models write before calls and constrained answers.
 _SPACE = "/[ \\n]{1,4}/?"
@@ -20,7 +20,7 @@ _TELLING = 3
 Prefill = Literal["open", "maybe", "closed"]
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
     """What a reply may be. `tools` are the schemas of arguments by name; `answer` is the grammar of an answer that is
     constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it."""
 
@@ -32,7 +32,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     thinking_tokens: int | None = None
 
 
-def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: Reply) -> str | None:
+def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: ReplyShape) -> str | None:
     """The grammar of all that is generated, None if it is free. `tokens` are those that have names.
 
     Raises ValueError for what this dialect can't keep to.
@@ -43,7 +43,7 @@ def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: Reply) -> 
             return None
         if not thinks and dialect.content is None:
             return reply.answer
-    rules = Rules(tokens)
+    rules = LarkRules(tokens)
     start = _Grammar(dialect, rules, reply).start()
     lark = rules.lark(start)
     return lark if reply.answer is None or "@answer" not in lark else _with_answer(lark, reply.answer)
@@ -52,7 +52,7 @@ def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: Reply) -> 
 class _Grammar:
     """Makes the rules of one grammar."""
 
-    def __init__(self, dialect: Dialect, rules: Rules, reply: Reply) -> None:
+    def __init__(self, dialect: Dialect, rules: LarkRules, reply: ReplyShape) -> None:
         self._dialect = dialect
         self._rules = rules
         self._reply = reply

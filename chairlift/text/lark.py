@@ -11,7 +11,7 @@ from chairlift.text.dialect import GAP
 _JSON_OPTIONS = {"whitespace_pattern": "[ \n]?"}
 
 
-class Rules:
+class LarkRules:
     """The rules of one grammar. `tokens` are the tokens that have names: in a grammar they are not text."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:

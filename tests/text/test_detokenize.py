@@ -96,7 +96,7 @@ def test_the_window_stays_small(kind: str) -> None:
 
 
 def test_tokens_without_text_do_not_pile_up() -> None:
-    detokenizer = WindowDetokenizer(TOKENIZERS["metaspace"].vocabulary, True, ())
+    detokenizer = WindowDetokenizer(TOKENIZERS["metaspace"].vocabulary, frozenset(), ())
     for _ in range(50):
         detokenizer.push(10**6)
     assert len(detokenizer._window) <= 10

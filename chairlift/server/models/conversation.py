@@ -10,7 +10,7 @@ import msgspec
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.text.call_grammar import Prefill, Reply, reply_grammar
+from chairlift.text.call_grammar import Prefill, ReplyShape, reply_grammar
 from chairlift.text.chat_template import TooSlow
 from chairlift.text.dialect import NAME, Dialect
 from chairlift.text.reply import ReplyReader
@@ -83,7 +83,7 @@ async def open_conversation(service: SequenceService, conversation: Conversation
     tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
     if speech.dialect is None or speech.markers is None or not (tools or speech.spells):
         return OpenConversation(prompt_ids, conversation.grammar, None)
-    reply = Reply(
+    reply = ReplyShape(
         tools=tools,
         must_call=conversation.tool_choice.mode == "required",
         parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
