@@ -120,10 +120,10 @@ DIALECTS = {
             reasoning_content=Region(("<|channel|>analysis<|message|>",), _NEXT),
             tool_calls=(
                 CallForm(
-                    open=f"<|channel|>commentary{_TO}", named=" <|constrain|>json<|message|>", close=("<|call|>",)
+                    open=f"<|channel|>commentary{_TO}", named=" <|constrain|>json<|message|>", close=("<|call|>", "")
                 ),
-                CallForm(open=_TO, named="<|channel|>commentary json<|message|>", close=("<|call|>",)),
-                CallForm(open=_TO, named="<|channel|>commentary <|constrain|>json<|message|>", close=("<|call|>",)),
+                CallForm(open=_TO, named="<|channel|>commentary json<|message|>", close=("<|call|>", "")),
+                CallForm(open=_TO, named="<|channel|>commentary <|constrain|>json<|message|>", close=("<|call|>", "")),
             ),
             content=Region(("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"), (*_NEXT, "<|return|>")),
         ),

@@ -16,6 +16,7 @@ from chairlift.text.dialect import NAME, Dialect
 from chairlift.text.reply import ReplyReader
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
 from chairlift.text.speech import Speech
+from chairlift.text.structured import check_size
 
 # As many as OpenAI takes.
 MAX_TOOLS = 128
@@ -95,6 +96,8 @@ async def open_conversation(service: SequenceService, conversation: Conversation
         grammar = reply_grammar(speech.dialect, speech.tokens, reply)
     except ValueError as error:
         raise InvalidRequest(str(error), "tools") from None
+    if tools and grammar is not None:
+        check_size(grammar, "tools")
     markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
 
     def make_reader() -> ReplyReader:

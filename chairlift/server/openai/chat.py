@@ -16,12 +16,14 @@ from chairlift.server.http.exchange import encode_line, new_id, read_body, terms
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer
 from chairlift.server.openai.body_types import (
     ChatBody,
     FunctionBody,
     NamedTool,
     check_supported,
+    has_form,
     options_of,
     sampling_params,
 )
@@ -43,9 +45,10 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
-    opened = await open_conversation(service, _conversation(body, len(raw)))
+    grammar = await answer_grammar(body) if has_form(body) else None
+    opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=False)._replace(shown=opened.shown)
+    options = options_of(body, continues=False, grammar=opened.grammar)._replace(shown=opened.shown)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
@@ -74,7 +77,7 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             raise InvalidRequest(f"messages[{index}].role {wanted}", f"messages[{index}].role")
 
 
-def _conversation(body: ChatBody, size: int) -> Conversation:
+def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversation:
     generation = True if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         messages=body.messages,
@@ -86,6 +89,7 @@ def _conversation(body: ChatBody, size: int) -> Conversation:
         thinking=body.enable_thinking,
         thinking_tokens=body.thinking_token_budget,
         add_generation_prompt=generation,
+        grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
 
