@@ -50,7 +50,10 @@ def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | N
         else:
             assert form.tags is not None
             value = _tagged_value(form.tags, text, schema)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        found = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        # Half a character, as escapes may say it, is no text.
+        found.encode()
+        return found
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
