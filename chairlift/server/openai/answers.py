@@ -115,7 +115,7 @@ class SequenceAnswer:
             {
                 "index": sample.index,
                 **self.content(sample, "".join(self._texts[sample.index])),
-                "finish_reason": sample.finish_reason,
+                "finish_reason": self.finish_reason(sample),
                 "stop_reason": sample.stop_reason,
             }
             for sample in self.samples
@@ -139,6 +139,10 @@ class SequenceAnswer:
     def text(self, piece: Piece) -> str:
         """What a piece adds to the text."""
         return piece.text
+
+    def finish_reason(self, sample: Sample) -> str | None:
+        """How a sample ended, in the protocol's words."""
+        return sample.finish_reason
 
     def keep_logprobs(self, piece: Piece) -> None:
         """Keep a piece's log-probabilities for the document, if they were asked for."""

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,12 +13,21 @@ from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
-from chairlift.server.models.conversation import Conversation, open_conversation
+from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer
-from chairlift.server.openai.body_types import ChatBody, check_supported, has_form, options_of, sampling_params
+from chairlift.server.openai.body_types import (
+    ChatBody,
+    FunctionBody,
+    NamedTool,
+    check_supported,
+    has_form,
+    options_of,
+    sampling_params,
+)
+from chairlift.text.reply import CallPart, ContentPart, ReasoningPart, ReplyPart, ReplyReader
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
@@ -39,9 +48,9 @@ async def chat_completions(request: Request) -> Response:
     grammar = await answer_grammar(body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=False, grammar=opened.grammar)
+    options = options_of(body, continues=False, grammar=opened.grammar)._replace(shown=opened.shown)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
-    return await ChatAnswer(service, body, params, samples, request_id).respond(request)
+    return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
 
 def _params(body: ChatBody) -> SamplingParams:
@@ -74,10 +83,83 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
     return Conversation(
         messages=body.messages,
         size=size,
+        tools=[_tool(each.function) for each in body.tools or ()],
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=body.reasoning_effort,
+        thinking=body.enable_thinking,
+        thinking_tokens=body.thinking_token_budget,
         add_generation_prompt=generation,
         grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
+
+
+def _tool(function: FunctionBody) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        return ToolChoice("required", choice.function.name)
+    return ToolChoice(choice or "auto")
+
+
+class _Message:
+    """One sample's message, as a reader takes it apart."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
+        self.calls = 0
+
+    def deltas(self, text: str, last: bool) -> list[dict[str, Any]]:
+        """What a piece of text adds; `last` says that it is the last."""
+        parts = self._reader.push(text) + (self._reader.finish() if last else [])
+        return [self._delta(part) for part in parts]
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The message that a text is."""
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for part in self._reader.push(text) + self._reader.finish():
+            if isinstance(part, ContentPart):
+                content.append(part.text)
+            elif isinstance(part, ReasoningPart):
+                reasoning.append(part.text)
+            elif isinstance(part, CallPart):
+                calls.append(self._begun(part))
+            else:
+                calls[part.index]["function"]["arguments"] += part.text
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(content), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = "".join(reasoning)
+        if calls:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        return message
+
+    def _delta(self, part: ReplyPart) -> dict[str, Any]:
+        if isinstance(part, ContentPart):
+            return {"content": part.text}
+        if isinstance(part, ReasoningPart):
+            return {"reasoning_content": part.text}
+        if isinstance(part, CallPart):
+            return {"tool_calls": [{"index": part.index, **self._begun(part)}]}
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+
+    def _begun(self, part: CallPart) -> dict[str, Any]:
+        self.calls += 1
+        return {
+            "id": new_id("call").replace("-", "_"),
+            "type": "function",
+            "function": {"name": part.name, "arguments": ""},
+        }
 
 
 class ChatAnswer(SequenceAnswer):
@@ -90,8 +172,10 @@ class ChatAnswer(SequenceAnswer):
         params: SamplingParams,
         samples: Sequence[Sample],
         request_id: str,
+        make_reader: Callable[[], ReplyReader] | None,
     ) -> None:
         super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
+        self._messages = None if make_reader is None else [_Message(make_reader()) for _ in samples]
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
 
     def keep_logprobs(self, piece: Piece) -> None:
@@ -101,8 +185,11 @@ class ChatAnswer(SequenceAnswer):
 
     def content(self, sample: Sample, text: str) -> dict[str, Any]:
         """The message and its log-probabilities."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._messages is not None:
+            message = self._messages[sample.index].whole(text)
         return {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
         }
 
@@ -112,15 +199,29 @@ class ChatAnswer(SequenceAnswer):
         if piece.first:
             role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
             made = events.event(index, role, self.samples)
-        if piece.text or piece.logprobs:
-            logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-            text = encode_line(piece.text)
-            parts = (b'"delta":{"content":', text, b'},"logprobs":', logprobs, b',"finish_reason":null}')
+        logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
+        for delta in self._deltas(piece):
+            parts = (b'"delta":', delta, b',"logprobs":', logprobs, b',"finish_reason":null}')
             made += events.event(index, b"".join(parts), self.samples)
+            logprobs = b"null"
         if piece.finish_reason is not None:
-            ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
+            ending = {"finish_reason": self.finish_reason(piece.sample), "stop_reason": piece.sample.stop_reason}
             made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self.samples)
         return made
+
+    def finish_reason(self, sample: Sample) -> str | None:
+        """How a sample ended; one that calls tools, and is not cut off, ends by that."""
+        called = self._messages is not None and self._messages[sample.index].calls
+        return "tool_calls" if called and sample.finish_reason == "stop" else sample.finish_reason
+
+    def _deltas(self, piece: Piece) -> list[bytes]:
+        """What a piece adds to the message; with log-probabilities there is one delta at least."""
+        if self._messages is None:
+            written = bool(piece.text or piece.logprobs)
+            return [b'{"content":' + encode_line(piece.text) + b"}"] if written else []
+        message = self._messages[piece.sample.index]
+        deltas = list(map(encode_line, message.deltas(piece.text, piece.finish_reason is not None)))
+        return deltas or ([b"{}"] if piece.logprobs else [])
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Log-probabilities as chat completions have them."""

@@ -1,0 +1,86 @@
+"""How one model writes its replies: its dialect, by its folder, with its own tokens."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from chairlift.text.call_grammar import Prefill
+from chairlift.text.dialect import Dialect
+from chairlift.text.dialects import find_dialect
+from chairlift.text.reply_reader import DialectMarkers
+from chairlift.text.tokenizer import Tokenizer
+
+# What templates call the argument that turns reasoning on or off.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's dialect, None if it has none that is known, and what its chat template takes.
+
+    `switch` is the template's argument that turns reasoning on or off. `tokens` are the tokens with names, and
+    `special` those that texts leave out; `markers` are the dialect's without tools.
+    """
+
+    dialect: Dialect | None = None
+    takes_tools: bool = False
+    takes_effort: bool = False
+    switch: str | None = None
+    tokens: dict[str, int] = {}
+    special: frozenset[int] = frozenset()
+    markers: DialectMarkers | None = None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether replies may begin with reasoning."""
+        return self.dialect is not None and self.dialect.reasoning_content is not None
+
+    @property
+    def spells(self) -> bool:
+        """Whether there are parts even where no tools are given."""
+        return self.dialect is not None and (self.reasons or self.dialect.content is not None)
+
+    def prefill(self, prompt: str) -> Prefill:
+        """Whether a prompt has opened the reasoning, or closed it, or neither."""
+        if self.dialect is None or self.dialect.reasoning_content is None:
+            return "closed"
+        region, end = self.dialect.reasoning_content, prompt.rstrip()
+        if any(end.endswith(marker.rstrip()) for marker in region.open):
+            return "open"
+        return "closed" if any(end.endswith(marker.rstrip()) for marker in region.close) else "maybe"
+
+    def shown(self, tools: bool) -> frozenset[int]:
+        """The special tokens that a reader has to see, those of calls only with `tools`."""
+        if self.dialect is None:
+            return frozenset()
+        text = "\n".join(_texts(self.dialect, tools))
+        return frozenset(self.tokens[name] for name in self.tokens if name in text) & self.special
+
+
+def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
+    """How a model writes, by its chat template, or in the dialect that the setting names."""
+    template = tokenizer.chat_template
+    dialect = find_dialect(template.source, name)
+    effort, *switches = (_has(template.source, word) for word in ("reasoning_effort", *_SWITCHES))
+    return Speech(
+        dialect=dialect,
+        takes_tools=_has(template.source, "tools"),
+        takes_effort=effort,
+        switch=next((word for word, found in zip(_SWITCHES, switches, strict=True) if found), None),
+        tokens={token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()},
+        special=tokenizer.vocabulary.special,
+        markers=None if dialect is None else DialectMarkers(dialect, {}),
+    )
+
+
+def _has(source: str, word: str) -> bool:
+    """Whether a template speaks of a variable: no text around it, and no field of a message."""
+    return re.search(rf"(?<![\w.'\"<>/-]){word}(?![\w'\"<>/-])", source) is not None
+
+
+def _texts(dialect: Dialect, tools: bool) -> Iterator[str]:
+    for region in (dialect.reasoning_content, dialect.content):
+        yield from () if region is None else (*region.open, *region.close)
+    for form in dialect.tool_calls if tools else ():
+        yield from (form.begin, form.open, form.named, *form.close, form.separator or "", form.end, form.quote)
+        yield from () if form.tags is None else (form.tags.open, form.tags.named, form.tags.close)
