@@ -11,14 +11,20 @@ from chairlift.server.anthropic.message_answer import MessageAnswer
 from chairlift.server.anthropic.message_blocks import conversation_of
 from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_body, terms_of
-from chairlift.server.models.conversation import OpenConversation, open_conversation
+from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.sequence_service import SequenceOptions, SequenceService
+from chairlift.server.models.reply_steps import open_named, reply_options
+from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.openai.body_types import make_params
 
 _message_decoder = msgspec.json.Decoder(MessageBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
 _NAMES = {"stop": "stop_sequences"}
+_CONVERSATION_NAMES = {
+    "enable_thinking": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+}
 
 
 async def create_message(request: Request) -> Response:
@@ -34,7 +40,7 @@ async def create_message(request: Request) -> Response:
     room = _room(service, opened)
     params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
-    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar)
+    options = reply_options(opened, bool(body.stream))
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
     answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
@@ -52,8 +58,8 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _open(service: SequenceService, body: CountBody, size: int) -> OpenConversation:
-    conversation = await off_loop(size, lambda: conversation_of(body, size))
-    return await open_conversation(service, conversation)
+    conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
+    return await open_named(service, conversation, _CONVERSATION_NAMES)
 
 
 def _room(service: SequenceService, opened: OpenConversation) -> int:

@@ -18,9 +18,10 @@ from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import BACKGROUND, Terms, as_json, new_id, off_loop, read_body, terms_of
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.http.tenants import TENANT, Tenant
-from chairlift.server.models.conversation import Conversation, OpenConversation, Tool, open_conversation
+from chairlift.server.models.conversation import Conversation, OpenConversation, Tool
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService
+from chairlift.server.models.reply_steps import open_named, reply_options
+from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.responses.input_items import messages_of, read_items
 from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument, encode_document
 from chairlift.server.responses.response_body import ResponseBody, ResponseItem, check_response_body, response_params
@@ -38,6 +39,7 @@ ITEMS_QUERY: Mapping[str, Any] = {
     "include[]": list[str],
 }
 _decoder = msgspec.json.Decoder(ResponseBody)
+_NAMES = {"reasoning_effort": "reasoning.effort"}
 
 
 class _Ask(NamedTuple):
@@ -61,12 +63,10 @@ async def create_response(request: Request) -> Response:
     service.check_load(terms)
     turns = store.turns(tenant, body.previous_response_id) if body.previous_response_id is not None else []
     size = len(raw) + sum(turn.size for turn in turns)
-    ask = await off_loop(size, lambda: _understand(body, turns, size))
-    opened = await open_conversation(service, ask.conversation)
+    ask = await off_loop(size, lambda: _understand(service, body, turns, size))
+    opened = await open_named(service, ask.conversation, _NAMES)
     request_id = new_id("resp", "_")
-    salt = body.cache_salt or ""
-    use_cache = body.cache_prompt is not False
-    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar)
+    options = reply_options(opened, bool(body.stream), body.cache_salt, body.cache_prompt is not False)
     with contextlib.ExitStack() as stack:
         if body.background:
             stack.enter_context(store.place(tenant))
@@ -102,7 +102,7 @@ def _terms(request: Request, body: ResponseBody, store: ResponseStore) -> Terms:
     return terms._replace(background=True)
 
 
-def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _Ask:
+def _understand(service: SequenceService, body: ResponseBody, turns: list[StoredResponse], size: int) -> _Ask:
     """Raises InvalidRequest naming the field at fault."""
     items = read_items(body.input)
     tools = read_tools(body.tools or [])
@@ -115,8 +115,8 @@ def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=_grammar(body),
-        reasoning_effort=effort,
-        thinking=False if effort == "none" else None,
+        # Clients name one for every model; where there are no degrees there is none to choose.
+        reasoning_effort=effort if service.speech.takes_effort or effort == "none" else None,
     )
     return _Ask(items, tools, conversation)
 
