@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 from support.server_harness import Answer, Front
 
+from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.speech import Speech
+
 FRONT = Front()
+TOOL = {"type": "function", "function": {"name": "add"}}
 WORDS = FRONT.tokenizer
 
 
@@ -50,6 +54,14 @@ def test_messages_are_read_as_chats_read_them() -> None:
     assert shorter["tokens"] == WORDS.encode("user: hello\n")
 
 
+def test_tools_are_part_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    monkeypatch.setattr(FRONT.service, "speech", Speech(takes_tools=True))
+    monkeypatch.setattr(WORDS, "_chat_template", ChatTemplate({"default": template}, {}))
+    made = post("/tokenize", messages=[{"role": "user", "content": " world"}], tools=[TOOL]).json()
+    assert made["tokens"] == WORDS.encode("add world")
+
+
 def test_there_and_back() -> None:
     for text in ("hello world", "漢字 😀", "a<|end|>b", "hello " * 100):
         tokens = post("/tokenize", prompt=text, parse_special=True).json()["tokens"]
@@ -70,7 +82,8 @@ def test_there_and_back() -> None:
         ("/tokenize", {"messages": [{"role": "a\n", "content": ""}]}, "messages[0].role", None),
         ("/tokenize", {"messages": [], "parse_special": True}, "parse_special", None),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens", None),
-        ("/tokenize", {"messages": [], "tools": [{}]}, "tools", None),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", None),
+        ("/tokenize", {"messages": [{"role": "user", "content": ""}], "tools": [TOOL]}, "tools", None),
         ("/tokenize", {"messages": [], "chat_template": "x"}, "chat_template", None),
         ("/tokenize", {"messages": [], "continue_final_message": True}, "continue_final_message", None),
         ("/detokenize", {}, "tokens", "missing_field"),

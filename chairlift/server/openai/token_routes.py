@@ -14,8 +14,8 @@ from chairlift.server.http.exchange import as_json, off_loop, read_body
 from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.openai.body_types import Int
-from chairlift.server.openai.chat import check_messages
+from chairlift.server.openai.body_types import Int, ToolBody
+from chairlift.server.openai.chat import check_messages, tools_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,10 +31,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Of messages.
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
     # Not implemented.
     continue_final_message: bool | None = None
     chat_template: Any = None
-    tools: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
 
@@ -46,8 +46,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-_NOT_IMPLEMENTED = ("continue_final_message", "chat_template", "tools", "mm_processor_kwargs", "media_io_kwargs")
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
+_NOT_IMPLEMENTED = ("continue_final_message", "chat_template", "mm_processor_kwargs", "media_io_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "tools")
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
@@ -84,10 +84,12 @@ def _check(body: TokenizeBody) -> None:
 async def _tokens(service: SequenceService, body: TokenizeBody, size: int) -> list[int]:
     if body.messages is not None:
         check_messages(body.messages)
-        generation = body.add_generation_prompt is not False
-        arguments = body.chat_template_kwargs or {}
         conversation = Conversation(
-            messages=body.messages, size=size, add_generation_prompt=generation, template_arguments=arguments
+            messages=body.messages,
+            size=size,
+            tools=tools_of(body.tools),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            template_arguments=body.chat_template_kwargs or {},
         )
         return (await open_conversation(service, conversation)).prompt_ids
     text, around = body.prompt or "", body.add_special_tokens is not False
