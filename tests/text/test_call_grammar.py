@@ -105,7 +105,7 @@ def test_whatever_it_allows_is_a_valid_call(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_call_at_most(name: str) -> None:
-    assert all(len(calls) == 1 for _, _, calls in walks(name, 4, must_call=True, parallel=False))
+    assert all(len(calls) == 1 for _, _, calls in walks(name, 8, must_call=True, parallel=False))
     several = next((each for each in samples(name, 50) if len(each.calls) > 1 and not each.message["content"]), None)
     assert (several is None) == (name in SINGLE)
     if several is not None:
