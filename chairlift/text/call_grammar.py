@@ -67,11 +67,11 @@ class _Grammar:
         rest = self._calls_only() if reply.must_call else self._rest()
         if region is None or reply.reasoning == "closed":
             return rest
+        if reply.thinking_tokens == 0 and reply.reasoning == "maybe":
+            return rest
         thought = rules.up_to(region.close[0], reply.thinking_tokens)
         if reply.reasoning == "open":
             return f"{thought} {rest}"
-        if reply.thinking_tokens == 0:
-            return rest
         return f"({_SPACE} {rules.any_of(region.open)} {thought})? {rest}"
 
     def _rest(self) -> str:

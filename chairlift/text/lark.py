@@ -86,7 +86,7 @@ class LarkRules:
             options = "" if tokens is None else f"max_tokens={tokens}"
             return f"{self._optioned(self.text([head], counted=counted), options)} {self.write(marker)}"
         if tokens is not None:
-            raise ValueError(f"{head!r} is not a token")
+            raise ValueError(f"the reasoning can't be bounded: its end, {head!r}, is no token of this model")
         return f"{self.lazy(head, counted)} {self.write(marker[len(head) :])}".rstrip()
 
     def lazy(self, end: str, counted: str = "*") -> str:
