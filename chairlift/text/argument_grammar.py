@@ -114,10 +114,7 @@ class _Arguments:
         return self._ended(tags, _count(found))
 
     def _ended(self, tags: TagForm, count: str) -> str:
-        rules = self._rules
-        if count:
-            return f"{rules.text([tags.close], counted=count)} {rules.write(tags.close)}"
-        return rules.up_to(tags.close)
+        return self._rules.up_to(tags.close, counted=count)
 
     def _json(self, schema: Any, words: tuple[str, ...] = (), **options: Any) -> str:
         """A value as JSON; true, false and null alone may be other `words`."""
@@ -181,7 +178,7 @@ class _Arguments:
 
     def _quoted(self, count: str) -> str:
         quote = self._form.quote
-        return f"{self._rules.write(quote)} {self._rules.text([quote], counted=count)}? {self._rules.write(quote)}"
+        return f"{self._rules.write(quote)} {self._rules.up_to(quote, counted=count)}"
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):

@@ -44,18 +44,17 @@ def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | N
     """Arguments in a call's own notation as JSON text, or None if that is not what they are."""
     try:
         if form.notation == "python":
-            value = _python_value(text)
+            found = _python_json(text)
         elif form.notation == "bare":
-            value = _BareParser(text, form.quote).value()
+            found = _BareParser(text, form.quote).json()
         else:
             assert form.tags is not None
-            value = _tagged_value(form.tags, text, schema)
-        found = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            found = _tagged_json(form.tags, text, schema)
         # Half a character, as escapes may say it, is no text.
         found.encode()
-        return found
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
+    return found
 
 
 class _JsonScanner:
@@ -187,13 +186,33 @@ class _TagScanner:
             at = self._start
 
 
-def _python_value(text: str) -> dict[str, Any]:
+def _python_json(text: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call = ast.parse(f"f({text}\n)", mode="eval").body
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("not a call with named arguments")
-    return {str(each.arg): ast.literal_eval(_JsonWords().visit(each.value)) for each in call.keywords}
+    value = {each.arg: ast.literal_eval(_JsonWords().visit(each.value)) for each in call.keywords}
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _object(members: dict[str, str]) -> str:
+    """An object of values that are JSON."""
+    return "{" + ", ".join(f"{_quoted(key)}: {value}" for key, value in members.items()) + "}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _checked(text: str) -> str:
+    """A text that is JSON. Raises ValueError if it is none."""
+    json.loads(text, parse_constant=_no_number)
+    return text
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -204,26 +223,26 @@ class _JsonWords(ast.NodeTransformer):
 
 
 class _BareParser:
-    """Reads an object without its brackets, whose keys are bare."""
+    """Reads an object without its brackets, whose keys are bare, and writes it as JSON."""
 
     def __init__(self, text: str, quote: str) -> None:
         self._text = text
         self._quote = quote
         self._at = 0
 
-    def value(self) -> dict[str, Any]:
+    def json(self) -> str:
         found = self._members("")
         if self._at != len(self._text):
             raise ValueError("more than an object")
         return found
 
-    def _members(self, end: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _members(self, end: str) -> str:
+        found: dict[str, str] = {}
         while not self._ends(end):
             key = self._key()
             found[key] = self._any()
             self._separated(end)
-        return found
+        return _object(found)
 
     def _key(self) -> str:
         self._space()
@@ -240,10 +259,10 @@ class _BareParser:
         self._at = match.end()
         return match[1]
 
-    def _any(self) -> Any:
+    def _any(self) -> str:
         self._space()
         if self._text.startswith(self._quote, self._at):
-            return self._quoted()
+            return _quoted(self._quoted())
         letter = self._text[self._at : self._at + 1]
         if letter == "{":
             self._at += 1
@@ -255,14 +274,14 @@ class _BareParser:
         if match is None:
             raise ValueError("no value")
         self._at = match.end()
-        return None if match[0] == "None" else json.loads(match[0])
+        return "null" if match[0] == "None" else _checked(match[0])
 
-    def _items(self) -> list[Any]:
+    def _items(self) -> str:
         found = []
         while not self._ends("]"):
             found.append(self._any())
             self._separated("]")
-        return found
+        return f"[{', '.join(found)}]"
 
     def _ends(self, end: str) -> bool:
         """Whether it ends here; the bracket, if there is one, is then taken."""
@@ -298,8 +317,8 @@ def _tag_head(tags: TagForm) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(tags.open.strip())}([^<>\n]*){named}{after}")
 
 
-def _tagged_value(tags: TagForm, text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _tagged_json(tags: TagForm, text: str, schema: dict[str, Any]) -> str:
+    found: dict[str, str] = {}
     at, head, close = 0, _tag_head(tags), tags.close.strip()
     while (start := head.search(text, at)) is not None:
         end = text.index(close, start.end())
@@ -307,16 +326,17 @@ def _tagged_value(tags: TagForm, text: str, schema: dict[str, Any]) -> dict[str,
         if tags.close.startswith("\n"):
             raw = raw.removesuffix("\n")
         found[key] = _tagged_argument(raw, types_of(property_of(schema, key), schema))
-    return found
+    return _object(found)
 
 
-def _tagged_argument(raw: str, types: frozenset[str]) -> Any:
+def _tagged_argument(raw: str, types: frozenset[str]) -> str:
     """A value whose schema allows these types, none if any; what is none of them is text."""
     if types == {"string"}:
-        return raw
+        return _quoted(raw)
     words = raw.strip()
+    words = _PYTHON_WORDS.get(words, words)
     try:
-        value = json.loads(_PYTHON_WORDS.get(words, words))
+        value = json.loads(words, parse_constant=_no_number)
     except ValueError:
-        return raw
-    return raw if "string" in types and json_type(value) not in types else value
+        return _quoted(raw)
+    return _quoted(raw) if "string" in types and json_type(value) not in types else words

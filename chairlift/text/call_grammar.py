@@ -12,6 +12,7 @@ from chairlift.text.lark import LarkRules, pattern_of
 
 # White space that models write before calls and constrained answers.
 _SPACE = "/[ \\n]{1,4}/?"
+_NOT_BOTH = "tools and a form of the answer can't go together with this model: leave one out, or require a call"
 # A form that begins with less than this may begin much that is no call.
 _TELLING = 3
 
@@ -58,6 +59,7 @@ class _Grammar:
         self._reply = reply
         self._forms = dialect.tool_calls if reply.tools else ()
         self._tools: dict[CallForm, str] = {}
+        self._arguments: dict[CallForm, list[tuple[str, str]]] = {}
 
     def start(self) -> str:
         """The reasoning, if there may be any, and the rest."""
@@ -65,11 +67,11 @@ class _Grammar:
         rest = self._calls_only() if reply.must_call else self._rest()
         if region is None or reply.reasoning == "closed":
             return rest
+        if reply.thinking_tokens == 0 and reply.reasoning == "maybe":
+            return rest
         thought = rules.up_to(region.close[0], reply.thinking_tokens)
         if reply.reasoning == "open":
             return f"{thought} {rest}"
-        if reply.thinking_tokens == 0:
-            return rest
         return f"({_SPACE} {rules.any_of(region.open)} {thought})? {rest}"
 
     def _rest(self) -> str:
@@ -82,18 +84,27 @@ class _Grammar:
             either = [answer, *(self._calls(form) for form in self._forms)]
             return f"({' | '.join(before)})? ({' | '.join(either)})"
         either = [self._answer()]
-        for form in self._forms:
-            spoken = form.anywhere and self._reply.answer is None
-            either.append(self._after_text(form) if spoken else f"{_SPACE} {self._calls(form)}")
+        if self._reply.answer is not None:
+            # Both at the start, and of one letter: which of them it is would be open.
+            forms = [form for form in self._forms if form.anywhere]
+            if self._forms and not any(rules.token(rules.head(form.begin + form.open)) for form in forms):
+                raise ValueError(_NOT_BOTH)
+            either += [f"{_SPACE} {self._calls(form)}" for form in forms]
+        else:
+            either += [self._after_text(form) if form.anywhere else self._at_start(form) for form in self._forms]
         return rules.add("rest", " | ".join(either))
 
     def _answer(self) -> str:
         if self._reply.answer is not None:
             return f"{_SPACE} @answer"
-        rules, region = self._rules, self._dialect.reasoning_content
+        return self._free() + "?"
+
+    def _free(self) -> str:
+        """Text in which no call begins."""
+        region = self._dialect.reasoning_content
         unlike = [] if region is None else [f"\\s*{pattern_of(each)}" for each in region.open]
         unlike += [self._beginning(form) for form in self._forms if not form.anywhere]
-        return rules.text(self._triggers(), unlike) + "?"
+        return self._rules.text(self._triggers(), unlike)
 
     def _triggers(self) -> list[str]:
         """What no free text has: it begins a call."""
@@ -119,30 +130,47 @@ class _Grammar:
         whole = form.begin + form.open
         head = rules.head(whole)
         if rules.token(head) is not None:
-            return f"{rules.text(self._triggers())}? {rules.write(whole)} {self._after_head(form)}"
+            return f"{self._free()}? {rules.write(whole)} {self._after_head(form)}"
         trigger = head.split()[0]
         return f"{rules.lazy(trigger)} {rules.write(whole[len(trigger) :])} {self._after_head(form)}"
 
+    def _at_start(self, form: CallForm) -> str:
+        """The same where free text might stand. What tells them apart must be one text for the lexer."""
+        rules = self._rules
+        heads = [
+            f"/[ \\n]{{0,4}}{pattern_of(form.begin + form.open + name + form.named)}/ {arguments}"
+            for name, arguments in self._arguments_in(form)
+        ]
+        return f"({' | '.join(heads)}) {rules.any_of(form.close)} {self._more(form)}"
+
     def _after_head(self, form: CallForm) -> str:
         """From the first call's name to the end of all calls."""
-        rules = self._rules
-        call = self._one(form)
-        more = ""
+        return f"{self._one(form)} {self._more(form)}"
+
+    def _more(self, form: CallForm) -> str:
+        """What follows the first call: others, and the end of all."""
+        rules, more = self._rules, ""
         if self._reply.parallel and form.separator is not None:
-            more = f"({rules.write(form.separator, form.open)} {call})*"
-        return f"{call} {more} {rules.write(form.end)}"
+            more = f"({rules.write(form.separator, form.open)} {self._one(form)})*"
+        return f"{more} {rules.write(form.end)}"
 
     def _one(self, form: CallForm) -> str:
         """One call, from its name on."""
         if form not in self._tools:
             rules = self._rules
-            tools = []
-            for name, schema in self._reply.tools.items():
-                arguments = arguments_of(rules, form, name, schema)
-                tools.append(f"{rules.write(name, form.named)} {arguments}")
-            body = f"({' | '.join(tools)}) {rules.any_of(form.close)}"
-            self._tools[form] = rules.add("call", body)
+            tools = [f"{rules.write(name, form.named)} {made}" for name, made in self._arguments_in(form)]
+            self._tools[form] = rules.add("call", f"({' | '.join(tools)}) {rules.any_of(form.close)}")
         return self._tools[form]
+
+    def _arguments_in(self, form: CallForm) -> list[tuple[str, str]]:
+        """The name of each tool, and its arguments."""
+        if form not in self._arguments:
+            rules = self._rules
+            self._arguments[form] = [
+                (name, rules.add("arguments", arguments_of(rules, form, name, schema)))
+                for name, schema in self._reply.tools.items()
+            ]
+        return self._arguments[form]
 
 
 def _with_answer(lark: str, answer: str) -> str:

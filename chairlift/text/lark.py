@@ -76,25 +76,25 @@ class LarkRules:
             self._lines.append(f"{self._terminals[terminal]}: {terminal}")
         return self._terminals[terminal]
 
-    def up_to(self, marker: str, tokens: int | None = None) -> str:
-        """Any text up to a marker's first piece, and the marker; of so many tokens at most.
+    def up_to(self, marker: str, tokens: int | None = None, counted: str = "*") -> str:
+        """Any text up to a marker, and that; of so many tokens at most, and of as many letters as `counted` says.
 
-        Raises ValueError if that is to be counted, and the marker does not begin with a token.
+        Raises ValueError if tokens are to be counted, and the marker does not begin with one.
         """
         head = self.head(marker)
         if head in self._tokens:
             options = "" if tokens is None else f"max_tokens={tokens}"
-            return f"{self._optioned(self.text([head]), options)} {self.write(marker)}"
+            return f"{self._optioned(self.text([head], counted=counted), options)} {self.write(marker)}"
         if tokens is not None:
-            raise ValueError(f"{head!r} is not a token")
-        trigger = head.split()[0]
-        rest = self.write(marker[len(trigger) :])
-        return f"{self.lazy(trigger)} {rest}".rstrip()
+            raise ValueError(f"the reasoning can't be bounded: its end, {head!r}, is no token of this model")
+        return f"{self.lazy(head, counted)} {self.write(marker[len(head) :])}".rstrip()
 
-    def lazy(self, trigger: str) -> str:
+    def lazy(self, end: str, counted: str = "*") -> str:
         """Any text up to the first of a text, and that."""
         name = f"lazy_{len(self._lines)}"
-        self._lines.append(f"{name}[lazy]: /(?s:.*){pattern_of(trigger)}/")
+        # A line break before the end is not of the text; it may be missing.
+        written = f"\\n?{pattern_of(end[1:])}" if end.startswith("\n") else pattern_of(end)
+        self._lines.append(f"{name}[lazy]: /(?s:.{counted or '*'}){written}/")
         return name
 
     def _optioned(self, terminal: str, options: str) -> str:

@@ -79,7 +79,7 @@ _TURN = """{%- for m in messages %}
 {%- if m.role == 'user' %}{{ '<user>' + m.content }}{%- else %}{{ '<bot>' }}REPLY{{ '<end>' }}{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<bot>' }}{%- endif %}
-{%- if tools %}{%- endif %}"""
+{%- if tools %}{{ '<tools>' + (tools | map(attribute='function.name') | join(',')) }}{%- endif %}"""
 _THOUGHT = """{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"""
 _SAYS = "{{- m.content or '' }}"
 _EACH = "{%- for c in m.tool_calls or [] %}{%- set f = c.function %}"

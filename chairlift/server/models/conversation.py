@@ -95,7 +95,7 @@ async def open_conversation(service: SequenceService, conversation: Conversation
     try:
         grammar = reply_grammar(speech.dialect, speech.tokens, reply)
     except ValueError as error:
-        raise InvalidRequest(str(error), "tools") from None
+        raise InvalidRequest(str(error), "tools" if tools else "thinking_token_budget") from None
     if tools and grammar is not None:
         check_size(grammar, "tools")
     markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
