@@ -86,6 +86,9 @@ def client(served: Listening) -> openai.OpenAI:
 def test_client_creates_streams_keeps_and_deletes(served: Listening) -> None:
     with client(served) as api:
         made = api.responses.create(model="tiny", input="hi", metadata={"a": "b"})
+        count = api.responses.input_tokens.count(model="tiny", input="hi")
+        assert made.usage is not None
+        assert (count.object, count.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
         assert (made.output_text, made.status, made.model) == ("hello world! ", "completed", "tiny")
         assert made.usage is not None
         assert (made.usage.output_tokens, made.usage.input_tokens_details.cached_tokens) == (5, 3)
@@ -481,6 +484,26 @@ def test_store_false_and_a_server_that_keeps_none() -> None:
         assert made["store"] is False
         assert (await get(none, made["id"])).status == 404
         assert (await post(none, background=True)).error["param"] == "background"
+
+    run(go)
+
+
+def test_counting_takes_what_makes_the_prompt(marked: Marked) -> None:
+    async def go() -> None:
+        front = Front(replying("ok"))
+        made = (await post(front)).json()
+        body: dict[str, Any] = {"input": "you", "instructions": "be", "previous_response_id": made["id"]}
+        counted = await front.post("/v1/responses/input_tokens", body | {"tools": [TOOL], "tool_choice": "required"})
+        text = "system: be\nuser: hi\nassistant: ok\nuser: you\na: "
+        assert counted.json()["input_tokens"] == len(front.tokenizer.encode(text, add_special_tokens=False))
+        assert len(front.client.requests) == 1
+        for more, param in (
+            ({"personality": "friendly"}, "personality"),
+            ({"max_output_tokens": 5}, "max_output_tokens"),
+            ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+            ({"previous_response_id": "x"}, "previous_response_id"),
+        ):
+            assert (await front.post("/v1/responses/input_tokens", body | more)).error["param"] == param
 
     run(go)
 
