@@ -9,6 +9,7 @@ from chairlift.text.call_grammar import Prefill
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
 from chairlift.text.reply_reader import DialectMarkers
+from chairlift.text.response_template import read_template
 from chairlift.text.tokenizer import Tokenizer
 
 # What templates call the argument that turns reasoning on or off.
@@ -58,9 +59,10 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
-    """How a model writes, by its chat template, or in the dialect that the setting names."""
+    """How a model writes: in the dialect that the setting names, or by its response template or chat template."""
     template = tokenizer.chat_template
-    dialect = find_dialect(template.source, name)
+    dialect = read_template(tokenizer.response_template) if name == "auto" and tokenizer.response_template else None
+    dialect = dialect or find_dialect(template.source, name)
     effort, *switches = (_has(template.source, word) for word in ("reasoning_effort", *_SWITCHES))
     return Speech(
         dialect=dialect,
