@@ -2,6 +2,7 @@
 
 import json
 import random
+import typing
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support import dialect_samples
 from support.dialect_samples import NAMES, TOOLS, Sample, dialect, samples
 
+from chairlift.config.sequences import ToolDialect
 from chairlift.text.dialects import DIALECTS, find_dialect
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
@@ -179,6 +181,7 @@ def test_of_a_text_without_calls_nothing_is_lost(name: str, data: st.DataObject)
 
 def test_every_family_has_samples() -> None:
     assert set(NAMES) == set(DIALECTS)
+    assert typing.get_args(ToolDialect) == ("auto", "none", *DIALECTS)
     for name in NAMES:
         found = find_dialect(dialect_samples.template(name), "auto")
         assert found is not None

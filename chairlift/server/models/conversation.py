@@ -75,12 +75,27 @@ class OpenConversation(msgspec.Struct):
 async def open_conversation(service: SequenceService, conversation: Conversation) -> OpenConversation:
     """Render and tokenize. Raises InvalidRequest for what this model's template or dialect can't say."""
     speech = service.speech
+    if speech.dialect is None and _is_plain(conversation):
+        prompt_ids, _ = await _prompt(service, conversation)
+        return OpenConversation(prompt_ids, conversation.grammar, None)
     check_tools(conversation)
     if conversation.tool_choice.mode == "none":
         conversation = msgspec.structs.replace(conversation, tools=[])
     _check_speech(speech, conversation)
     conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(speech, conversation))
     prompt_ids, prefill = await _prompt(service, conversation)
+    return await off_loop(conversation.size, lambda: _opened(speech, conversation, prompt_ids, prefill))
+
+
+def _is_plain(conversation: Conversation) -> bool:
+    """Whether it has neither tools nor wishes for the reasoning."""
+    if conversation.tools or conversation.tool_choice.mode == "required" or conversation.reasoning_effort is not None:
+        return False
+    return conversation.thinking is None and conversation.thinking_tokens is None
+
+
+def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], prefill: Prefill) -> OpenConversation:
+    """The conversation in the model's dialect, if one is known."""
     tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
     if speech.dialect is None or speech.markers is None or not (tools or speech.spells):
         return OpenConversation(prompt_ids, conversation.grammar, None)
@@ -208,7 +223,8 @@ def _encode(service: SequenceService, conversation: Conversation, quick: bool) -
     messages = conversation.messages if speech.dialect is None else _adapted(conversation.messages, speech.dialect)
     arguments, generation = conversation.template_arguments, conversation.add_generation_prompt
     prompt = service.tokenizer.render_chat(messages, generation, arguments, quick)
-    return service.encode_chat(prompt), speech.prefill(prompt.text)
+    prompt_ids = service.encode_chat(prompt)
+    return prompt_ids, "closed" if speech.dialect is None else speech.prefill(prompt.text)
 
 
 def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
