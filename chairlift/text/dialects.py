@@ -74,7 +74,10 @@ DIALECTS = {
         Dialect(
             name="mistral_args",
             reasoning_content=Region(("[THINK]",), ("[/THINK]",)),
-            tool_calls=(CallForm(open="[TOOL_CALLS]", named="[ARGS]", close=("",), separator=""),),
+            tool_calls=(
+                CallForm(open="[TOOL_CALLS]", named="[ARGS]", close=("",), separator=""),
+                CallForm(open="[TOOL_CALLS]", named="[CALL_ID]…[ARGS]", close=("",), separator=""),
+            ),
             short_ids=True,
         ),
         Dialect(

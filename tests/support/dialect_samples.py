@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from chairlift.demo import demo_path
-from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.chat_template import ChatTemplate, normalize_messages
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
 
@@ -232,28 +232,26 @@ def samples(name: str, count: int, seed: int = 0) -> Iterator[Sample]:
     dice = random.Random(f"{name}{seed}")
     chat = ChatTemplate({"default": template(name)}, {})
     for _ in range(count):
-        message = _message(name, dice)
-        messages = [{"role": "user", "content": "hi"}, _normal(message, chat.joins_arguments)]
-        whole = chat.render(messages, False, {}, 10_000, False)
+        message = assistant_message(dialect(name), dice)
+        turns = [{"role": "user", "content": "hi"}, _normal(message, chat)]
+        whole = chat.render(turns, False, {}, 10_000, False)
         yield Sample(message, whole.split("<bot>", 1)[1].removesuffix("<end>"))
 
 
-def _normal(message: dict[str, Any], joins_arguments: bool) -> dict[str, Any]:
-    from chairlift.text.chat_template import normalize_messages
-
-    made = normalize_messages([message], joins_arguments)[0]
+def _normal(message: dict[str, Any], chat: ChatTemplate) -> dict[str, Any]:
+    made = normalize_messages([message], chat.joins_arguments, chat.knows_no_content)[0]
     return {**made, "thinking": made.get("reasoning_content")}
 
 
-def _message(name: str, dice: random.Random) -> dict[str, Any]:
-    found = dialect(name)
+def assistant_message(found: Dialect, dice: random.Random) -> dict[str, Any]:
+    """A random message of an assistant: what it says, its reasoning, its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": " ".join(dice.sample(_SAID, 3)).strip()}
     if found.reasoning_content is not None and dice.random() < 0.6:
         message["reasoning_content"] = " ".join(dice.sample(_SAID, 3)).strip()
-    count = 0 if dice.random() < 0.2 else 1 if name in SINGLE else dice.randrange(1, 4)
+    count = 0 if dice.random() < 0.2 else 1 if found.name in SINGLE else dice.randrange(1, 4)
     if count:
         message["tool_calls"] = [_call(dice) for _ in range(count)]
-        if name in EITHER or dice.random() < 0.5:
+        if found.name in EITHER or dice.random() < 0.5:
             message["content"] = None
     return message
 
