@@ -101,6 +101,17 @@ DIALECTS = {
             ),
         ),
         Dialect(name="glm", tool_calls=(_GLM,)),
+        Dialect(
+            name="glm_47",
+            tool_calls=(
+                msgspec.structs.replace(
+                    _GLM,
+                    close=("</tool_call>",),
+                    separator="",
+                    tags=TagForm("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+                ),
+            ),
+        ),
         Dialect(name="qwen_xml", tool_calls=(_QWEN,)),
         Dialect(
             name="gemma",
@@ -140,6 +151,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("gemma", ("<|tool_call>",)),
     ("function_gemma", ("<start_function_call>",)),
+    ("glm_47", ("</arg_key><arg_value>", "<tool_call>")),
     ("glm", ("<arg_key>", "<tool_call>")),
     ("qwen_xml", ("<function=", "<parameter=", "<tool_call>")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),

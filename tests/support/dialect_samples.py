@@ -161,6 +161,7 @@ _REPLIES["function_gemma"] = (
         "",
     )
 )
+_REPLIES["glm_47"] = _REPLIES["glm"].replace("\\n", "")
 _CHAT = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 _DEEPSEEK = [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")]
 # The tokens that families have for their markers, those of the second list left out of texts.
@@ -175,6 +176,7 @@ _TOKENS: dict[str, tuple[list[str], list[str]]] = {
     "deepseek_v31": (["<think>", "</think>", *_DEEPSEEK], []),
     "glm": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "qwen_xml": (_CHAT, []),
+    "glm_47": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "gemma": ([], ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]),
     "function_gemma": ([], ["<start_function_call>", "<end_function_call>", "<escape>"]),
     "harmony": ([], [f"<|{name}|>" for name in ("channel", "message", "end", "start", "call", "constrain")]),

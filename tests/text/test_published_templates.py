@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.dialect_samples import TOOLS, assistant_message
+from llguidance import LLMatcher
+from support.dialect_samples import TOOLS, assistant_message, tokens
 from support.replies import read_reply
 
 from chairlift.errors import InvalidRequest
+from chairlift.text.call_grammar import ReplyShape, reply_grammar
 from chairlift.text.chat_template import ChatTemplate, normalize_messages
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
@@ -39,10 +41,12 @@ PUBLISHED = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
     "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
     "GLM-4.6": "glm",
-    "GLM-4.7-Flash": "glm",
+    "GLM-4.7-Flash": "glm_47",
     "google-gemma-4-31B-it": "gemma",
     "openai-gpt-oss-120b": "harmony",
 }
+# Writes a call without what ends all calls.
+UNFINISHED = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B"}
 ENDS = re.compile(
     r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>|<turn\|>|<\|return\|>|<\|end\|>|<\|observation\|>|<\|tool_response>)\s*$"
 )
@@ -88,6 +92,24 @@ def replies(name: str, dialect: Dialect, count: int) -> Iterator[tuple[dict[str,
         # Some close at once what the prompt would have opened.
         opened = opened or (region is not None and text.startswith(region.close[0]))
         yield message, text, opened
+
+
+@pytest.mark.skipif(FOLDER is None, reason="CHAIRLIFT_CHAT_TEMPLATES names no folder")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_grammars_take_what_published_templates_write(name: str) -> None:
+    dialect = find_dialect(template(name).source, "auto")
+    assert dialect is not None
+    backend, ll, named = tokens(dialect.name)
+    for message, text, opened in replies(name, dialect, 20):
+        if message.get("tool_calls") and ((message["content"] and dialect.name == "gemma") or name in UNFINISHED):
+            continue
+        grammar = reply_grammar(dialect, named, ReplyShape(tools=TOOLS, reasoning="open" if opened else "maybe"))
+        assert grammar is not None
+        follows = LLMatcher(ll, grammar, log_level=0)
+        ids = backend.encode(text, add_special_tokens=False).ids
+        taken = follows.try_consume_tokens(ids)
+        assert taken == len(ids), (backend.decode(ids[:taken], skip_special_tokens=False), message)
+        assert follows.is_accepting()
 
 
 @pytest.mark.skipif(FOLDER is None, reason="CHAIRLIFT_CHAT_TEMPLATES names no folder")
