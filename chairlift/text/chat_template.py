@@ -70,10 +70,6 @@ class ChatTemplate:
             sources = {str(entry.get("name")): str(entry.get("template")) for entry in source}
         return cls(sources, special_tokens)
 
-    def mentions(self, word: str) -> bool:
-        """Whether a template has a word or a marker in it."""
-        return any(word in source for source in self._sources.values())
-
     @property
     def source(self) -> str:
         """All templates, those with tools first."""

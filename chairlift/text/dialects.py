@@ -157,10 +157,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral_nemo", ("[TOOL_CALLS][",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("hermes", ("<tool_call>",)),
+    ("hermes", ("<tool_call>", '"name": ', '"arguments": ')),
     ("pythonic", ("<|python_start|>",)),
     ("pythonic", ("func_name1(",)),
-    ("llama", ('{"name": ', '"parameters": ')),
+    ("llama", ('{"name": ', '"parameters": ', "<|start_header_id|>")),
 )
 
 
@@ -169,9 +169,15 @@ def find_dialect(template: str, name: str) -> Dialect | None:
     "none". Reasoning between think tags is part of it if the template knows such tags."""
     if name == "none":
         return None
-    if name == "auto":
-        name = next((row for row, texts in _SIGNS if all(text in template for text in texts)), "")
-    found = DIALECTS.get(name)
+    if name != "auto":
+        found = DIALECTS[name]
+    else:
+        plain = template.replace('\\"', '"')
+        shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
+        found = None if shown is None else DIALECTS[shown]
+        region = None if found is None else found.reasoning_content
+        if region is not None and region.open[0].strip() not in template:
+            found = msgspec.structs.replace(found, reasoning_content=None)
     if "</think>" not in template or (found is not None and found.reasoning_content is not None):
         return found
     if found is None:

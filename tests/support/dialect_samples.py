@@ -90,7 +90,8 @@ _REPLIES = {
     + """{%- if m.content or not loop.first %}{{ '\\n' }}{%- endif %}
 {{- '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}
 {%- endfor %}""",
-    "llama": """{%- if m.tool_calls %}{%- set f = m.tool_calls[0].function %}
+    "llama": """{#- <|start_header_id|> #}
+{%- if m.tool_calls %}{%- set f = m.tool_calls[0].function %}
 {{- '{"name": "' + f.name + '", "parameters": ' + f.arguments | tojson + '}' }}
 {%- else %}{{ m.content }}{%- endif %}""",
     "mistral": _SAYS
