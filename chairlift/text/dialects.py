@@ -170,7 +170,7 @@ def find_dialect(template: str, name: str) -> Dialect | None:
     if name == "none":
         return None
     if name != "auto":
-        found = DIALECTS[name]
+        found: Dialect | None = DIALECTS[name]
     else:
         plain = template.replace('\\"', '"')
         shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
