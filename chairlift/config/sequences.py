@@ -23,6 +23,7 @@ ToolDialect = Literal[
     "deepseek",
     "deepseek_v31",
     "glm",
+    "glm_47",
     "qwen_xml",
     "gemma",
     "function_gemma",

@@ -29,6 +29,7 @@ _JOINED_ARGUMENTS = re.compile(r"""\+\s*[\w.\['"\]]*\barguments\b['"\]]*\s*(\+|\
 
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
+_NO_CONTENT = re.compile(r"""and\s+message(\.content|\[['"]content['"]\])\s+is\s+(not\s+)?none\s*-?%\}""")
 
 
 class TooSlow(Exception):
@@ -43,6 +44,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         # Some put a call's arguments into the prompt as they are, and so need them as text.
         self.joins_arguments = any(map(_JOINED_ARGUMENTS.search, sources.values()))
+        # Most take it for granted that there is content, be it empty; to a few its absence is what makes a call.
+        self.knows_no_content = any(map(_NO_CONTENT.search, sources.values()))
         # Or why it can't be compiled.
         self._compiled: dict[str, CodeType | str] = {}
         # A sandbox is for one thread at a time.
@@ -66,10 +69,6 @@ class ChatTemplate:
         elif isinstance(source, list):
             sources = {str(entry.get("name")): str(entry.get("template")) for entry in source}
         return cls(sources, special_tokens)
-
-    def mentions(self, word: str) -> bool:
-        """Whether a template has a word or a marker in it."""
-        return any(word in source for source in self._sources.values())
 
     @property
     def source(self) -> str:
@@ -157,11 +156,14 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
         raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
 
 
-def normalize_messages(messages: Sequence[Any], joins_arguments: bool = False) -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: Sequence[Any], joins_arguments: bool = False, knows_no_content: bool = False
+) -> list[dict[str, Any]]:
     """Messages as templates expect them: plain dicts, content as one string, tool arguments as objects.
 
     Templates read a text's parts and a tool call's JSON differently or not at all; the joined text and the parsed
-    arguments work with all of them, but for those that want arguments as text.
+    arguments work with all of them, but for those that want arguments as text. Beside calls there is content, be it
+    empty, unless the template knows what it is without.
     """
     chat: list[dict[str, Any]] = []
     for index, message in enumerate(plain(list(messages))):
@@ -172,7 +174,7 @@ def normalize_messages(messages: Sequence[Any], joins_arguments: bool = False) -
             message["content"] = _join_parts(message["content"], f"messages[{index}].content")
         if isinstance(message.get("tool_calls"), list):
             message["tool_calls"] = [_with_arguments(call, joins_arguments) for call in message["tool_calls"]]
-            message.setdefault("content", None)
+            message["content"] = message.get("content") or (None if knows_no_content else "")
         chat.append(message)
     return chat
 

@@ -1,7 +1,7 @@
 """How a family of models writes reasoning and calls: one declaration, of which grammar and reader are both made.
 
 The fields are those of transformers' `response_template`. Markers are texts in which white space stands for any white
-space, and is written as it stands, and `…` for any text on one line up to a quote or an angle bracket. Where there are
+space, and is written as it stands, and `…` for any text on one line up to a quote or a bracket. Where there are
 several markers, each is read, and may be written.
 """
 
@@ -65,7 +65,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-GAP = r'[^\n"<>]{0,64}'
+GAP = r'[^\n"<>\[\]]{0,64}'
 _GAP = re.compile(GAP)
 # More would be read again and again as it comes.
 _SPACE = re.compile(r"\s{0,32}")

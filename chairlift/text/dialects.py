@@ -74,7 +74,10 @@ DIALECTS = {
         Dialect(
             name="mistral_args",
             reasoning_content=Region(("[THINK]",), ("[/THINK]",)),
-            tool_calls=(CallForm(open="[TOOL_CALLS]", named="[ARGS]", close=("",), separator=""),),
+            tool_calls=(
+                CallForm(open="[TOOL_CALLS]", named="[ARGS]", close=("",), separator=""),
+                CallForm(open="[TOOL_CALLS]", named="[CALL_ID]…[ARGS]", close=("",), separator=""),
+            ),
             short_ids=True,
         ),
         Dialect(
@@ -98,6 +101,17 @@ DIALECTS = {
             ),
         ),
         Dialect(name="glm", tool_calls=(_GLM,)),
+        Dialect(
+            name="glm_47",
+            tool_calls=(
+                msgspec.structs.replace(
+                    _GLM,
+                    close=("</tool_call>",),
+                    separator="",
+                    tags=TagForm("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+                ),
+            ),
+        ),
         Dialect(name="qwen_xml", tool_calls=(_QWEN,)),
         Dialect(
             name="gemma",
@@ -137,15 +151,16 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("gemma", ("<|tool_call>",)),
     ("function_gemma", ("<start_function_call>",)),
+    ("glm_47", ("</arg_key><arg_value>", "<tool_call>")),
     ("glm", ("<arg_key>", "<tool_call>")),
     ("qwen_xml", ("<function=", "<parameter=", "<tool_call>")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral_nemo", ("[TOOL_CALLS][",)),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("hermes", ("<tool_call>",)),
+    ("hermes", ("<tool_call>", '"name": ', '"arguments": ')),
     ("pythonic", ("<|python_start|>",)),
     ("pythonic", ("func_name1(",)),
-    ("llama", ('{"name": ', '"parameters": ')),
+    ("llama", ('{"name": ', '"parameters": ', "<|start_header_id|>")),
 )
 
 
@@ -154,9 +169,15 @@ def find_dialect(template: str, name: str) -> Dialect | None:
     "none". Reasoning between think tags is part of it if the template knows such tags."""
     if name == "none":
         return None
-    if name == "auto":
-        name = next((row for row, texts in _SIGNS if all(text in template for text in texts)), "")
-    found = DIALECTS.get(name)
+    if name != "auto":
+        found: Dialect | None = DIALECTS[name]
+    else:
+        plain = template.replace('\\"', '"')
+        shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
+        found = None if shown is None else DIALECTS[shown]
+        region = None if found is None else found.reasoning_content
+        if region is not None and region.open[0].strip() not in template:
+            found = msgspec.structs.replace(found, reasoning_content=None)
     if "</think>" not in template or (found is not None and found.reasoning_content is not None):
         return found
     if found is None:

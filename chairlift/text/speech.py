@@ -14,6 +14,9 @@ from chairlift.text.tokenizer import Tokenizer
 
 # What templates call the argument that turns reasoning on or off.
 _SWITCHES = ("enable_thinking", "thinking")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_CODE = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +66,34 @@ def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
     template = tokenizer.chat_template
     dialect = read_template(tokenizer.response_template) if name == "auto" and tokenizer.response_template else None
     dialect = dialect or find_dialect(template.source, name)
-    effort, *switches = (_has(template.source, word) for word in ("reasoning_effort", *_SWITCHES))
+    code = _code_of(template.source)
     return Speech(
         dialect=dialect,
-        takes_tools=_has(template.source, "tools"),
-        takes_effort=effort,
-        switch=next((word for word, found in zip(_SWITCHES, switches, strict=True) if found), None),
+        takes_tools=_has(code, "tools"),
+        takes_effort=_is_given(code, "reasoning_effort"),
+        switch=next((word for word in _SWITCHES if _is_given(code, word)), None),
         tokens={token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()},
         special=tokenizer.vocabulary.special,
         markers=None if dialect is None else DialectMarkers(dialect, {}),
     )
 
 
-def _has(source: str, word: str) -> bool:
-    """Whether a template speaks of a variable: no text around it, and no field of a message."""
-    return re.search(rf"(?<![\w.'\"<>/-]){word}(?![\w'\"<>/-])", source) is not None
+def _has(code: str, word: str) -> bool:
+    """Whether a template's code has a variable: no field of anything."""
+    return re.search(rf"(?<![\w.]){word}(?!\w)", code) is not None
+
+
+def _is_given(code: str, word: str) -> bool:
+    """Whether such a variable may come from outside: it is not the template's own, or the template asks if it is."""
+    asked = rf"(?<![\w.]){word}\s+(is\s+(not\s+)?defined|\|\s*default)"
+    own = re.search(rf"set\s+{word}\s*=", code) is not None
+    return _has(code, word) and (not own or re.search(asked, code) is not None)
+
+
+def _code_of(source: str) -> str:
+    """The expressions and statements of templates, without the texts in them."""
+    # Each by itself: a text that ends none, as it holds such brackets, must not hide what follows.
+    return " ".join(_STRING.sub("''", code) for code in _CODE.findall(_COMMENT.sub("", source)))
 
 
 def _texts(dialect: Dialect, tools: bool) -> Iterator[str]:

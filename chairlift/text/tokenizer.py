@@ -182,7 +182,8 @@ class Tokenizer:
         """
         arguments = plain(dict(template_kwargs or {}))
         check_arguments(arguments)
-        chat = normalize_messages(messages, self._chat_template.joins_arguments)
+        template = self._chat_template
+        chat = normalize_messages(messages, template.joins_arguments, template.knows_no_content)
         written = _written([chat, arguments])
         if not self._always:
             holds = any(first in written for first in self._first_written)

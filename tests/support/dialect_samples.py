@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from chairlift.demo import demo_path
-from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.chat_template import ChatTemplate, normalize_messages
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
 
@@ -90,7 +90,8 @@ _REPLIES = {
     + """{%- if m.content or not loop.first %}{{ '\\n' }}{%- endif %}
 {{- '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}
 {%- endfor %}""",
-    "llama": """{%- if m.tool_calls %}{%- set f = m.tool_calls[0].function %}
+    "llama": """{#- <|start_header_id|> #}
+{%- if m.tool_calls %}{%- set f = m.tool_calls[0].function %}
 {{- '{"name": "' + f.name + '", "parameters": ' + f.arguments | tojson + '}' }}
 {%- else %}{{ m.content }}{%- endif %}""",
     "mistral": _SAYS
@@ -161,6 +162,7 @@ _REPLIES["function_gemma"] = (
         "",
     )
 )
+_REPLIES["glm_47"] = _REPLIES["glm"].replace("\\n", "")
 _CHAT = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 _DEEPSEEK = [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")]
 # The tokens that families have for their markers, those of the second list left out of texts.
@@ -175,6 +177,7 @@ _TOKENS: dict[str, tuple[list[str], list[str]]] = {
     "deepseek_v31": (["<think>", "</think>", *_DEEPSEEK], []),
     "glm": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "qwen_xml": (_CHAT, []),
+    "glm_47": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "gemma": ([], ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]),
     "function_gemma": ([], ["<start_function_call>", "<end_function_call>", "<escape>"]),
     "harmony": ([], [f"<|{name}|>" for name in ("channel", "message", "end", "start", "call", "constrain")]),
@@ -232,28 +235,26 @@ def samples(name: str, count: int, seed: int = 0) -> Iterator[Sample]:
     dice = random.Random(f"{name}{seed}")
     chat = ChatTemplate({"default": template(name)}, {})
     for _ in range(count):
-        message = _message(name, dice)
-        messages = [{"role": "user", "content": "hi"}, _normal(message, chat.joins_arguments)]
-        whole = chat.render(messages, False, {}, 10_000, False)
+        message = assistant_message(dialect(name), dice)
+        turns = [{"role": "user", "content": "hi"}, _normal(message, chat)]
+        whole = chat.render(turns, False, {}, 10_000, False)
         yield Sample(message, whole.split("<bot>", 1)[1].removesuffix("<end>"))
 
 
-def _normal(message: dict[str, Any], joins_arguments: bool) -> dict[str, Any]:
-    from chairlift.text.chat_template import normalize_messages
-
-    made = normalize_messages([message], joins_arguments)[0]
+def _normal(message: dict[str, Any], chat: ChatTemplate) -> dict[str, Any]:
+    made = normalize_messages([message], chat.joins_arguments, chat.knows_no_content)[0]
     return {**made, "thinking": made.get("reasoning_content")}
 
 
-def _message(name: str, dice: random.Random) -> dict[str, Any]:
-    found = dialect(name)
+def assistant_message(found: Dialect, dice: random.Random) -> dict[str, Any]:
+    """A random message of an assistant: what it says, its reasoning, its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": " ".join(dice.sample(_SAID, 3)).strip()}
     if found.reasoning_content is not None and dice.random() < 0.6:
         message["reasoning_content"] = " ".join(dice.sample(_SAID, 3)).strip()
-    count = 0 if dice.random() < 0.2 else 1 if name in SINGLE else dice.randrange(1, 4)
+    count = 0 if dice.random() < 0.2 else 1 if found.name in SINGLE else dice.randrange(1, 4)
     if count:
         message["tool_calls"] = [_call(dice) for _ in range(count)]
-        if name in EITHER or dice.random() < 0.5:
+        if found.name in EITHER or dice.random() < 0.5:
             message["content"] = None
     return message
 

@@ -12,7 +12,7 @@ from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
 from chairlift.text.response_template import read_template
-from chairlift.text.speech import speech_of
+from chairlift.text.speech import Speech, speech_of
 from chairlift.text.tokenizer import Tokenizer
 
 THINK = {"open": "<think>", "close": "</think>"}
@@ -141,3 +141,18 @@ def test_transformers_reads_the_same(name: str) -> None:
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in found.get("tool_calls", [])]
         assert calls == sample.calls
         assert found.get("content", "").strip() == (sample.message["content"] or "")
+
+
+def speech(source: str) -> Speech:
+    return speech_of(Tokenizer(tokens("hermes")[0], chat_template=ChatTemplate({"default": source}, {})))
+
+
+def test_what_a_template_takes_is_what_its_code_asks_for() -> None:
+    told = speech("The tools of thinking {# tools #}{{ 'tools' + m.thinking + x['enable_thinking'] }}")
+    assert (told.takes_tools, told.takes_effort, told.switch) == (False, False, None)
+    asked = speech(
+        "{% if tools %}{% endif %}{{ reasoning_effort | default('low') }}{{ \"it's\" }}{{ enable_thinking }}"
+    )
+    assert (asked.takes_tools, asked.takes_effort, asked.switch) == (True, True, "enable_thinking")
+    assert speech("{% set thinking = m.thinking %}{{ thinking }}").switch is None
+    assert speech("{% if not thinking is defined %}{% set thinking = false %}{% endif %}").switch == "thinking"

@@ -190,10 +190,9 @@ def _arguments(speech: Speech, conversation: Conversation) -> dict[str, Any]:
 
 def _described(tool: Tool) -> dict[str, Any]:
     """A tool as templates expect it."""
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters or _NO_PARAMETERS
+    parameters = tool.parameters or _NO_PARAMETERS
+    # Some templates take it for granted that there is a description.
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
