@@ -164,7 +164,7 @@ class DialectReader:
         # All of a call that is not told as it comes is kept.
         self._text, self._at = self._text[self._at :], found.end - self._at - (form.notation == "json")
         self._arguments = self._at
-        self._scanner = make_scanner(form)
+        self._scanner = make_scanner(form, self._markers.tools[self._name])
         if form.notation == "json":
             self._parts.append(CallPart(self._calls, self._name))
 
