@@ -145,13 +145,13 @@ class SequenceService:
         """Tokens of prompt and answer together; None before the model is loaded."""
         return self.client.info.max_model_len if self.client.info is not None else None
 
-    def encode(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], parse_special: bool, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of prompts, in which special tokens are found with `parse_special` only.
 
         Raises ApiError, before it tokenizes, if one is too long whatever its tokens are.
         """
         self._check_length(texts)
-        return self.tokenizer.encode_batch(texts, parse_special=parse_special)
+        return self.tokenizer.encode_batch(texts, add_special_tokens, parse_special)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat. Raises as `encode`."""
