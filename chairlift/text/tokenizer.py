@@ -121,6 +121,17 @@ class Tokenizer:
             return list(map(lookalikes.ids, encode_all(lookalikes.backend, texts, add_special_tokens)))
         return [list(each.ids) for each in encode_all(self._backend, texts, add_special_tokens)]
 
+    def starts(self, text: str, parse_special: bool = True) -> list[int]:
+        """Where in a text each of its tokens begins, in characters; those that the tokenizer puts around it included."""
+        special = parse_special or not self.has_special(text)
+        starts: list[int] = []
+        end = 0
+        for first, last in (self._backend if special else self.lookalikes.backend).encode(text).offsets:
+            # A token's own spaces may be left out of where it is said to be, but not out of the text.
+            starts.append(end if first == last else min(first, end))
+            end = max(end, last)
+        return starts
+
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat, which brings its own special tokens."""
         if prompt.marked is None:

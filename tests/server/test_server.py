@@ -124,6 +124,22 @@ def test_echo_alone_scores_the_prompt() -> None:
     assert made["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize(("skip", "text"), [(False, "<s>hello<|end|>"), (True, "hello"), (None, "hello")])
+def test_echo_of_ids_shows_special_tokens_where_answers_do(skip: bool | None, text: str) -> None:
+    ids = Front().tokenizer.encode("<s>hello<|end|>")
+    made = complete(prompt=ids, echo=True, max_tokens=0, logprobs=0, skip_special_tokens=skip).json()["choices"][0]
+    assert made["text"] == text
+    offsets = made["logprobs"]["text_offset"]
+    assert offsets == ([0, 3, 8] if skip is False else [0, 0, 5])
+
+
+def test_offsets_are_those_of_the_text_that_was_sent() -> None:
+    sent = "hello<|end|> world"
+    made = complete(prompt=sent, parse_special=True, echo=True, max_tokens=1, logprobs=0).json()["choices"][0]
+    assert made["text"] == sent + "hello"
+    assert made["logprobs"]["text_offset"] == [0, 5, 12, 18]
+
+
 def test_legacy_logprobs() -> None:
     logprobs = complete(echo=True, max_tokens=3, logprobs=2).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["hello", "hello", " world", "!"]

@@ -69,13 +69,17 @@ async def _prompts(service: SequenceService, prompt: str | list[Any], parse_spec
 
 
 class _Echo:
-    """A prompt as text, and where in it each token starts."""
+    """A prompt as text, the client's own where it sent one, and where in it each token starts."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int]) -> None:
-        stream = TextStream(tokenizer, SamplingParams(logprobs=0))
-        text = stream.push(ids).text
-        self.text = text if prompt is None else prompt
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], body: CompletionBody) -> None:
+        stream = TextStream(
+            tokenizer, SamplingParams(logprobs=0, skip_special_tokens=body.skip_special_tokens is not False)
+        )
+        self.text = stream.push(ids).text
         self.offsets = stream.offsets or []
+        if prompt is not None and prompt != self.text:
+            self.text = prompt
+            self.offsets = tokenizer.starts(prompt, bool(body.parse_special))
 
 
 class LegacyLogprobs(msgspec.Struct):
@@ -169,7 +173,7 @@ class CompletionAnswer(SequenceAnswer):
         if index not in self._echoes:
             given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
             text = given if isinstance(given, str) else None
-            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index])
+            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index], self._body)
         return self._echoes[index]
 
     def _add_logprobs(self, target: LegacyLogprobs, piece: Piece) -> None:
