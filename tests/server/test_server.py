@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from support.server_harness import Answer, FakeClient, Front, full
+from tokenizers import processors
 
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import TokenLogprob
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed, Unavailable
 from chairlift.server.openai.body_types import NO_OPS
@@ -221,6 +223,34 @@ def test_continuous_usage_counts_up() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = complete(max_tokens=3, stream=True, stream_options=options).events()
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+    assert all("usage" not in event for event in _stream(continuous_usage_stats=True))
+
+
+def _stream(**options: Any) -> list[Any]:
+    return complete(max_tokens=2, stream=True, stream_options=options).events()
+
+
+@pytest.mark.parametrize("body", [{}, {"logprobs": True}, {"stop": "wor"}])
+def test_continuous_usage_of_a_chat_grows_with_every_event(body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chat(max_tokens=3, stream=True, stream_options=options, **body).events()
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts[0] == 0
+    assert counts[:-1] == sorted(set(counts[:-1]))
+    assert counts[-1] == counts[-2]
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1] if event["choices"][0]["finish_reason"]]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]).startswith("hello")
+
+
+def test_usage_in_a_stream_is_that_of_its_choice() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["hello", "hello world"], "n": 2, "max_tokens": 2, "stream": True, "stream_options": options}
+    *events, last = complete(**body).events()
+    for event in events:
+        (choice,) = event["choices"]
+        assert event["usage"]["prompt_tokens"] == 1 + choice["index"] // 2
+        assert event["usage"]["completion_tokens"] in (1, 2)
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (3, 8)
 
 
 def test_streams_of_one_step_leave_in_one_write() -> None:
@@ -263,17 +293,136 @@ def test_chat_needs_messages_with_roles() -> None:
     assert chat(messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}], max_tokens=1).status == 200
 
 
+def test_answers_have_a_fingerprint() -> None:
+    prints = {ask(max_tokens=1).json()["system_fingerprint"] for ask in (complete, chat)}
+    prints |= {event["system_fingerprint"] for event in chat(max_tokens=1, stream=True).events()}
+    (found,) = prints
+    assert found.startswith("fp_")
+
+
+def test_prompt_logprobs_as_vllm_has_them() -> None:
+    made = complete(prompt=["hello world", "hello"], n=2, max_tokens=1, prompt_logprobs=2).json()
+    first = made["choices"][1]["prompt_logprobs"]
+    assert first[0] is None
+    (world,) = Front().tokenizer.encode(" world")
+    assert first[1][str(world)] == {"logprob": -0.5, "rank": 1, "decoded_token": " world"}
+    assert first[1][str(world + 1)]["rank"] == 2
+    assert len(first) == len(first[1]) == 2
+    assert made["choices"][2]["prompt_logprobs"] == [None]
+    asked = chat(max_tokens=1, prompt_logprobs=0).json()
+    assert asked["prompt_logprobs"][0] is None
+    assert all(len(entry) == 1 for entry in asked["prompt_logprobs"][1:])
+    assert "prompt_logprobs" not in chat(max_tokens=1).json()
+
+
+def test_two_counts_of_prompt_logprobs_go_together() -> None:
+    choice = complete(prompt="hello world", echo=True, max_tokens=1, logprobs=3, prompt_logprobs=1).json()["choices"][0]
+    assert len(choice["prompt_logprobs"][1]) == 1
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 3
+
+
+def test_tokens_may_be_named_by_their_ids() -> None:
+    body = {"max_tokens": 2, "return_tokens_as_token_ids": True}
+    hello, world = Front().tokenizer.encode("hello world")
+    legacy = complete(logprobs=1, echo=True, **body).json()["choices"][0]["logprobs"]
+    assert legacy["tokens"] == [f"token_id:{each}" for each in (hello, hello, world)]
+    assert f"token_id:{world}" in legacy["top_logprobs"][-1]
+    content = chat(logprobs=True, top_logprobs=1, **body).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{each}" for each in (hello, world)]
+    assert content[0]["top_logprobs"][0]["token"] == f"token_id:{hello}"
+
+
+def test_best_of_returns_the_likeliest() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        body = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "logprobs": 0}
+        task = asyncio.create_task(front.complete(**body))
+        await _until(lambda: front.client.streams)
+        assert [stream.request.params.logprobs for stream in front.client.streams] == [0] * 6
+        # By the mean: the first is as likely a token as the others', and has more of them.
+        tokens = [[70, 70], [71], [72], [73], [74], [75]]
+        for stream, ids, each in zip(front.client.streams, tokens, [-1.0, -2.0, -0.5, -3.0, -2.0, -1.0], strict=True):
+            logprobs = [TokenLogprob(token, each, 1, []) for token in ids]
+            stream.push(SequenceUpdate(stream.request.id, ids, FinishReason.LENGTH, None, logprobs))
+        made = (await task).json()
+        assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
+        names = [choice["logprobs"]["tokens"] for choice in made["choices"]]
+        assert names == [[front.tokenizer.token_text(each) for each in tokens[best]] for best in (2, 0, 5, 4)]
+        assert made["usage"]["completion_tokens"] == 7
+        assert made["usage"]["prompt_tokens"] == 2
+
+    run(go)
+
+
+def test_best_of_of_n_is_all_of_them() -> None:
+    made = complete(n=2, best_of=2, max_tokens=1).json()
+    assert [choice["logprobs"] for choice in made["choices"]] == [None, None]
+
+
+def test_what_the_tokenizer_puts_around_a_prompt_may_be_left_out() -> None:
+    async def go() -> None:
+        front = Front()
+        special = [("<s>", front.tokenizer.backend.token_to_id("<s>"))]
+        front.tokenizer.backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=special)
+        for add, ids in ((None, 2), (True, 2), (False, 1)):
+            await front.complete(max_tokens=1, add_special_tokens=add)
+            assert len(front.client.requests[-1].prompt_ids) == ids
+
+    run(go)
+
+
+def test_a_final_message_is_continued_and_echoed() -> None:
+    async def go() -> None:
+        front = Front()
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+        body = {"messages": messages, "max_tokens": 1, "continue_final_message": True}
+        made = (await front.chat(**body, echo=True)).json()
+        assert front.tokenizer.decode(front.client.requests[0].prompt_ids) == "user: hi\nassistant: hello"
+        assert made["choices"][0]["message"]["content"] == "hellohello"
+        assert (await front.chat(**body)).json()["choices"][0]["message"]["content"] == "hello"
+        deltas = [event["choices"][0]["delta"] for event in (await front.chat(**body, echo=True, stream=True)).events()]
+        assert deltas == [{"role": "assistant", "content": "hello"}, {"content": "hello"}, {}]
+        both = await front.chat(**body, add_generation_prompt=True)
+        assert (both.status, both.error["param"]) == (400, "continue_final_message")
+        parts = {"role": "assistant", "content": [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]}
+        made = (await front.chat(**(body | {"messages": [parts]}), echo=True)).json()
+        assert made["choices"][0]["message"]["content"] == "hellohello"
+        for content in (5, {"a": 1}):
+            odd = {"messages": [{"role": "assistant", "content": content}], "max_tokens": 1, "echo": True}
+            assert (await front.chat(**odd)).status == 200
+        assert (await front.chat(echo=True, max_tokens=1)).json()["choices"][0]["message"]["content"] == "hello"
+
+    run(go)
+
+
+def test_an_assistant_may_have_no_content_and_a_developer_speak() -> None:
+    said = [{"role": "developer", "content": "x"}, {"role": "assistant"}, {"role": "assistant", "content": None}]
+    assert chat(messages=said, max_tokens=1).status == 200
+    refused = chat(messages=[{"role": "user", "content": None}])
+    assert (refused.status, refused.error["param"]) == (400, "messages[0].content")
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_unknown_fields_that_ask_for_nothing_are_taken(value: Any) -> None:
+    assert complete(max_tokens=1, unheard_of=value, another=value).status == 200
+    assert chat(max_tokens=1, unheard_of=value).status == 200
+
+
+def test_an_empty_model_is_the_only_one() -> None:
+    assert complete(model="", max_tokens=1).json()["model"] == "tiny"
+
+
 # Refusals
 
 
 @pytest.mark.parametrize("name", sorted(NO_OPS))
 def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
-    ask = complete if name in ("suffix", "prompt_logprobs") else chat
+    ask = complete if name == "suffix" else chat
     answer = ask(**{name: "something"})
     assert answer.status == 400
     assert answer.error["param"] == name
     assert answer.error["message"].startswith(name)
-    for value in (None, *NO_OPS[name]):
+    for value in (None, False, "", [], {}, *NO_OPS[name]):
         assert ask(max_tokens=1, **{name: value}).status == 200
 
 
@@ -291,7 +440,17 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"top_k": 2**80}, "top_k", None),
         ({"seed": 2**64}, "seed", None),
         ({"seed": 2**64 - 1, "n": 2}, "seed", None),
-        ({"best_of": 3}, "best_of", None),
+        ({"best_of": 65}, "best_of", None),
+        ({"best_of": 1, "n": 2}, "best_of", None),
+        ({"best_of": -1}, "best_of", None),
+        ({"best_of": 3, "stream": True}, "best_of", None),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", None),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", None),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None),
+        ({"wrong": 0}, "wrong", "unknown_field"),
+        ({"wrong": True, "neutral": None}, "wrong", "unknown_field"),
+        ({"wrong": [None]}, "wrong", "unknown_field"),
+        ({"neutral": None, "stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),
         ({"max_tokens": 0}, "max_tokens", None),
         ({"max_tokens": -1}, "max_tokens", None),
         ({"max_tokens": 500}, "prompt", "context_length_exceeded"),

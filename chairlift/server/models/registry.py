@@ -99,7 +99,7 @@ class Models:
 
     def item_model(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
         """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
-        model = self.get(name) if name is not None else self._only(tasks)
+        model = self.get(name) if name else self._only(tasks)
         if isinstance(model, ItemService) and model.task is None:
             model.loaded()
         if not isinstance(model, ItemService) or model.task not in tasks:
@@ -108,7 +108,7 @@ class Models:
 
     def language_model(self, name: str | None, route: str) -> SequenceService:
         """The named language model, or the only one."""
-        model = self.get(name) if name is not None else self._only(("generate",))
+        model = self.get(name) if name else self._only(("generate",))
         if not isinstance(model, SequenceService):
             raise wrong_task(model, ("generate",), route)
         return model

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from chairlift import __version__
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.overload import LoadShedder
@@ -97,11 +99,12 @@ class SequenceService:
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, n: int | None, stop: str | list[str] | None = None) -> None:
+    def check(self, n: int | None, stop: str | list[str] | None = None, best_of: int | None = None) -> None:
         """Refuse samples and stop strings beyond the limits."""
         config = self.config
-        if n is not None and n > config.max_n:
-            raise InvalidRequest(f"n is {n}, above this server's limit of {config.max_n} (max_n)", "n")
+        for name, value in (("n", n), ("best_of", best_of)):
+            if value is not None and value > config.max_n:
+                raise InvalidRequest(f"{name} is {value}, above this server's limit of {config.max_n} (max_n)", name)
         try:
             check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
         except ValueError as error:
@@ -124,6 +127,12 @@ class SequenceService:
         return Unavailable(f"the model is {self.client.state}{failure}")
 
     @property
+    def fingerprint(self) -> str:
+        """The same for answers that may be compared: of one release, model, type of numbers and kind of kernels."""
+        about = [__version__, self.name, self.version, self.client.info]
+        return "fp_" + hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:12]
+
+    @property
     def ready(self) -> bool:
         """Whether a request would be taken in now."""
         return self.client.ready
@@ -143,13 +152,13 @@ class SequenceService:
         """Tokens of prompt and answer together; None before the model is loaded."""
         return self.client.info.max_model_len if self.client.info is not None else None
 
-    def encode(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], parse_special: bool, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of prompts, in which special tokens are found with `parse_special` only.
 
         Raises ApiError, before it tokenizes, if one is too long whatever its tokens are.
         """
         self._check_length(texts)
-        return self.tokenizer.encode_batch(texts, parse_special=parse_special)
+        return self.tokenizer.encode_batch(texts, add_special_tokens, parse_special)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat. Raises as `encode`."""
@@ -240,7 +249,7 @@ class SequenceService:
 
 
 class Piece(msgspec.Struct):
-    """What one step added to one sample. `start` is the number of tokens that the sample had before."""
+    """What one step added to one sample, which had `start` tokens before, and for the client has `num_tokens` now."""
 
     sample: "Sample"
     text: str
@@ -248,6 +257,7 @@ class Piece(msgspec.Struct):
     first: bool
     logprobs: list[TokenLogprob]
     finish_reason: str | None
+    num_tokens: int
 
 
 class Sample:
@@ -312,9 +322,9 @@ class Sample:
                 self.stream.cancel()
             self.close(delta.finish_reason)
         if self._discard:
-            return Piece(self, "", 0, first, [], self.finish_reason)
+            return Piece(self, "", 0, first, [], self.finish_reason, 0)
         logprobs = (update.logprobs or [])[: delta.num_tokens]
-        return Piece(self, delta.text, start, first, logprobs, self.finish_reason)
+        return Piece(self, delta.text, start, first, logprobs, self.finish_reason, self._text.num_tokens)
 
     def close(self, reason: FinishReason) -> None:
         """Count the end, once; what still runs is cancelled."""

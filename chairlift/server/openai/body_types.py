@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from chairlift.bodies import is_neutral
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.sequence_service import SequenceOptions
@@ -49,6 +50,9 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    # Of each prompt token, and the likeliest others; not streamed.
+    prompt_logprobs: Int | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     # As in llama.cpp: false keeps this request out of the prefix cache, reading and writing.
@@ -63,7 +67,8 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     # Not implemented.
-    prompt_logprobs: Any = None
+    length_penalty: Any = None
+    spaces_between_special_tokens: Any = None
 
 
 class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
@@ -74,8 +79,11 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: Int | None = None
     # As in llama.cpp: true finds special tokens in the prompt's text; chat templates bring their own.
     parse_special: bool | None = None
-    # Not implemented.
+    # As in vLLM: whether to put around the prompt's text what the tokenizer says, as by default.
+    add_special_tokens: bool | None = None
+    # So many samples are made for each prompt, and the `n` likeliest of them returned.
     best_of: Int | None = None
+    # Not implemented.
     suffix: Any = None
 
 
@@ -87,6 +95,9 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
+    # The last message is left open and gone on with; with `echo` an answer begins with what it has so far.
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Taken and ignored: without tools there is nothing to parallelize.
     parallel_tool_calls: Any = None
@@ -105,9 +116,10 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
 
 
-# Fields that are not implemented, and the values (beside null) that ask for nothing.
+# Fields that are not implemented, and the values (beside null, false and empty ones) that ask for nothing.
 NO_OPS: dict[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -128,10 +140,17 @@ def check_supported(body: CommonBody) -> None:
     """Refuse, by name, what would change the answer and is not implemented."""
     for name, accepted in NO_OPS.items():
         value = getattr(body, name, None)
-        if value is not None and value not in accepted:
+        if not is_neutral(value) and value not in accepted:
             raise InvalidRequest(f"{name} is not supported{_instead(accepted)}", name)
-    if isinstance(body, CompletionBody) and body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of is not supported unless it equals n", "best_of")
+    if isinstance(body, CompletionBody) and body.best_of is not None:
+        n = 1 if body.n is None else body.n
+        if body.best_of < n:
+            raise InvalidRequest(f"best_of must be at least n ({n}), got {body.best_of}", "best_of")
+        if body.best_of > n and body.stream:
+            problem = "can't be streamed: which samples are the best is known in the end"
+            raise InvalidRequest(f"best_of above n {problem}", "best_of")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs can't be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
 
@@ -154,12 +173,10 @@ _SAME_NAME = tuple(
 )
 
 
-def sampling_params(
-    body: CommonBody, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-) -> SamplingParams:
-    """Collect the sampling fields; raises InvalidRequest naming the one that is out of range."""
+def sampling_params(body: CommonBody, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+    """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
     try:
         params = SamplingParams(**given)
     except ValueError as error:
