@@ -138,7 +138,7 @@ class _Front:
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
 
-        models = Models([self._loader.prepare(each) for each in self._first], self._loader)
+        models = Models([self._loader.prepare(each) for each in self._first], self._loader, self._config.model_aliases)
         self._batches = Batches(models, self._config)
         self._keys = keys = Keys(self._config)
         app = create_app(models, self._config, self._batches, keys)

@@ -42,20 +42,21 @@ def _state(model: ModelService) -> dict[str, Any]:
 
 
 async def list_models(request: Request) -> Response:
-    """All models, each by its newest version."""
+    """All models by all their names, each by its newest version."""
     models = models_of(request)
-    names = dict.fromkeys(model.name for model in models.all())
-    return as_json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
+    return as_json({"object": "list", "data": [_describe(name, models.get(name)) for name in models.names()]})
 
 
 async def show_model(request: Request) -> Response:
-    """One model, or 404."""
-    return as_json(_describe(models_of(request).get(request.path_params["model"])))
+    """One model, or 404. KServe v1's clients look at `ready`."""
+    name = request.path_params["model"]
+    model = models_of(request).get(name)
+    return as_json(_describe(name, model) | {"name": name, "ready": model.ready})
 
 
-def _describe(model: ModelService) -> dict[str, Any]:
+def _describe(name: str, model: ModelService) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "chairlift",

@@ -119,6 +119,16 @@ def test_a_model_on_the_command_line_goes_before_those_of_a_file_that_lies_there
     assert settings(tmp_path).note == ""
 
 
+def test_aliases_are_new_names_of_models_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text('model_aliases = {gpt = "chat", "gpt 2" = "chat"}' + SEVERAL)
+    assert settings(tmp_path).server.model_aliases == {"gpt": "chat", "gpt 2": "chat"}
+    # They mean nothing beside a model that is named on the command line.
+    assert settings(tmp_path, "encoder").server.model_aliases == {}
+    for given, problem in (({"x": "y"}, "'x' is to be 'y'"), ({"m": "m"}, "new names"), ({"": "m"}, "new names")):
+        with pytest.raises(ConfigError, match=problem):
+            settings(tmp_path, "m", "--model-aliases", json.dumps(given), "--served-model-name", "m")
+
+
 def test_a_file_that_names_no_model_or_the_same_one_holds(tmp_path: Path) -> None:
     for named in ("", 'model = "./m"\n'):
         (tmp_path / "chairlift.toml").write_text(f"max_num_seqs = 3\n{named}")
@@ -285,6 +295,7 @@ ODD: dict[str, Any] = {
     "api_key": "k",
     "api_keys": "/k.toml",
     "model_control": True,
+    "model_aliases": {"other": "demo"},
     "show_cached_tokens": False,
     "tls_cert": "/c.pem",
     "tls_key": "/k.pem",
@@ -320,7 +331,7 @@ def _company(name: str) -> dict[str, str]:
 def _from_toml(folder: Path, name: str, value: Any, env: dict[str, str]) -> Settings:
     text = json.dumps(value)
     if isinstance(value, dict):
-        text = "{" + ", ".join(f"{key} = {each}" for key, each in value.items()) + "}"
+        text = "{" + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + "}"
     (folder / "chairlift.toml").write_text(f"{name} = {text}\n")
     return settings(folder, env=env)
 

@@ -408,6 +408,18 @@ def test_unknown_fields_that_ask_for_nothing_are_taken(value: Any) -> None:
     assert chat(max_tokens=1, unheard_of=value).status == 200
 
 
+def test_a_model_may_have_several_names() -> None:
+    async def go() -> None:
+        front = Front(model_aliases={"gpt-4o": "tiny", "other": "gone"})
+        assert (await front.complete(model="gpt-4o", max_tokens=1)).json()["model"] == "tiny"
+        listed = (await front.call("GET", "/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["tiny", "gpt-4o"]
+        assert (await front.call("GET", "/v1/models/gpt-4o")).json()["id"] == "gpt-4o"
+        assert "`gpt-4o`" in (await front.complete(model="other")).error["message"]
+
+    run(go)
+
+
 def test_an_empty_model_is_the_only_one() -> None:
     assert complete(model="", max_tokens=1).json()["model"] == "tiny"
 
