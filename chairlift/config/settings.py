@@ -178,7 +178,7 @@ def is_class(model: str) -> bool:
 
 
 def _server(found: _Found, folder: Path, models: Iterable[ServedModel]) -> ServerConfig:
-    """The server's settings; `folder` is that of the file. Raises ConfigError for aliases that don't suit the models."""
+    """The server's settings; `folder` is that of the file. Raises ConfigError for aliases that suit no model."""
     config = ServerConfig(**_of(ServerConfig, found))
     names = {served.name for served in models}
     for alias, name in config.model_aliases.items():
