@@ -99,6 +99,48 @@ def test_metadata_and_health(triton: Any) -> None:
     assert embed["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 8]}]
 
 
+def test_what_kserves_client_reads(server: Listening) -> None:
+    for path, name in (
+        ("/v2/health/live", "live"),
+        ("/v2/health/ready", "ready"),
+        ("/v2/models/adder/ready", "ready"),
+        ("/v2/models/adder/versions/1/ready", "ready"),
+        ("/v1/models/adder", "ready"),
+    ):
+        answer = httpx.get(server.url + path)
+        assert (answer.status_code, answer.json()[name]) == (200, True)
+    assert httpx.get(f"{server.url}/v1/models/adder").json()["name"] == "adder"
+
+
+@pytest.mark.parametrize("path", ["/v2/models/adder/nothing", "/v2/models/adder/versions/1/what", "/v1/models/adder/x"])
+def test_a_route_that_there_is_not_is_no_model(server: Listening, path: str) -> None:
+    answer = httpx.get(server.url + path)
+    assert answer.status_code == 404
+    assert f"there is no {path} here" in answer.text
+    missing = httpx.get(server.url + path.replace("adder", "other"))
+    assert (missing.status_code, "does not exist" in missing.text) == (404, True)
+
+
+def test_parameters_of_the_clients_own_change_nothing(triton: Any, server: Listening) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    check(triton.infer("adder", tensors(http, True), parameters={"trace": "a", "n": 3, "flag": True, "x": 0.5}))
+    inputs = [each | {"parameters": {"content_type": "np"}} for each in BODY["inputs"]]
+    outputs = [{"name": "sum", "parameters": {"note": "x", "classification": 0}}]
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": inputs, "outputs": outputs[:0]})
+    assert answer.status_code == 200
+    for parameters, word in (
+        ({str(i): 1 for i in range(65)}, "more than 64"),
+        ({"x": "y" * 5000}, "'x' must be"),
+        ({"x": [1]}, "'x' must be"),
+        ({"triton_x": 1}, "'triton_x' is not supported"),
+        ({"sequence_id": "a"}, "'sequence_id' is not supported"),
+    ):
+        refused = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY | {"parameters": parameters})
+        assert (refused.status_code, word in refused.text) == (400, True), refused.text
+    refused = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY | {"outputs": outputs})
+    assert "'classification' is not supported" in refused.text
+
+
 def test_text_models_take_bytes(triton: Any) -> None:
     http = pytest.importorskip("tritonclient.http")
 
@@ -147,8 +189,10 @@ def test_repository(server: Listening) -> None:
             assert shelf.unloaded == ["adder", "spare"]
             with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
                 triton.load_model("what")
-            with pytest.raises(utils.InferenceServerException, match="does not exist"):
-                triton.unload_model("spare")
+            triton.unload_model("spare")
+            assert shelf.unloaded == ["adder", "spare"]
+            with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
+                triton.unload_model("what")
             with pytest.raises(utils.InferenceServerException, match="'config' is not supported"):
                 triton.load_model("spare", config="{}")
         only_ready = httpx.post(f"{server.url}/v2/repository/index", json={"ready": True}).json()

@@ -1,9 +1,9 @@
-"""The routes of text-embeddings-inference: /embed, /predict, /rerank and /info.
+"""The routes of text-embeddings-inference: /embed, /predict, /rerank, / (whichever the model is for) and /info.
 
 TEI serves one model and has no field to name one; here `model` may, and must where several would do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -21,7 +21,7 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
     as_json,
     off_loop,
-    read_json,
+    read_body,
     terms_of,
     timing_headers,
     until_gone,
@@ -53,11 +53,19 @@ class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     dimensions: Int | None = None
 
 
+class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What Hugging Face's own client sends for a classification."""
+
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    top_k: Int | None = None
+
+
 class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /predict: one text, a pair as a list of two, or a list of lists of one text or two."""
 
     inputs: Annotated[str | list[str | list[str]], Meta(examples=["What is batching?"])]
     raw_scores: bool = False
+    parameters: PredictParameters | None = None
 
 
 class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
@@ -69,14 +77,33 @@ class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     return_text: bool = False
 
 
+class _Peek(msgspec.Struct):
+    model: str | None = None
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_peeker = msgspec.json.Decoder(_Peek)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
 
 
+async def default(request: Request) -> Response:
+    """What the model does: embeddings, labels or ranks."""
+    raw = await read_body(request)
+    peek = decode(raw, _peeker)
+    if asked_model(request, peek.model).task == "embed":
+        return await _embed(request, raw)
+    return await (_predict(request, raw) if peek.texts is msgspec.UNSET else rerank(request, raw))
+
+
 async def embed(request: Request) -> Response:
     """An embedding for each input."""
-    body = await read_json(request, _embed_decoder)
+    return await _embed(request, await read_body(request))
+
+
+async def _embed(request: Request, raw: bytes) -> Response:
+    body = decode(raw, _embed_decoder)
     service = asked_model(request, body.model)
     info = service.loaded()
     check_dimensions(info, body.dimensions)
@@ -87,14 +114,22 @@ async def embed(request: Request) -> Response:
         encodings = await _encode(service, body, given)
         answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
-        raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
-    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+        written = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
+    return Response(written, headers=timing_headers(answers), media_type="application/json")
 
 
 async def predict(request: Request) -> Response:
     """For each text, or pair, its labels with the best first."""
-    body = await read_json(request, _predict_decoder)
+    return await _predict(request, await read_body(request))
+
+
+async def _predict(request: Request, raw: bytes) -> Response:
+    body = decode(raw, _predict_decoder)
     service = asked_model(request, body.model)
+    parameters = body.parameters or PredictParameters()
+    if parameters.top_k is not None and parameters.top_k < 1:
+        raise InvalidRequest(f"top_k must be at least 1, got {parameters.top_k}", "parameters.top_k")
+    function = parameters.function_to_apply or ("none" if body.raw_scores else None)
     inputs, single = _sequences(body.inputs)
     _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
@@ -106,7 +141,7 @@ async def predict(request: Request) -> Response:
         kinds = {1: iter(singles), 2: iter(pairs)}
         answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
     info = service.loaded()
-    predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
+    predictions = [_predictions(info, answer.value, function)[: parameters.top_k] for answer in answers]
     return as_json(predictions[0] if single else predictions, timing_headers(answers))
 
 
@@ -202,10 +237,8 @@ def _check_count(number: int, field: str) -> None:
         raise ApiError(413, f"{field} holds {number} inputs, more than {MAX_INPUTS}", field, "too_many_inputs")
 
 
-def _predictions(info: ItemInfo, logits: Any, raw_scores: bool) -> list[dict[str, Any]]:
-    scores = np.asarray(logits, dtype=np.float64).ravel()
-    if not raw_scores:
-        scores = probabilities(scores)
+def _predictions(info: ItemInfo, logits: Any, function: str | None) -> list[dict[str, Any]]:
+    scores = _FUNCTIONS[function](np.asarray(logits, dtype=np.float64).ravel())
     labels = info.labels or [f"LABEL_{index}" for index in range(scores.size)]
     return [{"score": float(scores[i]), "label": labels[i]} for i in np.argsort(-scores, kind="stable")]
 
@@ -234,6 +267,15 @@ def _softmax(values: Scores) -> Scores:
     raised: Scores = np.exp(values - values.max())
     result: Scores = raised / raised.sum()
     return result
+
+
+# What makes scores of logits; what it is by default follows from how many there are.
+_FUNCTIONS: dict[str | None, Callable[[Scores], Scores]] = {
+    None: probabilities,
+    "sigmoid": sigmoid,
+    "softmax": _softmax,
+    "none": lambda logits: logits,
+}
 
 
 def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:

@@ -181,6 +181,19 @@ def models_of(request: Request) -> Models:
     return models
 
 
+def model_in_path(request: Request, name: str, version: str | None = None) -> ModelService:
+    """The model that a path names. Raises a 404, of what is no model or, after a model's name, of what is no route."""
+    models = models_of(request)
+    if models.find(name) is None and name.startswith(tuple(f"{each}{end}" for each in models.names() for end in "/:")):
+        raise no_route(request)
+    return models.get(name, version)
+
+
+def no_route(request: Request) -> ApiError:
+    """The refusal of a path that leads nowhere."""
+    return ApiError(404, f"there is no {request.url.path} here", code="not_found")
+
+
 def asked_model(request: Request, name: str | None) -> ItemService:
     """The model that a body names, or the only one that does what the route is for. Raises ApiError."""
     return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.url.path)

@@ -10,7 +10,7 @@ from chairlift.server.http.exchange import Terms
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw
-from chairlift.server.oip.parameters import EMPTY_FINAL, read_terms, refuse_others
+from chairlift.server.oip.parameters import EMPTY_FINAL, check_own, read_size, read_terms
 from chairlift.server.oip.tensor_items import signature
 
 _CONTENTS = {
@@ -39,10 +39,11 @@ class Call(NamedTuple):
 
 def read_request(request: Any, info: ItemInfo, terms: Terms) -> Call:
     """Take a ModelInferRequest apart. Raises InvalidRequest naming what is wrong."""
-    terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL,))
+    terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL, "binary_data_output"))
     known = [spec.name for spec in signature(info).outputs]
     for output in request.outputs:
-        refuse_others(parameters_of(output.parameters))
+        # Whatever it says: here all outputs go as bytes.
+        check_own(parameters_of(output.parameters), "binary_data")
         if output.name not in known:
             raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(known)}", output.name)
     return Call(_tensors(request), [output.name for output in request.outputs] or known, terms)
@@ -57,7 +58,12 @@ def _tensors(request: Any) -> dict[str, TensorArray]:
         name, datatype, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in tensors:
             raise InvalidRequest(f"input {name!r} is there twice", name)
-        refuse_others(parameters_of(tensor.parameters))
+        parameters = parameters_of(tensor.parameters)
+        check_own(parameters, "binary_data_size")
+        size = read_size(parameters, "binary_data_size")
+        if size is not None and (not raw or size != len(raw[index])):
+            given = f"{len(raw[index])} bytes" if raw else "none"
+            raise InvalidRequest(f"input {name!r} is to have {size} bytes of raw data, got {given}", name)
         if raw:
             if tensor.HasField("contents"):
                 raise InvalidRequest(f"input {name!r} has both contents and raw_input_contents", name)

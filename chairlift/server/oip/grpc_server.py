@@ -233,8 +233,12 @@ class _Service:
         return protobuf.ServerReadyResponse(ready=self._models.ready)
 
     async def ModelReady(self, request: Any, context: RpcContext) -> Any:
-        """Whether a model takes requests."""
-        return protobuf.ModelReadyResponse(ready=self._models.get(request.name, request.version).ready)
+        """Whether a model takes requests; one that there is not does not, as in Triton."""
+        try:
+            ready = self._models.get(request.name, request.version).ready
+        except ApiError:
+            ready = False
+        return protobuf.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: RpcContext) -> Any:
         """What this server is."""
@@ -242,12 +246,12 @@ class _Service:
 
     async def ModelMetadata(self, request: Any, context: RpcContext) -> Any:
         """What a model takes and gives."""
-        service = tensor_model(self._models, request.name, request.version)
+        service = tensor_model(self._models.get(request.name, request.version))
         return protobuf.ModelMetadataResponse(**model_metadata(self._models, service))
 
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
-        service = tensor_model(self._models, request.model_name, request.model_version)
+        service = tensor_model(self._models.get(request.model_name, request.model_version))
         call = read_request(request, service.loaded(), self._terms(context))
         request_id = request.id
         # The tensors are copies, and one of them is enough.
@@ -327,7 +331,7 @@ class _Service:
             answers.drop()
 
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
-        service = tensor_model(self._models, request.model_name, request.model_version)
+        service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
         call = read_request(request, info, self._terms(context))
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)

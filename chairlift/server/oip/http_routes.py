@@ -12,10 +12,11 @@ from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
 from chairlift.server.http.exchange import as_json, read_body, terms_of, timing_headers, until_gone
-from chairlift.server.models.registry import models_of
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import model_in_path, models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
 from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
-from chairlift.server.oip.parameters import read_flag, read_size, read_terms, refuse_others
+from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
 from chairlift.server.oip.tensor_items import infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
@@ -73,7 +74,7 @@ async def infer_route(request: Request) -> Response:
     path = request.path_params
     # Triton's clients send no Content-Type.
     raw = await read_body(request, binary=True, untyped=True)
-    service = tensor_model(models_of(request), path["name"], path.get("version"))
+    service = _asked(request)
     body, binary = _open(request, raw)
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
@@ -88,6 +89,11 @@ async def infer_route(request: Request) -> Response:
     raw, headers = _write(about, outputs, wanted)
     kind = "application/octet-stream" if headers else "application/json"
     return Response(raw, headers=headers | timing_headers(answers), media_type=kind)
+
+
+def _asked(request: Request) -> ItemService:
+    path = request.path_params
+    return tensor_model(model_in_path(request, path["name"], path.get("version")))
 
 
 def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
@@ -107,7 +113,7 @@ def _inputs(body: InferBody, binary: memoryview) -> dict[str, TensorArray]:
     for each in body.inputs:
         if each.name in tensors:
             raise InvalidRequest(f"input {each.name!r} is there twice", each.name)
-        refuse_others(each.parameters, "binary_data_size")
+        check_own(each.parameters, "binary_data_size")
         size = read_size(each.parameters, "binary_data_size")
         if (size is None) == (each.data is msgspec.UNSET):
             raise InvalidRequest(f"input {each.name!r} needs either data or binary_data_size", each.name)
@@ -130,7 +136,7 @@ def _wanted(body: InferBody, info: ItemInfo) -> list[tuple[str, bool]]:
     if body.outputs is None:
         return [(name, default) for name in names]
     for output in body.outputs:
-        refuse_others(output.parameters, "binary_data")
+        check_own(output.parameters, "binary_data")
         if output.name not in names:
             raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(names)}", output.name)
     return [(output.name, read_flag(output.parameters, "binary_data", default)) for output in body.outputs]
@@ -166,31 +172,28 @@ async def live_route(request: Request) -> Response:
     """The process answers, and minds its workers."""
     if (problem := models_of(request).problem) is not None:
         raise Unavailable(problem)
-    return Response()
+    return as_json({"live": True})
 
 
 async def ready_route(request: Request) -> Response:
     """200 while all models take requests."""
     if not models_of(request).ready:
         raise Unavailable("not every model is ready")
-    return Response()
+    return as_json({"ready": True})
 
 
 async def model_route(request: Request) -> Response:
     """What a model takes and gives."""
-    models = models_of(request)
-    path = request.path_params
-    service = tensor_model(models, path["name"], path.get("version"))
-    return as_json(model_metadata(models, service))
+    return as_json(model_metadata(models_of(request), _asked(request)))
 
 
 async def model_ready_route(request: Request) -> Response:
     """200 while a model takes requests."""
     path = request.path_params
-    model = models_of(request).get(path["name"], path.get("version"))
+    model = model_in_path(request, path["name"], path.get("version"))
     if not model.ready:
         raise Unavailable(f"the model `{model.name}` is {model.state}")
-    return Response()
+    return as_json({"name": model.name, "ready": True})
 
 
 async def index_route(request: Request) -> Response:

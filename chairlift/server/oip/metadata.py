@@ -6,16 +6,15 @@ from chairlift import __version__
 from chairlift.runners.items import TensorSpec
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models, wrong_task
+from chairlift.server.models.registry import Models, ModelService, wrong_task
 from chairlift.server.oip.tensor_items import shape_of, signature
 
 # As Triton names them.
 EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
 
 
-def tensor_model(models: Models, name: str, version: str | None) -> ItemService:
-    """A model that takes tensors. Raises ApiError: 404 where there is none, 400 where it is a language model."""
-    model = models.get(name, version)
+def tensor_model(model: ModelService) -> ItemService:
+    """The same model, which must take tensors. Raises ApiError where it is a language model."""
     if not isinstance(model, ItemService):
         raise wrong_task(model, ("tensors",), "the Open Inference Protocol")
     return model

@@ -28,7 +28,7 @@ from chairlift.server.http.exchange import (
     until_gone,
 )
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import models_of
+from chairlift.server.models.registry import model_in_path
 from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import encode_json, join, signature, sizes_of, split, takes_json
@@ -52,7 +52,7 @@ _decoder = msgspec.json.Decoder(InstancesBody)
 
 async def predict(request: Request) -> Response:
     """A prediction for each instance."""
-    service = tensor_model(models_of(request), request.path_params["name"], None)
+    service = tensor_model(model_in_path(request, request.path_params["name"]))
     instances = read_instances(await read_body(request))
     info, terms = service.loaded(), terms_of(request.scope)
     kind = _stream_kind(request)
