@@ -260,7 +260,7 @@ class _Run:
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
         config = self._config
-        longest = self._server.max_body_bytes + _ENVELOPE_BYTES
+        longest = max(self._server.max_body_bytes, self._server.max_tensor_bytes) + _ENVELOPE_BYTES
         if config.format == "batch":
             return lambda: JsonLines(config.input, parse_batch_line, longest)
         from chairlift.run.tables import CsvRows, ParquetRows

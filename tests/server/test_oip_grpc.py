@@ -300,7 +300,7 @@ def test_nobody_loads_models_unless_it_is_asked_for() -> None:
 
 
 def test_large_requests_are_refused() -> None:
-    with listening(adder()[0], grpc=True, max_body_bytes=1000) as server:
+    with listening(adder()[0], grpc=True, max_tensor_bytes=1000) as server:
         case = Case(server, LocalDispatcher(lambda payloads: payloads))
         with pytest.raises(grpc.RpcError) as caught:
             case.stub.ModelInfer(request(id="x" * 2000))

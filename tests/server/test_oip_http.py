@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from support.items_harness import (
     Listening,
+    LocalDispatcher,
     adder,
     classifier,
     embedder,
@@ -22,8 +24,13 @@ from support.items_harness import (
 from support.oip_tensors import WORDS, Shelf, check, tensors
 from support.server_harness import Front
 
-from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
+from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
+from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.oip.tensor_items import bare_input
+
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +146,75 @@ def test_parameters_of_the_clients_own_change_nothing(triton: Any, server: Liste
         assert (refused.status_code, word in refused.text) == (400, True), refused.text
     refused = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY | {"outputs": outputs})
     assert "'classification' is not supported" in refused.text
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_tritons_client_may_compress(triton: Any, how: str) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    for binary in (True, False):
+        more = {"request_compression_algorithm": how, "response_compression_algorithm": how}
+        check(triton.infer("adder", tensors(http, binary), **more))
+
+
+def image(size: int) -> tuple[ItemService, LocalDispatcher]:
+    """The mean of an image of so many pixels a side."""
+    info = ItemInfo(
+        task="tensors",
+        device="cpu",
+        dtype="",
+        inputs=(TensorSpec("pixels", "FP32", (3, size, size)),),
+        outputs=(TensorSpec("mean", "FP32", ()),),
+    )
+    dispatcher = LocalDispatcher(lambda payloads: [{"mean": each["pixels"].mean()} for each in payloads])
+    return ItemService("image", dispatcher, info=info), dispatcher
+
+
+def test_images_fit_by_default_and_no_limit_of_texts_grows() -> None:
+    http = pytest.importorskip("tritonclient.http")
+    pixels = np.random.default_rng(0).random((16, 3, 224, 224), dtype=np.float32)
+    with listening(image(224)[0], function()[0]) as server:
+        for triton in client_of(server):
+            tensor = http.InferInput("pixels", pixels.shape, "FP32")
+            tensor.set_data_from_numpy(pixels)
+            means = triton.infer("image", [tensor]).as_numpy("mean")
+        np.testing.assert_allclose(means, pixels.mean(axis=(1, 2, 3)), rtol=1e-5)
+        body = b'{"instances": %b}' % msgspec.json.encode([{"pixels": each} for each in pixels[:6].tolist()])
+        assert len(body) > 2**24
+        made = httpx.post(f"{server.url}/v1/models/image:predict", content=body, headers=JSON, timeout=60)
+        np.testing.assert_allclose(made.json()["predictions"], pixels[:6].mean(axis=(1, 2, 3)), rtol=1e-5)
+        text = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON)
+        assert (text.status_code, "4194304 bytes (max_body_bytes)" in text.text) == (413, True)
+    with listening(image(2)[0], max_tensor_bytes=1000) as server:
+        for path in ("/v1/models/image:predict", "/v2/models/image/infer"):
+            refused = httpx.post(server.url + path, content=b" " * 1001, headers=JSON)
+            assert (refused.status_code, "1000 bytes (max_tensor_bytes)" in refused.text) == (413, True)
+
+
+def test_a_body_may_be_one_inputs_bytes_alone(server: Listening) -> None:
+    def send(to: Listening, model: str, raw: bytes) -> httpx.Response:
+        headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
+        return httpx.post(f"{to.url}/v2/models/{model}/infer", content=raw, headers=headers)
+
+    http = pytest.importorskip("tritonclient.http")
+    answer = send(server, "embedder", "the naïve fox".encode())
+    result = http.InferResult.from_response_body(
+        answer.content, header_length=int(answer.headers["inference-header-content-length"])
+    )
+    np.testing.assert_array_equal(result.as_numpy("embedding")[0], embedding(ids_of("the naïve fox")))
+    assert b'"twice"' in send(server, "function", b'{"x": 2}').content
+    assert "this one has 3" in send(server, "adder", b"1234").text
+    assert send(server, "embedder", b"\xff").status_code == 400
+    with listening(image(-1)[0]) as images:
+        assert "several lengths that are open" in send(images, "image", bytes(48)).text
+
+
+@pytest.mark.parametrize(("shape", "size"), [((3, 2, 2), 12), ((-1, 2), 12), ((-1,), 3), ((), 1), ((0, -1), 0)])
+def test_bytes_alone_have_the_shape_that_fits(shape: tuple[int, ...], size: int) -> None:
+    info = ItemInfo(task="tensors", device="cpu", dtype="", inputs=(TensorSpec("x", "FP32", shape),))
+    array = bare_input(info, bytes(4 * size))["x"]
+    assert (array.size, array.shape[0], array.ndim) == (size, 1, len(shape) + 1)
+    with pytest.raises(InvalidRequest, match="'x' needs"):
+        bare_input(info, bytes(4 * size + 1))
 
 
 def test_text_models_take_bytes(triton: Any) -> None:

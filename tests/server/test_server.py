@@ -1,7 +1,9 @@
 """The OpenAI routes over a scripted engine: shapes, limits, errors, streaming, hanging up."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -577,7 +579,31 @@ def test_slow_body_and_wrong_type_are_refused() -> None:
         await front.app(scope, receive, send)  # type: ignore[arg-type]
         assert answer.status == 408
         assert (await front.post("/v1/completions", {}, headers={"content-type": "text/plain"})).status == 415
-        assert (await front.post("/v1/completions", {}, headers={"content-encoding": "gzip"})).status == 415
+        assert (await front.post("/v1/completions", {}, headers={"content-encoding": "br"})).status == 415
+
+    run(go)
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate", " GZIP"])
+def test_bodies_may_come_compressed(how: str) -> None:
+    pack = zlib.compress if how == "deflate" else gzip.compress
+
+    async def go() -> None:
+        front = Front(max_body_bytes=2_500_000)
+        headers = {"content-encoding": how}
+
+        async def send(raw: bytes) -> Answer:
+            return await front.post("/v1/completions", raw, headers=headers)
+
+        raw = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
+        assert (await send(pack(raw))).status == 200
+        # More than is unpacked at a time.
+        assert (await send(pack(raw[:-1] + b" " * 2_400_000 + b"}"))).status == 200
+        large = await send(pack(raw + b" " * 10_000_000))
+        assert (large.status, large.error["code"]) == (413, "body_too_large")
+        for rubbish in (raw, b"", pack(raw)[:-9], pack(raw) + b"x", pack(raw) * 2):
+            wrong = await send(rubbish)
+            assert (wrong.status, wrong.error["code"]) == (400, "invalid_encoding"), rubbish
 
     run(go)
 

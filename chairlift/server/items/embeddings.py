@@ -19,11 +19,10 @@ from chairlift.server.http.exchange import (
     off_loop,
     read_json,
     terms_of,
-    timing_headers,
     until_gone,
 )
 from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
-from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut

@@ -19,12 +19,12 @@ from chairlift.server.http.exchange import (
     new_id,
     read_body,
     terms_of,
-    timing_headers,
     until_gone,
 )
 from chairlift.server.items.tei import Scores, first_logits, sigmoid
 from chairlift.server.items.tei import rerank as rerank_as_tei
 from chairlift.server.items.texts import check_not_empty, count, from_pairs, run
+from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut

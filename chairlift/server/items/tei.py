@@ -23,12 +23,11 @@ from chairlift.server.http.exchange import (
     off_loop,
     read_body,
     terms_of,
-    timing_headers,
     until_gone,
 )
 from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack
 from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
-from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut, Side
@@ -77,12 +76,12 @@ class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     return_text: bool = False
 
 
-class _Peek(msgspec.Struct):
+class _Asked(msgspec.Struct):
     model: str | None = None
     texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_peeker = msgspec.json.Decoder(_Peek)
+_asked_decoder = msgspec.json.Decoder(_Asked)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
@@ -91,10 +90,10 @@ _ranks_decoder = msgspec.json.Decoder(RanksBody)
 async def default(request: Request) -> Response:
     """What the model does: embeddings, labels or ranks."""
     raw = await read_body(request)
-    peek = decode(raw, _peeker)
-    if asked_model(request, peek.model).task == "embed":
+    asked = decode(raw, _asked_decoder)
+    if asked_model(request, asked.model).task == "embed":
         return await _embed(request, raw)
-    return await (_predict(request, raw) if peek.texts is msgspec.UNSET else rerank(request, raw))
+    return await (_predict(request, raw) if asked.texts is msgspec.UNSET else rerank(request, raw))
 
 
 async def embed(request: Request) -> Response:

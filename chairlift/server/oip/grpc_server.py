@@ -19,12 +19,12 @@ from chairlift.server.http.exchange import (
     buffers_full,
     out_of_time,
     terms_in,
-    timing_headers,
     too_many,
     too_slow,
 )
 from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
 from chairlift.server.http.tls import Certificates, Tls
+from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
@@ -57,6 +57,8 @@ _RIGHTS: dict[str, Right] = {
 }
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
+# Of the largest messages so many are to fit into what all may hold.
+_MESSAGES = 16
 # A message is there twice, and so it counts: in gRPC's own buffers while it comes or goes, and as what is made of it.
 _COPIES = 2
 # What gRPC says when there is no deadline is a very long time.
@@ -142,8 +144,10 @@ class _Service:
         self._config = config
         self._keys = keys
         self._buffered = buffered
-        # Bytes that a message may have.
-        self.most = min(config.max_body_bytes, config.max_buffered_bytes // _COPIES)
+        # Bytes that a message may have. For each that comes there must be room for the largest, so many of which there
+        # is to be room for.
+        shared = max(config.max_body_bytes, config.max_buffered_bytes // _MESSAGES)
+        self.most = min(config.max_tensor_bytes, shared, config.max_buffered_bytes // _COPIES)
         # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
         self._max_streams = max(buffered.limit // 2 // self.most, 1)
         self._calls = self._streams = 0
@@ -269,7 +273,9 @@ class _Service:
                 if tenant is not None:
                     tenant.check_right(_RIGHTS["ModelStreamInfer"])
                 if self._streams >= self._max_streams:
-                    raise too_many("streams", self._max_streams, "half of max_buffered_bytes, by max_body_bytes")
+                    raise too_many(
+                        "streams", self._max_streams, "half of max_buffered_bytes, by what a message may have"
+                    )
             except ApiError as error:
                 await _abort(context, error)
             self._streams += 1

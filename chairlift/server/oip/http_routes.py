@@ -11,13 +11,13 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.http.exchange import as_json, read_body, terms_of, timing_headers, until_gone
-from chairlift.server.models.item_service import ItemService
+from chairlift.server.http.exchange import as_json, off_loop, read_body, terms_of, until_gone
+from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
 from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
 from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
-from chairlift.server.oip.tensor_items import infer, signature
+from chairlift.server.oip.tensor_items import bare_input, infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIGITS = 18
@@ -73,22 +73,22 @@ async def infer_route(request: Request) -> Response:
     """Run a model on tensors."""
     path = request.path_params
     # Triton's clients send no Content-Type.
-    raw = await read_body(request, binary=True, untyped=True)
+    raw = await read_body(request, binary=True, untyped=True, tensors=True)
     service = _asked(request)
-    body, binary = _open(request, raw)
+    info = service.loaded()
+    body, tensors = await off_loop(len(raw), lambda: _read(request, raw, info))
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
-    tensors = _inputs(body, binary)
-    wanted = _wanted(body, service.loaded())
+    wanted = _wanted(body, info)
     terms = read_terms(body.parameters, terms_of(request.scope), also=("binary_data_output",))
     async with until_gone(request.receive):
         outputs, answers = await infer(service, tensors, terms)
     about = {"model_name": service.name, "model_version": service.version}
     if body.id:
         about["id"] = body.id
-    raw, headers = _write(about, outputs, wanted)
+    answer, headers = _write(about, outputs, wanted)
     kind = "application/octet-stream" if headers else "application/json"
-    return Response(raw, headers=headers | timing_headers(answers), media_type=kind)
+    return Response(answer, headers=headers | timing_headers(answers), media_type=kind)
 
 
 def _asked(request: Request) -> ItemService:
@@ -96,9 +96,17 @@ def _asked(request: Request) -> ItemService:
     return tensor_model(model_in_path(request, path["name"], path.get("version")))
 
 
-def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
-    """The JSON, and the bytes after it."""
+def _read(request: Request, raw: bytes, info: ItemInfo) -> tuple[InferBody, dict[str, TensorArray]]:
+    """What a body says, and its tensors. Without any JSON it is the one input, and the answer is bytes as well."""
     length = request.headers.get(_HEADER_LENGTH)
+    if length == "0":
+        return InferBody(inputs=[], parameters={"binary_data_output": True}), bare_input(info, raw)
+    body, binary = _open(raw, length)
+    return body, _inputs(body, binary)
+
+
+def _open(raw: bytes, length: str | None) -> tuple[InferBody, memoryview]:
+    """The JSON, and the bytes after it."""
     if length is None:
         return decode(raw, _infer_decoder), memoryview(b"")
     if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > len(raw):
