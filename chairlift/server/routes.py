@@ -15,12 +15,13 @@ from chairlift.server.batches import file_routes as files
 from chairlift.server.http import docs
 from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.items import embeddings, rerank, tei
+from chairlift.server.items import embeddings, pooling, rerank, tei
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
+_TEXT_TASKS = ("embed", "classify", "rerank")
 _generate = partial(
     Endpoint,
     tag="language models",
@@ -73,7 +74,41 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         bodies=(rerank.RerankBody, tei.RanksBody),
         batchable=True,
     ),
+    *(
+        _items(
+            "POST",
+            path,
+            pooling.score,
+            "How well texts go together, as vLLM has it",
+            (pooling.ScoreBody,),
+            tasks=("rerank", "embed"),
+            batchable=True,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    _items(
+        "POST",
+        "/classify",
+        pooling.classify,
+        "Labels of texts, as vLLM has it",
+        (pooling.ClassifyBody,),
+        tasks=("classify", "rerank"),
+    ),
+    _items(
+        "POST",
+        "/pooling",
+        pooling.pooling,
+        "What a model gives for texts or their tokens, as vLLM has it",
+        (pooling.PoolingBody,),
+        tasks=("embed", "classify", "rerank"),
+    ),
     _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
+    _tei("POST", "/embed_all", tei.embed_all, "Embed tokens, as TEI has it", (tei.EmbedAllBody,), tasks=("embed",)),
+    _tei(
+        "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
+    ),
+    _tei("POST", "/tokenize", tei.tokenize, "Tokens of texts, as TEI has it", (tei.TokenizeBody,), tasks=_TEXT_TASKS),
+    _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=_TEXT_TASKS),
     _tei(
         "POST",
         "/predict",

@@ -54,6 +54,20 @@ def test_poolings(pooling: str, ops: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("ops", ["reference", "auto"])
+def test_vectors_of_tokens_are_those_of_the_backbone(ops: str, tmp_path: Path) -> None:
+    source, texts = encoder_folder("bert"), encodings()
+    folder = sentence_folder(tmp_path / "model", source, [("Pooling", {"pooling_mode": "mean"}), ("Normalize", {})])
+    runner = load(folder, ops=ops)
+    asked = [Encoding(text.token_ids, text.type_ids, index % 2 == 0) for index, text in enumerate(texts)]
+    found = runner.run([*asked, Encoding([], None, True)])
+    assert isinstance(found.pop(), InvalidRequest)
+    for encoding, vector, states in zip(asked, found, expected_states(source, texts), strict=True):
+        assert not isinstance(vector, Exception)
+        wanted = states if encoding.every_token else states.mean(0) / np.linalg.norm(states.mean(0))
+        np.testing.assert_allclose(vector, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
 def test_poolings_of_older_files_are_concatenated(tmp_path: Path) -> None:
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
     source, texts = encoder_folder("roberta"), encodings()

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from support.items_harness import (
     DIMENSIONS,
+    MAX_TOKENS,
     Listening,
     classifier,
     embedder,
     embedding,
+    encoder,
     function,
     ids_of,
     listening,
@@ -19,8 +21,11 @@ from support.items_harness import (
 )
 
 from chairlift import __version__
+from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
+from chairlift.server.items import embeddings
 from chairlift.server.models.item_host import about_of
+from chairlift.text import encoding
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +93,93 @@ def test_the_start_line_says_what_bfloat16_costs() -> None:
     assert about_of(info, asked=True) == "bfloat16 on cpu, native operations"
     assert "0.99996" not in about_of(ItemInfo(task="rerank", device="cpu", dtype="bfloat16"), asked=False)
     assert "0.99996" not in about_of(ItemInfo(task="embed", device="cpu", dtype="float32"), asked=False)
+
+
+def test_embeddings_of_all_tokens(server: Listening) -> None:
+    made = post(server, "/embed_all", inputs=["fox", "the quick fox"], model="embedder").json()
+    for text, rows in zip(("fox", "the quick fox"), made, strict=True):
+        np.testing.assert_allclose(rows, [embedding([each]) for each in ids_of(text)], rtol=1e-6)
+    (prompted,) = post(server, "/embed_all", inputs="fox", prompt_name="query", model="embedder").json()
+    assert len(prompted) == len(ids_of("hello fox"))
+    assert post(server, "/embed_all", inputs=[[1, 2]], model="embedder").status_code == 200
+    assert post(server, "/embed_all", inputs="fox", model="classifier").status_code == 424
+
+
+def test_embeddings_of_all_tokens_are_bounded(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "MAX_NUMBERS", 100)
+    refused = post(server, "/embed_all", inputs=["the quick brown fox"] * 3, model="embedder")
+    assert (refused.status_code, "more than 100 numbers" in refused.text) == (413, True)
+
+
+def test_similarity(server: Listening) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def cosine(one: str, other: str) -> float:
+        return float(embedding(ids_of(one)) @ embedding(ids_of(other)))
+
+    inputs = {"source_sentence": "fox", "sentences": ["hello", "fox"]}
+    assert post(server, "/similarity", inputs=inputs, model="embedder").json() == pytest.approx(
+        [cosine("fox", "hello"), 1], abs=1e-6
+    )
+    how = {"prompt_name": "query", "truncate": True, "truncation_direction": "Left"}
+    made = post(server, "/similarity", inputs=inputs, parameters=how, model="embedder").json()
+    assert made[0] == pytest.approx(cosine("hello fox", "hello hello"), abs=1e-6)
+    with listening(embedder()[0]) as alone:
+        client = hub.InferenceClient(f"{alone.url}/similarity")
+        assert client.sentence_similarity("fox", ["hello"]) == pytest.approx([cosine("fox", "hello")], abs=1e-6)
+    for wrong in ({"source_sentence": "", "sentences": ["a"]}, {"source_sentence": "a", "sentences": []}):
+        refused = post(server, "/similarity", inputs=wrong, model="embedder")
+        assert (refused.status_code, refused.json()["error_type"]) == (400, "Empty")
+    assert post(server, "/similarity", inputs="fox", model="embedder").status_code == 422
+
+
+@pytest.mark.parametrize("text", ["the naïve fox", "fox <|end|> fox"])
+def test_tokens_and_texts(server: Listening, text: str) -> None:
+    (tokens,) = post(server, "/tokenize", inputs=text, model="embedder").json()
+    assert [token["id"] for token in tokens] == ids_of(text)
+    first, *middle, last = tokens
+    assert (first["text"], first["special"], first["start"]) == ("<s>", True, None)
+    assert (last["text"], last["special"], last["stop"]) == ("<|end|>", True, None)
+    assert all(text[token["start"] : token["stop"]] == token["text"] for token in middle)
+    assert "".join(token["text"] for token in middle) == text.replace(" ", "")
+    bare = post(server, "/tokenize", inputs=[text], add_special_tokens=False, model="embedder").json()
+    assert bare == [middle]
+    (prompted,) = post(server, "/tokenize", inputs="fox", prompt_name="query", model="embedder").json()
+    assert [token["id"] for token in prompted] == ids_of("hello fox")
+    ids = ids_of("the quick fox")
+    assert post(server, "/decode", ids=ids, model="embedder").json() == ["the quick fox"]
+    both = post(server, "/decode", ids=[ids, ids[1:2]], skip_special_tokens=False, model="embedder").json()
+    assert both == ["<s> the quick fox <|end|>", "the"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"inputs": ""}, 400),
+        ("/tokenize", {"inputs": []}, 400),
+        ("/tokenize", {"inputs": ["a"] * 2049}, 413),
+        ("/tokenize", {"inputs": "a", "prompt_name": "what"}, 422),
+        ("/tokenize", {"inputs": "a", "what": 1}, 422),
+        ("/decode", {"ids": []}, 400),
+        ("/decode", {"ids": [[]]}, 400),
+        ("/decode", {"ids": [1, [2]]}, 422),
+        ("/decode", {"ids": [-1]}, 422),
+        ("/decode", {"ids": [10**6]}, 422),
+        ("/decode", {"ids": "x"}, 422),
+        ("/embed_all", {"inputs": []}, 400),
+        ("/embed_all", {"inputs": "fox " * MAX_TOKENS}, 413),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_wrong_is_said_as_tei_does(server: Listening, path: str, body: Any, status: int) -> None:
+    refused = post(server, path, **body, model="embedder")
+    assert (refused.status_code, set(refused.json())) == (status, {"error", "error_type"}), refused.text
+
+
+def test_tokens_told_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MAX_TOKENS_TOLD", 6)
+    assert len(encoder().tokens(["fox", "fox"])) == 2
+    with pytest.raises(InvalidRequest, match="more than 6"):
+        encoder().tokens(["fox", "fox fox"])
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        encoder().tokens(["\ud800"])

@@ -114,10 +114,14 @@ class EncoderRunner:
         """Compute a vector (or logits) for each text, float32; InvalidRequest for one that the model cannot take."""
         results: list[Vector | Exception | None] = [self._fault(payload) for payload in payloads]
         good = [index for index, fault in enumerate(results) if fault is None]
-        if good:
-            vectors = self._compute(texts_of([self._unpadded(payloads[index]) for index in good]))
-            for index, vector in zip(good, vectors, strict=True):
-                results[index] = vector
+        for compute, members in (
+            (self._compute, [index for index in good if not payloads[index].every_token]),
+            (self._tokens, [index for index in good if payloads[index].every_token]),
+        ):
+            if members:
+                vectors = compute(texts_of([self._unpadded(payloads[index]) for index in members]))
+                for index, vector in zip(members, vectors, strict=True):
+                    results[index] = vector
         return [result for result in results if result is not None]
 
     def _fault(self, payload: Encoding) -> InvalidRequest | None:
@@ -151,6 +155,11 @@ class EncoderRunner:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         found: NDArray[np.float32] = vectors.cpu().numpy()
         return found
+
+    def _tokens(self, texts: Texts) -> list[NDArray[np.float32]]:
+        """The vectors of each text's tokens, before whatever is made of all of them."""
+        hidden: NDArray[np.float32] = self.forward(texts, "tokens").cpu().numpy()
+        return np.split(hidden, texts.starts[1:-1])
 
     def close(self) -> None:
         """Release the weights."""

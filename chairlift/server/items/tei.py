@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference: /embed, /predict, /rerank, / (whichever the model is for) and /info.
+"""The routes of text-embeddings-inference: /embed, /predict, /rerank, / (whichever the model is for) and others.
 
 TEI serves one model and has no field to name one; here `model` may, and must where several would do.
 """
@@ -22,11 +22,20 @@ from chairlift.server.http.exchange import (
     as_json,
     off_loop,
     read_body,
+    read_json,
     terms_of,
     until_gone,
 )
-from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack
-from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
+from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack, whole_texts
+from chairlift.server.items.texts import (
+    check_not_empty,
+    encoder_of,
+    from_ids,
+    from_pairs,
+    from_texts,
+    naming,
+    run,
+)
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
@@ -67,6 +76,53 @@ class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     parameters: PredictParameters | None = None
 
 
+class EmbedAllBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /embed_all."""
+
+    inputs: Annotated[str | list[str | list[Int]], Meta(examples=["What is batching?"])]
+    prompt_name: str | None = None
+
+
+class Sentences(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the texts of a similarity are read."""
+
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /similarity."""
+
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /tokenize."""
+
+    inputs: Annotated[str | list[str], Meta(examples=["What is batching?"])]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class DecodeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /decode."""
+
+    ids: Annotated[list[Int | list[Int]], Meta(examples=[[1, 2, 3]])]
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
 class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /rerank as TEI has it."""
 
@@ -83,6 +139,10 @@ class _Asked(msgspec.Struct):
 
 _asked_decoder = msgspec.json.Decoder(_Asked)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
+_embed_all_decoder = msgspec.json.Decoder(EmbedAllBody)
+_similarity_decoder = msgspec.json.Decoder(SimilarityBody)
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_decode_decoder = msgspec.json.Decoder(DecodeBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
 
@@ -110,11 +170,73 @@ async def _embed(request: Request, raw: bytes) -> Response:
         raise InvalidRequest("normalize can't be false: this model normalizes its embeddings itself", "normalize")
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
-        encodings = await _encode(service, body, given)
+        encodings = await _encode(service, body, body.prompt_name, given)
         answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
         written = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
     return Response(written, headers=timing_headers(answers), media_type="application/json")
+
+
+async def embed_all(request: Request) -> Response:
+    """A vector for each token of each input, as the model's backbone gives it."""
+    body = await read_json(request, _embed_all_decoder)
+    service = asked_model(request, body.model)
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    async with until_gone(request.receive):
+        encodings = whole_texts(await _encode(service, body, body.prompt_name, given), service.loaded().dimensions)
+        answers = await run(service, encodings, terms_of(request.scope))
+        rows = [answer.value for answer in answers]
+        raw = await off_loop(sum(map(np.size, rows)), lambda: b"[%b]" % b",".join(map(_matrix, rows)))
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+def _matrix(rows: npt.ArrayLike) -> bytes:
+    return b"[%b]" % b",".join(as_numbers(np.asarray(rows, dtype=np.float32)))
+
+
+async def similarity(request: Request) -> Response:
+    """The cosine of a text's embedding with that of each of others."""
+    body = await read_json(request, _similarity_decoder)
+    service = asked_model(request, body.model)
+    how = body.parameters or SimilarityParameters()
+    check_not_empty([body.inputs.source_sentence], "inputs.source_sentence")
+    check_not_empty(body.inputs.sentences, "inputs.sentences")
+    terms = TeiBody(truncate=how.truncate, truncation_direction=how.truncation_direction)
+    async with until_gone(request.receive):
+        given = [body.inputs.source_sentence, *body.inputs.sentences]
+        encodings = await _encode(service, terms, how.prompt_name, given)
+        answers = await run(service, encodings, terms_of(request.scope))
+    rows = stack([answer.value for answer in answers], normalize=True)
+    return as_json((rows[1:] @ rows[0]).tolist(), timing_headers(answers))
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens of each text, and where they are in it."""
+    body = await read_json(request, _tokenize_decoder)
+    service = asked_model(request, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    check_not_empty(texts, "inputs")
+    _check_count(len(texts), "inputs")
+    prompt = _prompt(service, body.prompt_name) if body.prompt_name is not None else ""
+    encoder = encoder_of(service)
+    texts = [prompt + text for text in texts]
+    work = naming("inputs", len(texts), lambda: encoder.tokens(texts, body.add_special_tokens))
+    return as_json(await off_loop(sum(map(len, texts)), work))
+
+
+async def decode_ids(request: Request) -> Response:
+    """The texts of token ids."""
+    body = await read_json(request, _decode_decoder)
+    service = asked_model(request, body.model)
+    given = [body.ids] if all(isinstance(each, int) for each in body.ids) else body.ids
+    if any(isinstance(each, int) for each in given):
+        raise InvalidRequest("ids must be token ids or lists of them, not a mixture", "ids")
+    prompts = cast(list[list[int]], given)
+    if not prompts or not all(prompts):
+        raise ApiError(400, "ids must not be empty", "ids", "empty_input")
+    _check_count(len(prompts), "ids")
+    decode_one = encoder_of(service).decode
+    return as_json([decode_one(ids, body.skip_special_tokens) for ids in prompts])
 
 
 async def predict(request: Request) -> Response:
@@ -187,18 +309,20 @@ async def info(request: Request) -> Response:
     )
 
 
-async def _encode(service: ItemService, body: EmbedBody, given: Sequence[str | list[int]]) -> list[Encoding]:
+async def _encode(
+    service: ItemService, body: TeiBody, prompt_name: str | None, given: Sequence[str | list[int]]
+) -> list[Encoding]:
     """Texts with the prompt that was asked for, or token ids as they are."""
     _check_count(len(given), "inputs")
     if not given or not all(given):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
-    prompt = _prompt(service, body.prompt_name)
+    prompt = _prompt(service, prompt_name)
     cut = _cut(body)
     if all(isinstance(each, str) for each in given):
         return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
     if any(isinstance(each, str) for each in given):
         raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
-    if body.prompt_name is not None:
+    if prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
     return from_ids(service, ids, cut, "inputs")

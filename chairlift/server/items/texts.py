@@ -1,6 +1,7 @@
 """Texts and token ids from requests to encodings: tokenized off the event loop, checked against the model's length."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InputTooLong, InvalidRequest
@@ -10,11 +11,13 @@ from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.models.item_service import ItemService
 from chairlift.text.encoding import Cut, TextEncoder
 
+T = TypeVar("T")
+
 
 async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
     """Encodings of texts. Without a cut, one that is too long is an error."""
     encoder = encoder_of(service)
-    work = _naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
+    work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
     return await off_loop(sum(map(len, texts)), work)
 
 
@@ -23,14 +26,14 @@ async def from_pairs(
 ) -> list[Encoding]:
     """Encodings of pairs of texts."""
     encoder = encoder_of(service)
-    work = _naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
+    work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
     return await off_loop(sum(len(first) + len(second) for first, second in pairs), work)
 
 
-def _naming(field: str, number: int, work: Callable[[], list[Encoding]]) -> Callable[[], list[Encoding]]:
+def naming(field: str, number: int, work: Callable[[], T]) -> Callable[[], T]:
     """The same work, its errors telling the client's name for what is wrong."""
 
-    def named() -> list[Encoding]:
+    def named() -> T:
         try:
             return work()
         except InputTooLong as error:
