@@ -166,6 +166,20 @@ def test_bad_requests_are_refused_by_name(case: Case, more: Any, code: str, word
     assert (caught.value.code().name, word in caught.value.details()) == (code, True), caught.value.details()
 
 
+def test_configuration_and_statistics(case: Case) -> None:
+    config = case.triton.get_model_config("adder").config
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input][2] == ("word", 13, [1])
+    assert (config.max_batch_size, config.backend) == (32, "chairlift")
+    assert case.triton.get_model_config("counter").config.model_transaction_policy.decoupled
+    case.stub.ModelInfer(request())
+    (stats,) = case.triton.get_inference_statistics("adder").model_stats
+    assert (stats.inference_count, stats.inference_stats.success.count, stats.batch_stats[0].batch_size) == (2, 1, 2)
+    assert len(case.triton.get_inference_statistics().model_stats) == 3
+    for ask in (case.triton.get_model_config, case.triton.get_inference_statistics):
+        with pytest.raises(utils.InferenceServerException, match="NOT_FOUND"):
+            ask("other")
+
+
 def test_what_kserves_client_sends(case: Case) -> None:
     message = request(outputs=[{"name": "sum", "parameters": {"binary_data": {"bool_param": True}}}])
     raw = [np.float32([1]).tobytes(), np.float32([2]).tobytes(), b"\x01\0\0\0x"]

@@ -28,6 +28,7 @@ from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, Reques
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.oip.statistics import model_config
 from chairlift.server.oip.tensor_items import bare_input
 
 JSON = {"content-type": "application/json"}
@@ -217,6 +218,70 @@ def test_bytes_alone_have_the_shape_that_fits(shape: tuple[int, ...], size: int)
         bare_input(info, bytes(4 * size + 1))
 
 
+def test_configurations(triton: Any, server: Listening) -> None:
+    config = triton.get_model_config("adder")
+    assert (config["name"], config["max_batch_size"]) == ("adder", 32)
+    assert config["input"] == [
+        {"name": "a", "data_type": "TYPE_FP32", "dims": [-1]},
+        {"name": "b", "data_type": "TYPE_FP32", "dims": [-1]},
+        {"name": "word", "data_type": "TYPE_STRING", "dims": [1]},
+    ]
+    assert config["dynamic_batching"] == {"preferred_batch_size": [32], "max_queue_delay_microseconds": 0}
+    assert triton.get_model_config("adder", "1") == config
+    whole = ItemInfo(task="tensors", device="", dtype="", batch_axis=False)
+    dispatcher = LocalDispatcher(lambda payloads: payloads)
+    about = model_config(ItemService("whole", dispatcher, info=whole))
+    assert (about["max_batch_size"], "dynamic_batching" in about) == (0, False)
+
+
+def test_statistics() -> None:
+    http = pytest.importorskip("tritonclient.http")
+    service, dispatcher = adder()
+    with listening(service, function()[0]) as server:
+        for triton in client_of(server):
+            before = triton.get_inference_statistics("adder")["model_stats"][0]
+            assert (before["last_inference"], before["inference_count"], before["batch_stats"]) == (0, 0, [])
+            for _ in range(3):
+                triton.infer("adder", tensors(http, True))
+            dispatcher.refusal = QueueFull("full", 1)
+            for utils in [pytest.importorskip("tritonclient.utils")]:
+                with pytest.raises(utils.InferenceServerException):
+                    triton.infer("adder", tensors(http, True))
+            (after,) = triton.get_inference_statistics("adder", "1")["model_stats"]
+            assert (after["inference_count"], after["execution_count"]) == (6, 3)
+            found = after["inference_stats"]
+            assert (found["success"]["count"], found["fail"]["count"], found["queue"]["count"]) == (3, 1, 3)
+            assert found["compute_infer"]["ns"] == 3 * 2_000_000
+            assert found["success"]["ns"] >= found["compute_infer"]["ns"] + found["queue"]["ns"] - 1
+            (batch,) = after["batch_stats"]
+            assert (batch["batch_size"], batch["compute_infer"]["count"]) == (2, 3)
+            assert after["last_inference"] > 1_600_000_000_000
+            names = [each["name"] for each in triton.get_inference_statistics()["model_stats"]]
+            assert names == ["adder", "function"]
+        assert httpx.get(f"{server.url}/v2/models/other/stats").status_code == 404
+        assert httpx.get(f"{server.url}/v2/models/adder/versions/9/stats").status_code == 404
+
+
+def test_bfloat16_goes_in_as_float32(server: Listening) -> None:
+    exact = np.array([[0.5, -3.0, 2.0**100]], dtype=np.float32)
+    halves = (exact.view(np.uint32) >> 16).astype("<u2").tobytes()
+    about: list[dict[str, Any]] = [
+        {"name": name, "shape": [1, 3], "datatype": "BF16", "parameters": {"binary_data_size": 6}}
+        for name in ("a", "b")
+    ]
+    header = msgspec.json.encode(
+        {"inputs": [*about, {"name": "word", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    )
+    headers = {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"}
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", content=header + halves + halves, headers=headers)
+    assert answer.json()["outputs"][0]["data"] == (2 * exact).ravel().tolist()
+    short = httpx.post(f"{server.url}/v2/models/adder/infer", content=header + halves, headers=headers)
+    assert short.status_code == 400
+    values = {"name": "a", "shape": [1], "datatype": "BF16", "data": [1]}
+    refused = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": [values]})
+    assert (refused.status_code, "'BF16' has no JSON values" in refused.text) == (400, True), refused.text
+
+
 def test_text_models_take_bytes(triton: Any) -> None:
     http = pytest.importorskip("tritonclient.http")
 
@@ -334,7 +399,8 @@ def test_json_both_ways(server: Listening) -> None:
         ({"inputs": BODY["inputs"] + BODY["inputs"][:1]}, "there twice"),
         (changed(0, name="c"), "unexpected input 'c'"),
         (changed(0, datatype="FP64"), "must be FP32"),
-        (changed(0, datatype="BF16"), "'BF16' is not one of"),
+        (changed(0, datatype="BF16"), "'BF16' has no JSON values"),
+        (changed(0, datatype="FP8"), "'FP8' is not one of"),
         (changed(0, shape=[2]), "must have shape [-1, -1]"),
         (changed(0, shape=[2, 1]), "same number of items"),
         (changed(0, shape=[1, 3]), "needs 3 values"),

@@ -28,8 +28,9 @@ from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
-from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
+from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
+from chairlift.server.oip.statistics import model_config, model_statistics
 from chairlift.server.oip.tensor_items import infer, join, split
 
 RpcContext = Any
@@ -252,6 +253,16 @@ class _Service:
         """What a model takes and gives."""
         service = tensor_model(self._models.get(request.name, request.version))
         return protobuf.ModelMetadataResponse(**model_metadata(self._models, service))
+
+    async def ModelConfig(self, request: Any, context: RpcContext) -> Any:
+        """How a model is served."""
+        service = tensor_model(self._models.get(request.name, request.version))
+        return protobuf.ModelConfigResponse(config=model_config(service))
+
+    async def ModelStatistics(self, request: Any, context: RpcContext) -> Any:
+        """What a model, or all of them, did so far."""
+        services = named_models(self._models, request.name, request.version)
+        return protobuf.ModelStatisticsResponse(model_stats=model_statistics(services))
 
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""

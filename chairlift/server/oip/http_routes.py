@@ -15,8 +15,9 @@ from chairlift.server.http.exchange import as_json, off_loop, read_body, terms_o
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
-from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
+from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
+from chairlift.server.oip.statistics import model_config, model_statistics
 from chairlift.server.oip.tensor_items import bare_input, infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
@@ -193,6 +194,19 @@ async def ready_route(request: Request) -> Response:
 async def model_route(request: Request) -> Response:
     """What a model takes and gives."""
     return as_json(model_metadata(models_of(request), _asked(request)))
+
+
+async def config_route(request: Request) -> Response:
+    """How a model is served."""
+    return as_json(model_config(_asked(request)))
+
+
+async def statistics_route(request: Request) -> Response:
+    """What a model, or all of them, did so far."""
+    name, version = request.path_params.get("name", ""), request.path_params.get("version")
+    if name:
+        model_in_path(request, name, version)
+    return as_json({"model_stats": model_statistics(named_models(models_of(request), name, version))})
 
 
 async def model_ready_route(request: Request) -> Response:

@@ -10,7 +10,10 @@ from chairlift.server.models.registry import Models, ModelService, wrong_task
 from chairlift.server.oip.tensor_items import shape_of, signature
 
 # As Triton names them.
-EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
+EXTENSIONS = (
+    *("binary_tensor_data", "model_configuration", "model_repository"),
+    *("model_repository(unload_dependents)", "schedule_policy", "statistics"),
+)
 
 
 def tensor_model(model: ModelService) -> ItemService:
@@ -18,6 +21,14 @@ def tensor_model(model: ModelService) -> ItemService:
     if not isinstance(model, ItemService):
         raise wrong_task(model, ("tensors",), "the Open Inference Protocol")
     return model
+
+
+def named_models(models: Models, name: str, version: str | None) -> list[ItemService]:
+    """All versions of a model that takes tensors, or one of them; without a name those of all. Raises ApiError."""
+    if not name:
+        return [model for model in models.all() if isinstance(model, ItemService)]
+    versions = [version] if version else models.versions(name) or [None]
+    return [tensor_model(models.get(name, each)) for each in versions]
 
 
 def server_metadata() -> dict[str, Any]:
