@@ -8,19 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chairlift.batching import batched
-    from chairlift.core.sequences.sampling import SamplingParams
+    from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
     from chairlift.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BadItem", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__", "batched"]
+__all__ = [
+    "LLM",
+    "BadItem",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+    "batched",
+]
 
 _HOMES = {
     "BadItem": "chairlift.errors",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
     "SamplingParams": "chairlift.core.sequences.sampling",
+    "StructuredOutputsParams": "chairlift.core.sequences.sampling",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
 }

@@ -17,6 +17,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.runners.check_model import check_model
 from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.structured import grammar_of
 from chairlift.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -44,7 +45,8 @@ class LLM:
         from chairlift.runners.decoder.runner import DecoderRunner
 
         self.tokenizer = Tokenizer.from_folder(self.config.model)
-        self.engine = Engine(self.config, DecoderRunner(self.config))
+        self._runner = DecoderRunner(self.config)
+        self.engine = Engine(self.config, self._runner)
         # All requests of a call wait before its first step, so no batch need wait for more.
         self.engine.close_queue()
         self._serial = 0
@@ -96,7 +98,11 @@ class LLM:
     def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> "_Job":
         text, ids = self._tokens(prompt)
         self._serial += 1
+        wanted = params.structured_outputs
+        grammar = None if wanted is None else grammar_of(wanted)
         try:
+            # What is wrong with a grammar is said before anything runs.
+            held = None if grammar is None else self._runner.grammars.compile(grammar)
             requests = fan_out(
                 f"{self._serial}",
                 ids,
@@ -105,10 +111,13 @@ class LLM:
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
                 priority=priority,
+                grammar=grammar,
             )
         except Unservable as error:
             raise InvalidRequest(str(error), error.field) from None
-        return _Job(self.tokenizer, text, requests)
+        except ValueError as error:
+            raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from None
+        return _Job(self.tokenizer, text, requests, held)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -154,8 +163,10 @@ class LLM:
 class _Job:
     """One prompt on its way to a RequestOutput."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str | None, requests: list[Request]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, requests: list[Request], grammar: object) -> None:
         first = requests[0]
+        # Held, so that it need not be compiled again.
+        self._grammar = grammar
         self.requests = requests
         self.output = RequestOutput(
             first.id.split("-")[0],
@@ -185,7 +196,7 @@ class _Job:
         if delta.finish_reason is None:
             return False
         sample.finish_reason = delta.finish_reason.value
-        failed = delta.finish_reason is FinishReason.ERROR
+        failed = delta.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
         sample.stop_reason = update.detail if failed else delta.stop_reason
         self._unfinished -= 1
         if not self._unfinished:

@@ -26,8 +26,8 @@ class RequestMetrics:
 class CompletionOutput:
     """One sample. `logprobs` has a dict for each token, the chosen token's entry first; None if not asked for.
 
-    `finish_reason` is "stop", "length", "abort" or "error"; `stop_reason` the stop string or stop token id, or the
-    error's text.
+    `finish_reason` is "stop", "length", "abort", "error" or "invalid"; `stop_reason` the stop string or stop token id,
+    or the error's text.
     """
 
     index: int

@@ -98,9 +98,9 @@ EXPORT void chairlift_linear(const void *x, int64_t rows, const Weight *weight, 
     chosen->kernels->linear(x, rows, *weight, out, floats, dtype);
 }
 
-EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, int64_t *index, float *value,
-                           int32_t dtype) {
-    chosen->kernels->best(x, rows, *weight, index, value, dtype);
+EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *allowed, int64_t words,
+                           int64_t *index, float *value, int32_t dtype) {
+    chosen->kernels->best(x, rows, *weight, allowed, words, index, value, dtype);
 }
 
 EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
@@ -117,4 +117,8 @@ EXPORT void chairlift_encode(const Encoder *encoder, const Texts *texts, float *
 
 EXPORT void chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {
     chosen->kernels->draw(logits, rows, vocab, *draws, ids);
+}
+
+EXPORT void chairlift_exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words) {
+    chosen->kernels->exclude(logits, rows, vocab, allowed, words);
 }

@@ -14,10 +14,19 @@ struct Rows {
     const float *zero_offsets = nullptr;  // null unless quantized asymmetrically: see quantize_asymmetric
 };
 
-// The highest sum of each row so far and its output, as one thread has seen it.
+// The highest sum of each row so far and its output, as one thread has seen it. Of a row that has bits in `allowed`, of
+// `words` for each row, only those outputs count whose bit is set.
 struct Argmax {
     float *value;
     int64_t *index;
+    const uint32_t *allowed = nullptr;
+    int64_t words = 0;
+
+    // A bit for each output of the panel that begins with this one.
+    uint32_t bits(int64_t row, int64_t first) const {
+        static_assert(PANEL == 32);
+        return allowed ? allowed[row * words + first / PANEL] : ~0u;
+    }
 };
 
 enum class EpilogueMode {
@@ -142,10 +151,12 @@ template <typename T> struct Epilogue {
     void update_argmax(int64_t row, int64_t first, const Wide &values, int count) const {
         float high = argmax.value[row];
         if (!any_above(values, high) || high != high) return;
+        const uint32_t allowed = argmax.bits(row, first);
+        if (!allowed) return;
         float all[PANEL];
         store(all, values, PANEL);
         for (int i = 0; i < count; i++)
-            if (!(all[i] <= high)) {
+            if (!(all[i] <= high) && (allowed >> i & 1)) {
                 argmax.value[row] = high = all[i];
                 argmax.index[row] = first + i;
                 if (high != high) return;

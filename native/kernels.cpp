@@ -73,10 +73,11 @@ void any_linear(const void *x, int64_t rows, const Weight &weight, void *out, bo
     });
 }
 
-void any_best(const void *x, int64_t rows, const Weight &weight, int64_t *index, float *value, int32_t dtype) {
+void any_best(const void *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words,
+              int64_t *index, float *value, int32_t dtype) {
     with_type(dtype, [&](auto *type) {
         using T = decltype(type);
-        best(T(x), rows, weight, index, value);
+        best(T(x), rows, weight, allowed, words, index, value);
     });
 }
 
@@ -116,6 +117,6 @@ template <typename... Each> struct FormatTable<FormatList<Each...>> {
 
 namespace ISA {
 extern const Kernels kernels = {any_rms_norm, any_gate,     any_rope_and_write, any_attention, any_pack, any_linear,
-                                any_best,     any_embed,    any_decode,         any_encode,    draw,
+                                any_best,     any_embed,    any_decode,         any_encode,    draw,         exclude,
                                 FormatTable<Formats>::all,  Formats::COUNT};
 }

@@ -28,8 +28,11 @@ template <typename T> void linear(const T *x, int64_t rows, const Weight &weight
     multiply(x, rows, weight, [&](Team &) { return epilogue; });
 }
 
-// The highest sum of each row and which output's it is; no number if any of them is none.
-template <typename T> void best(const T *x, int64_t rows, const Weight &weight, int64_t *index, float *value) {
+// The highest sum of each row and which output's it is; no number if any of them is none. With `allowed`, a bit for each
+// output in `words` words a row, others do not count.
+template <typename T>
+void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words, int64_t *index,
+          float *value) {
     static thread_local Arena arena;
     const int64_t threads = omp_get_max_threads();
     arena.reset(threads * rows * (sizeof(float) + sizeof(int64_t)) + 2 * 64);
@@ -37,7 +40,7 @@ template <typename T> void best(const T *x, int64_t rows, const Weight &weight, 
     auto *indices = arena.take<int64_t>(threads * rows);
     for (int64_t i = 0; i < threads * rows; i++) values[i] = -__builtin_inff(), indices[i] = 0;
     multiply(x, rows, weight, [&](Team &team) {
-        const Argmax argmax{values + team.thread * rows, indices + team.thread * rows};
+        const Argmax argmax{values + team.thread * rows, indices + team.thread * rows, allowed, words};
         return Epilogue<T>{EpilogueMode::ARGMAX, nullptr, nullptr, 0, argmax};
     });
     for (int64_t row = 0; row < rows; row++) {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from chairlift.core.sequences.request import Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
-from chairlift.runners.sequences import SequenceInfo, SequenceRunner
+from chairlift.runners.sequences import GrammarDone, SequenceInfo, SequenceRunner
 
 
 @dataclass(slots=True)
@@ -48,6 +48,14 @@ class Recorder:
     def warm_up(self) -> None:
         """Warm up the runner."""
         self.runner.warm_up()
+
+    def find_grammar(self, grammar: str) -> object | None:
+        """Ask the runner."""
+        return self.runner.find_grammar(grammar)
+
+    def compile_grammar(self, grammar: str, done: GrammarDone) -> None:
+        """Have the runner do it."""
+        self.runner.compile_grammar(grammar, done)
 
     def close(self) -> None:
         """Close the runner."""

@@ -7,7 +7,10 @@ import msgspec
 
 
 class FinishReason(enum.StrEnum):
-    """Reason why work is over: a sequence stops or has its length, an item is done or shed, and either may fail."""
+    """Reason why work is over: a sequence stops or has its length, an item is done or shed, and either may fail.
+
+    What is `invalid` failed by what was asked for, as far as only running it shows that.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -15,6 +18,7 @@ class FinishReason(enum.StrEnum):
     SHED = "shed"
     ABORT = "abort"
     ERROR = "error"
+    INVALID = "invalid"
 
 
 class ShedReason(enum.StrEnum):

@@ -35,8 +35,11 @@ class Head(Protocol):
         """Return hidden [R, H] -> [R, V], in float32 or the dtype of `hidden`."""
         ...
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] int64 that has it."""
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] int64 that has it.
+
+        With `allowed`, as in `Ops.exclude`, only the tokens that it names count; -inf if there is none.
+        """
         ...
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -65,6 +65,13 @@ class Ops(Protocol):
         """Add x into `residual` in place and return rms_norm(residual)."""
         ...
 
+    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
+        """Make logits [R, V] float32 -inf in place, except those of the tokens that are allowed.
+
+        allowed [R, ceil(V / 32)] int32: token t of a row is allowed if bit t % 32 of word t // 32 is set.
+        """
+        ...
+
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw a token id for each row of logits [R, V] float32: [R] int64, on their device, which is not waited for.
 

@@ -26,6 +26,7 @@ from chairlift.ops.base import (
     Linear,
     Quantization,
 )
+from chairlift.ops.drawing import best_allowed
 from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
 from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
@@ -51,11 +52,10 @@ class PlainHead:
         """Return hidden [R, in] -> [R, out]."""
         return functional.linear(hidden, self._weight)
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the highest logit of each row, [R] float32, and its first token, [R]."""
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
-        values, indices = self.logits(hidden).float().max(-1)
-        return values, indices
+        return best_allowed(self.logits(hidden).float(), allowed)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T]."""
@@ -193,6 +193,10 @@ class CpuOps:
         out = torch.empty((rows, width // 2), dtype=self._dtype)
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ACTIVATIONS[activation], self._code)
         return out
+
+    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
+        """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
+        self._library.chairlift_exclude(logits.data_ptr(), *logits.shape, allowed.data_ptr(), allowed.shape[1])
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw a token id for each row of logits [R, V] float32: [R] int64."""

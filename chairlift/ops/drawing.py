@@ -26,6 +26,21 @@ def draw_tokens(logits: Tensor, draws: Draws) -> Tensor:
     return draw(logits, _tensor(draws.uniform, logits))
 
 
+def exclude_tokens(logits: Tensor, allowed: Tensor) -> None:
+    """Exclude as `Ops.exclude` says."""
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    is_allowed = (allowed[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits.masked_fill_(~is_allowed, -torch.inf)
+
+
+def best_allowed(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return `Head.best` of logits [R, V] float32, which may be changed."""
+    if allowed is not None:
+        exclude_tokens(logits, allowed)
+    values, indices = logits.max(-1)
+    return values, indices
+
+
 def _tensor(values: NDArray[np.floating] | NDArray[np.integer], like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device)
 

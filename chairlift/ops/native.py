@@ -225,11 +225,12 @@ _SIGNATURES = {
     "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, INT32],
     "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
     "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],
-    "chairlift_best": [POINTER, INT64, POINTER, POINTER, POINTER, INT32],
+    "chairlift_best": [POINTER, INT64, POINTER, POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_decode": [POINTER, POINTER, POINTER],
     "chairlift_encode": [POINTER, POINTER, POINTER],
     "chairlift_draw": [POINTER, INT64, INT64, POINTER, POINTER],
+    "chairlift_exclude": [POINTER, INT64, INT64, POINTER, INT64],
 }
 
 

@@ -71,11 +71,13 @@ class PackedWeight:
         self._linear(hidden.data_ptr(), hidden.shape[0], self._address, out.data_ptr(), 1, self._code)
         return out
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the highest logit of each row, [R] float32 (NaN if any is), and the first output that has it, [R]."""
-        values = torch.empty(hidden.shape[0], dtype=torch.float32)
-        indices = torch.empty(hidden.shape[0], dtype=torch.int64)
-        self._best(hidden.data_ptr(), hidden.shape[0], self._address, indices.data_ptr(), values.data_ptr(), self._code)
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32, and the first output that has it, [R], as `Head.best`."""
+        rows = hidden.shape[0]
+        values = torch.empty(rows, dtype=torch.float32)
+        indices = torch.empty(rows, dtype=torch.int64)
+        bits = (None, 0) if allowed is None else (allowed.data_ptr(), allowed.shape[1])
+        self._best(hidden.data_ptr(), rows, self._address, *bits, indices.data_ptr(), values.data_ptr(), self._code)
         return values, indices
 
     def embed(self, ids: Tensor) -> Tensor:

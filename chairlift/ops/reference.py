@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
-from chairlift.ops.drawing import draw_tokens
+from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
 from chairlift.ops.rotation import rotate
 
@@ -48,11 +48,10 @@ class ReferenceLinear:
 
     logits = sums
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the highest logit of each row, [R] float32, and its first token, [R]."""
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
-        values, indices = self.sums(hidden).float().max(-1)
-        return values, indices
+        return best_allowed(self.sums(hidden).float(), allowed)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T]."""
@@ -112,6 +111,10 @@ class ReferenceOps:
         """Add x [T, D] into `residual` [T, D] in place and return rms_norm(residual) [T, D]."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
+
+    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
+        """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
+        exclude_tokens(logits, allowed)
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw a token id for each row of logits [R, V] float32: [R] int64."""

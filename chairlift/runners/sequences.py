@@ -1,10 +1,14 @@
 """What every runner is: it gets a `Step` and knows nothing of queues."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from chairlift.core.sequences.request import Step, StepResult
+
+# Called with what holds a compiled grammar, which is found as long as somebody has it, or with what is wrong with it.
+GrammarDone = Callable[[object], None]
 
 
 class SequenceInfo(msgspec.Struct, kw_only=True):
@@ -30,6 +34,14 @@ class SequenceRunner(Protocol):
 
     def warm_up(self) -> None:
         """Run what the first requests would otherwise pay for."""
+        ...
+
+    def find_grammar(self, grammar: str) -> object | None:
+        """Return what holds a grammar, if it is compiled."""
+        ...
+
+    def compile_grammar(self, grammar: str, done: GrammarDone) -> None:
+        """Compile a grammar in another thread, which calls `done` with what holds it, or with a ValueError."""
         ...
 
     def execute(self, step: Step) -> StepResult:

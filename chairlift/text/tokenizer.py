@@ -18,6 +18,7 @@ import tokenizers
 
 from chairlift.bodies import is_deep
 from chairlift.errors import InvalidRequest, UnsupportedModel
+from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import read_object
 from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
@@ -92,10 +93,10 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise UnsupportedModel(f"{file} can't be read: {error}") from error
         config = read_object(folder / "tokenizer_config.json")
-        special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
+        special = special_tokens(config)
         return cls(
             backend,
-            eos_ids=_eos_ids(folder, backend, special.get("eos_token")),
+            eos_ids=end_token_ids(folder, special.get("eos_token"), backend.token_to_id),
             bos_id=backend.token_to_id(special["bos_token"]) if "bos_token" in special else None,
             chat_template=ChatTemplate.from_folder(folder, config, special),
         )
@@ -225,22 +226,3 @@ def _written(data: Any) -> bytes:
     if is_deep(raw):
         raise too_deep()
     return raw
-
-
-def _content(token: Any) -> str | None:
-    """A special token's text; files hold it as a string or as {"content": ...}."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
-    found: list[int] = []
-    config = read_object(folder / "config.json")
-    nested = config.get("text_config")
-    for source in (read_object(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
-        value = source.get("eos_token_id")
-        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    if eos_token is not None and (token_id := backend.token_to_id(eos_token)) is not None:
-        found.append(token_id)
-    return tuple(dict.fromkeys(found))

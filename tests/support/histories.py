@@ -91,14 +91,20 @@ def take_step(dice: Dice, world: World) -> None:
     if dice.integer(0, 11) == 0:
         aborts.append(pick(dice, list(world.records)))
     returning = aborts and dice.integer(0, 2) == 0 and world.records[aborts[0]].request
-    tokens = world.sample(rng, 3 if luck == 39 else 1, vocab)
+    # Grammars give several tokens at once, end a text without any, or are not ready.
+    ruled = luck >= 36
+    tokens = world.sample(rng, 5 if ruled else 1, vocab)
+    ended = {name for name in tokens if ruled and rng.random() < 0.1}
+    late = {name for name in tokens if ruled and rng.random() < 0.2}
+    for name in [name for name in tokens if name in ended and rng.random() < 0.5]:
+        del tokens[name]
     if returning:
         # Aborted and sent anew under the same id, all while the step ran.
         world.abort(aborts.pop())
         world.add(returning)
     # About a millisecond a token, so that a target of 20 ms is hard to meet; now and then a hiccup, or no time at all.
     seconds = step.total_tokens * 1e-3 * pick(dice, (0.5, 1, 1, 1, 2, 20, 0))
-    world.update(tokens, errors, aborts, seconds)
+    world.update(tokens, errors, aborts, seconds, ended, late)
 
 
 def run_history(rng: random.Random, num_calls: int) -> World:

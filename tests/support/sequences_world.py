@@ -211,6 +211,7 @@ class World:
         self.members: set[str] = set()
         self.ended: Counter[str] = Counter()
         self.added: Counter[str] = Counter()
+        self.late: set[str] = set()
         self.in_flight: Step | None = None
         self.begun: dict[str, Record] = {}
         self.served: dict[str, int] = {}
@@ -285,18 +286,32 @@ class World:
         return Step(-1, {}, [], {}, [], [decision for decision in decisions if decision is not None])
 
     def update(
-        self, tokens: dict[str, list[int]], errors: dict[str, str], aborts: list[str] = (), seconds: float = 0.0
+        self,
+        tokens: dict[str, list[int]],
+        errors: dict[str, str],
+        aborts: list[str] = (),
+        seconds: float = 0.0,
+        ended: set[str] = frozenset(),
+        late: set[str] = frozenset(),
     ) -> list[Finished]:
-        """Compute the step in flight, abort some while it runs, and hand in what it gave."""
+        """Compute the step in flight, abort some while it runs, and hand in what it gave.
+
+        Of those `ended` nothing can follow by their grammar; what that allows the `late` ones is not known yet.
+        """
         step, self.in_flight = self.in_flight, None
         assert step is not None
         tainted = self.runner.compute(step, set(errors))
-        sampled = {n: tokens[n] for n in step.num_tokens if n not in errors and self.runner.due(n)}
+        due = {n for n in step.num_tokens if n not in errors and self.runner.due(n)}
+        ended, late = due & ended, due & late - ended
+        sampled = {n: tokens[n] for n in step.num_tokens if n in due - late and n in tokens}
         for name in sampled:
             self.runner.append(name, sampled[name])
+        for name in late:
+            self.runner.computed[name] -= 1
+        self.late = self.late - set(step.num_tokens) | late
         for name in aborts:
             self.abort(name)
-        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds)
+        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds, ended=ended, late=late)
         self._record("update", copy.deepcopy(result), self.now)
         ends = self.scheduler.update(step, result, self.now)
         self.answers.append(ends)
@@ -356,7 +371,7 @@ class World:
                 return Finished(name, FinishReason.STOP, token)
             if made == request.max_tokens:
                 return Finished(name, FinishReason.LENGTH)
-        return None
+        return Finished(name, FinishReason.STOP) if name in result.ended else None
 
     # What holds at any moment
 
@@ -417,7 +432,7 @@ class Before:
         self.background = [s.id for s in behind]
         self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + behind}
         self.tables = {s.id: list(s.block_table) for s in behind}
-        self.prompts = {s.id for s in behind if s.reads_prompt}
+        self.prompts = {s.id for s in behind if len(s.token_ids) - s.num_computed_tokens > 1}
         placed = {*self.running, *self.admitted, *self.background}
         waiting = sorted((r.rank, name) for name, r in world.records.items() if name not in placed)
         self.waiting = [(rank, name) for rank, name in waiting if not world.records[name].request.background]
@@ -458,6 +473,8 @@ def check_step(world: World, step: Step, before: Before) -> None:
         end = sequence.num_computed_tokens + step.num_tokens.get(name, 0)
         assert end <= len(sequence.token_ids) < setup.max_model_len
         assert world.runner.tables[name] == sequence.block_table, "the runner sees another table"
+        # Whoever is late has had a block for the token that is computed again.
+        end += name in world.late and name not in step.num_tokens
         assert len(sequence.block_table) == setup.blocks_for(end), "blocks beyond what the tokens need"
         full &= end == len(sequence.token_ids) or name not in live
         if name in before.computed:
@@ -539,7 +556,9 @@ def check_background(world: World, step: Step, before: Before, yields: bool) -> 
     reading = any(s.reads_prompt for s in scheduler.running) or bool(started_in(world, step, background=False))
     urgent = yields or reading or (waiting is not None and waiting.reason not in (Reason.WINDOW, Reason.BATCH))
     assert not (urgent and served), "a live request waits for background ones"
-    assert urgent or all(count == 1 for count in live.values())
+    records, known = world.records, {s.id: s.known_at_start for s in scheduler.running}
+    forced = {name for name in live if len(records[name].tokens) > known[name]}
+    assert urgent or all(count == 1 for name, count in live.items() if name not in forced)
     admitted = started_in(world, step, background=True)
     assert admitted == before.background_waiting[: len(admitted)], "admitted out of turn"
     assert served == [name for name in served if name not in admitted] + admitted

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from chairlift.core.decision import Decision
+from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.sampling import SamplingParams
 
 
@@ -18,6 +19,7 @@ class Request(msgspec.Struct, kw_only=True):
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
     A `background` request runs in slots that no other needs, and yields at once; priorities count among its like.
     With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
+    All that is generated follows the `grammar`, if there is one, and ends at the latest when that can't go on.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Request(msgspec.Struct, kw_only=True):
     use_prefix_cache: bool = True
     background: bool = False
     hold_updates: bool = False
+    grammar: str | None = None
 
 
 class Start(msgspec.Struct):
@@ -83,6 +86,10 @@ class StepResult(msgspec.Struct):
     `prompt_logprobs` holds one entry per prompt token of this pass, for requests that asked for them; the prompt's very
     first token has none. `errors` ends a request and says why. `seconds` is the time that the pass took. `num_rows` is
     how many rows of activations the model computed; what exceeds the step's tokens is padding.
+
+    A request may have more than one token if the others follow from its grammar: the next pass computes them all. Those
+    in `ended` are complete by their grammar. Those in `late` were due a token, but it is not known yet what the grammar
+    allows: their last token is computed again in the next pass. The `invalid` ones failed by what they asked for.
     """
 
     tokens: dict[str, list[int]]
@@ -91,6 +98,14 @@ class StepResult(msgspec.Struct):
     logprobs: dict[str, list[TokenLogprob]] = {}
     prompt_logprobs: dict[str, list[TokenLogprob]] = {}
     errors: dict[str, str] = {}
+    ended: set[str] = set()
+    late: set[str] = set()
+    invalid: set[str] = set()
+
+    def failure(self, request_id: str) -> Finished:
+        """How a request in `errors` ended."""
+        reason = FinishReason.INVALID if request_id in self.invalid else FinishReason.ERROR
+        return Finished(request_id, reason, self.errors[request_id])
 
 
 class Unservable(ValueError):
@@ -146,6 +161,7 @@ def fan_out(
     use_prefix_cache: bool = True,
     background: bool = False,
     hold_updates: bool = False,
+    grammar: str | None = None,
 ) -> list[Request]:
     """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
 
@@ -164,6 +180,9 @@ def fan_out(
     _check_token_ids("logit_bias", list(params.logit_bias or {}), model.vocab_size)
     stop_ids = frozenset((*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)))
     ignored_ids = frozenset(eos_ids) if params.ignore_eos and params.min_tokens else frozenset[int]()
+    if params.structured_outputs is not None:
+        # By now a grammar.
+        params = msgspec.structs.replace(params, structured_outputs=None)
     requests = []
     for index in range(params.n):
         one = params
@@ -184,6 +203,7 @@ def fan_out(
                 use_prefix_cache=use_prefix_cache,
                 background=background,
                 hold_updates=hold_updates,
+                grammar=grammar,
             )
         )
     return requests

@@ -1,6 +1,7 @@
 """What a client may ask of the sampler, checked once, on arrival."""
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,24 @@ MAX_STOP_CHARS = 256
 MAX_STOP_CHARS_TOTAL = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What form an answer must have: one of these, named as in vLLM.
+
+    `json` is a JSON schema, as an object or as text, and `json_object` any object; the answer is compact JSON, unless a
+    `whitespace_pattern`, a regular expression, says what may stand between its parts. `regex` is a regular expression
+    for the whole of it, `choice` a list of texts, `grammar` one in the syntax of Lark or GBNF. `structural_tag` leaves
+    it free but for what follows certain words: see docs/structured-output.md.
+    """
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         """Refuse, by name, any value outside its range."""

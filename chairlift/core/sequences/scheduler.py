@@ -10,7 +10,7 @@ from bisect import insort
 from operator import attrgetter
 
 from chairlift.core.decision import Decision, Reason
-from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.finished import Finished
 from chairlift.core.order import QueueOrder
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
@@ -155,14 +155,14 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             if sequence is None or not sequence.block_table:
                 continue  # aborted while the step ran, and perhaps sent again under the same id
             if request_id in result.errors:
-                end = Finished(request_id, FinishReason.ERROR, result.errors[request_id])
+                end = result.failure(request_id)
             elif spoilt and not spoilt.isdisjoint(sequence.block_table):
                 result.tokens.pop(request_id, None)
                 self._put_back(sequence)
                 continue
             else:
-                sequence.num_computed_tokens += num_tokens
-                end = sequence.take(result.tokens.get(request_id))
+                sequence.num_computed_tokens += num_tokens - (request_id in result.late)
+                end = sequence.take(result.tokens.get(request_id), request_id in result.ended)
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)
@@ -366,6 +366,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         missing = self._blocks_for(computed + given) - len(hits)
         sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
         sequence.num_computed_tokens = computed
+        sequence.known_at_start = len(sequence.token_ids)
         sequence.num_published = len(hits)
         resumed = sequence.started is not None
         if not resumed:

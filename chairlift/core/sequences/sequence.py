@@ -32,6 +32,7 @@ class Sequence:
         "block_table",
         "hashes",
         "id",
+        "known_at_start",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_published",
@@ -48,6 +49,7 @@ class Sequence:
         self.rank = rank
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
+        self.known_at_start = len(self.token_ids)
         self.num_cached_tokens = 0
         self.block_table: list[int] = []
         self.hashes: list[BlockHash] = []
@@ -56,25 +58,32 @@ class Sequence:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether it has more to compute than the token sampled last, so that its client waits for the whole of it."""
-        known = len(self.token_ids)
-        return known - self.num_computed_tokens > 1 or known == len(self.request.prompt_ids)
+        """Whether it computes what it began with: its prompt, and what it had generated before a preemption."""
+        return self.num_computed_tokens < self.known_at_start
 
-    def take(self, tokens: list[int] | None) -> Finished | None:
-        """Append what was sampled; say if that ends the sequence."""
-        if not tokens:
-            if self.num_computed_tokens < len(self.token_ids):
-                return None  # the prompt goes on in the next step
-            return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+    def take(self, tokens: list[int] | None, ended: bool = False) -> Finished | None:
+        """Append what was sampled, and drop from `tokens` what is behind an end; say if that ends the sequence.
+
+        `ended` does in any case: nothing can follow.
+        """
         request = self.request
-        for token in tokens:
+        for index, token in enumerate(tokens or ()):
             self.token_ids.append(token)
             made = len(self.token_ids) - len(request.prompt_ids)
+            end = None
             if token in request.stop_ids and made >= request.params.min_tokens:
-                return Finished(self.id, FinishReason.STOP, token)
-            if made >= request.max_tokens:
-                return Finished(self.id, FinishReason.LENGTH)
-        return None
+                end = Finished(self.id, FinishReason.STOP, token)
+            elif made >= request.max_tokens:
+                end = Finished(self.id, FinishReason.LENGTH)
+            if end is not None:
+                assert tokens is not None
+                del tokens[index + 1 :]
+                return end
+        if ended:
+            return Finished(self.id, FinishReason.STOP)
+        if tokens or self.num_computed_tokens < len(self.token_ids):
+            return None  # what it knows is computed in the next step
+        return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""

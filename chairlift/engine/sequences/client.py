@@ -36,7 +36,7 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.supervisor import Supervised, Supervisor
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
-from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable, WorkerLost
+from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable, WorkerLost
 from chairlift.runners.sequences import SequenceInfo
 
 
@@ -64,6 +64,9 @@ class Stream:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
         update = self._updates.popleft()
+        if update.finish_reason is FinishReason.INVALID:
+            self._error = InvalidRequest(str(update.detail))
+            raise self._error
         if update.finish_reason is FinishReason.ERROR:
             self._error = RequestFailed(str(update.detail))
             raise self._error

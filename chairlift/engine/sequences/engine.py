@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
+from queue import SimpleQueue
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import CostModel
-from chairlift.core.finished import Finished
+from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.order import QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
@@ -77,6 +79,11 @@ class Engine:
             order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
         )
         self._progress: dict[str, _Progress] = {}
+        # Who waits for a grammar, by its text; what was compiled in another thread; and what those hold who are here.
+        self._unprepared: dict[str, list[Request]] = {}
+        self._compiled: SimpleQueue[tuple[str, object]] = SimpleQueue()
+        self._grammars: dict[str, object] = {}
+        self.on_prepared: Callable[[], None] = _nothing
         # How fast the largest step is, whether there is a latency target or not.
         self._pace = CostModel()
         self._most = min(most, self.info.max_model_len)
@@ -87,14 +94,59 @@ class Engine:
             calibrate(background.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError, saying why, if it can never be served."""
+        """Queue a request. Raises ValueError, saying why, if it can never be served.
+
+        One whose grammar must be compiled first waits aside: then `on_prepared` is called, in another thread, for
+        `take_prepared` to queue it.
+        """
+        grammar = request.grammar
+        if grammar is not None:
+            held = self.runner.find_grammar(grammar)
+            if held is None:
+                waiting = self._unprepared.setdefault(grammar, [])
+                waiting.append(request)
+                if len(waiting) == 1:
+                    self.runner.compile_grammar(grammar, partial(self._prepared, grammar))
+                return
+            self._grammars[request.id] = held
         self.scheduler.add(request)
+
+    def _prepared(self, grammar: str, result: object) -> None:
+        self._compiled.put((grammar, result))
+        self.on_prepared()
+
+    def take_prepared(self) -> list[SequenceUpdate]:
+        """Queue those whose grammars are compiled by now; return the ends of those that can't be served."""
+        ends: list[SequenceUpdate] = []
+        while not self._compiled.empty():
+            grammar, result = self._compiled.get()
+            for request in self._unprepared.pop(grammar, []):
+                if isinstance(result, ValueError):
+                    ends.append(SequenceUpdate(request.id, [], FinishReason.INVALID, f"the grammar: {result}"))
+                    continue
+                try:
+                    self._grammars[request.id] = result
+                    self.scheduler.add(request)
+                except ValueError as error:
+                    ends.append(SequenceUpdate(request.id, [], FinishReason.ERROR, str(error)))
+                    del self._grammars[request.id]
+        return ends
+
+    @property
+    def num_unprepared(self) -> int:
+        """Requests that wait for their grammar to be compiled."""
+        return sum(map(len, self._unprepared.values()))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; ids that are not here (any more) are passed over."""
-        for request_id in request_ids:
+        gone = set(request_ids)
+        for request_id in gone:
             self.scheduler.abort(request_id)
             self._progress.pop(request_id, None)
+            self._grammars.pop(request_id, None)
+        for waiting in self._unprepared.values():
+            # The list stays, even if it is empty: its grammar is being compiled.
+            waiting[:] = [request for request in waiting if request.id not in gone]
 
     def close_queue(self) -> None:
         """Nobody else will come, so closed batches need not wait to be full."""
@@ -225,6 +277,7 @@ class Engine:
                 update.logprobs = progress.held_logprobs + (update.logprobs or [])
         if end:
             del self._progress[request_id]
+            self._grammars.pop(request_id, None)
         return update
 
     def stats(self) -> EngineStats:
@@ -233,7 +286,7 @@ class Engine:
         model = self._meter.model
         return EngineStats(
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            waiting=scheduler.num_waiting + self.num_unprepared,
             waiting_reason=waiting.reason.value if waiting else None,
             kv_blocks_used=self.pool.num_used,
             kv_blocks_total=self.pool.num_blocks,
@@ -246,6 +299,10 @@ class Engine:
             background_waiting=scheduler.num_background_waiting,
             coefficients=model.coefficients if model.num_observed >= _LEAST_SAMPLES else None,
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _failure(step: Step, message: str) -> StepResult:

@@ -5,6 +5,7 @@ It sleeps until a message comes or the moment the scheduler asked for; it never 
 machine is its own.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from socket import socketpair
 
 import msgspec
 import zmq
@@ -112,6 +114,12 @@ class SequenceWorker:
         self._encoder = msgspec.msgpack.Encoder()
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
+        # What other threads wake this one by.
+        self._wakes, self._wake = socketpair()
+        self._wakes.setblocking(False)
+        self._wake.setblocking(False)
+        self._poller.register(self._wakes, zmq.POLLIN)
+        engine.on_prepared = self._wake_up
 
     def send(self, message: SequencesToFront) -> None:
         """Queue a message to the front."""
@@ -124,6 +132,19 @@ class SequenceWorker:
             return None
         limit = max(self._step_timeout, _PATIENCE * self.engine.longest_step)
         return f"one step took longer than {limit:.3g} s, see step_timeout_s" if seconds >= limit else None
+
+    def _wake_up(self) -> None:
+        """End the wait for messages. Called in another thread."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b".")
+
+    def _take_prepared(self) -> None:
+        """Queue requests whose grammars are compiled, and say which can't be served."""
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.recv(4096)
+        ends = self.engine.take_prepared()
+        if ends:
+            self.send(StepOutput(ends, self.engine.stats()))
 
     def run(self) -> None:
         """Serve until told to shut down."""
@@ -151,6 +172,8 @@ class SequenceWorker:
         # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
         self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999))
         self._line.phase += 1
+        if self.engine.num_unprepared:
+            self._take_prepared()
         while True:
             try:
                 message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))

@@ -129,6 +129,17 @@ class PersistentBatch:
         """Record that the step's tokens are computed."""
         self.num_computed[prepared.rows] = prepared.context
 
+    def take_back(self, row: int) -> None:
+        """Have a sequence's last token computed again."""
+        self.num_computed[row] -= 1
+
+    def append_forced(self, row: int, token_ids: list[int]) -> None:
+        """Append tokens that a sequence goes on with; those beyond the longest that it can be are dropped."""
+        first = self.num_tokens[row]
+        some = token_ids[: self.tokens.shape[1] - first]
+        self.tokens[row, first : first + len(some)] = some
+        self.num_tokens[row] += len(some)
+
     def append(self, rows: Ints, token_ids: Ints) -> None:
         """Append one sampled token to each of these sequences."""
         self.tokens[rows, self.num_tokens[rows]] = token_ids

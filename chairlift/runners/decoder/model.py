@@ -108,9 +108,9 @@ class Decoder:
         """Return [R, V] logits, in float32 or the model's dtype, of hidden states [R, H]."""
         return self._head.logits(hidden)
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
-        return self._head.best(hidden)
+        return self._head.best(hidden, allowed)
 
     @property
     def _head(self) -> Head:

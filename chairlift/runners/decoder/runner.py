@@ -1,5 +1,6 @@
 """DecoderRunner: steps in, sampled tokens out."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +18,14 @@ from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import max_length, read_config
+from chairlift.runners.decoder.grammar import GrammarError
+from chairlift.runners.decoder.grammar_threads import GrammarCompiler
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
+from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
-from chairlift.runners.sequences import SequenceInfo
+from chairlift.runners.sequences import GrammarDone, SequenceInfo
 from chairlift.runners.weights import Weights
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
@@ -49,6 +53,7 @@ class DecoderRunner:
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self._failed: dict[str, str] = {}
+        self._ruled = RuledRows()
         self._prompts: dict[int, tuple[int, int]] = {}
 
     @torch.inference_mode()
@@ -71,6 +76,7 @@ class DecoderRunner:
         self.model.allocate(num_blocks, config.block_size, max_model_len)
         self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
         self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
+        self.grammars = GrammarCompiler(folder, model_config.vocab_size)
         self.info = SequenceInfo(
             vocab_size=model_config.vocab_size,
             max_model_len=max_model_len,
@@ -91,6 +97,9 @@ class DecoderRunner:
         self._dry_run(1, longest)
         for slots in {1, self.config.slots}:
             self._dry_run(slots, 1)
+        # Made later, it would stop all threads for as long as that takes. Without one, grammars are refused.
+        with contextlib.suppress(GrammarError):
+            _ = self.grammars.tokenizer
 
     def _dry_run(self, seqs: int, tokens: int) -> None:
         device, block_size = self.model.device, self.config.block_size
@@ -109,6 +118,14 @@ class DecoderRunner:
         hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
         self.model.best(hidden)
 
+    def find_grammar(self, grammar: str) -> object | None:
+        """Return what holds a grammar, if it is compiled."""
+        return self.grammars.find(grammar)
+
+    def compile_grammar(self, grammar: str, done: GrammarDone) -> None:
+        """Compile a grammar in another thread, which calls `done` with what holds it, or with the error."""
+        self.grammars.compile_aside(grammar, done)
+
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Compute one forward pass and sample for every sequence that then has all of its tokens computed.
@@ -120,7 +137,7 @@ class DecoderRunner:
         result = StepResult(tokens={}, num_rows=step.total_tokens)
         if step.num_tokens:
             prepared = self.batch.prepare(step)
-            self._run(prepared, result)
+            self._run(prepared, result, began)
             for name in prepared.ids:
                 if name in self._failed:
                     result.errors[name] = self._failed[name]
@@ -132,6 +149,7 @@ class DecoderRunner:
             row = self.batch.remove(name)
             if row is not None:
                 self.sampler.remove(row)
+                self._ruled.remove(row)
                 self._prompts.pop(row, None)
                 self._failed.pop(name, None)
         for start in step.started:
@@ -152,10 +170,12 @@ class DecoderRunner:
             self.sampler.add(row, request, start.token_ids)
         except ValueError as error:
             self._failed[request.id] = str(error)
+        if request.grammar is not None:
+            self._ruled.add(row, start, self.grammars.compile(request.grammar))
         if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
 
-    def _run(self, prepared: Prepared, result: StepResult) -> None:
+    def _run(self, prepared: Prepared, result: StepResult, began: float) -> None:
         sampling = prepared.samples
         if self._failed:
             sampling = sampling & np.array([name not in self._failed for name in prepared.ids])
@@ -174,6 +194,8 @@ class DecoderRunner:
             place = int(np.searchsorted(logit_rows, start))
             prompts[index] = self._prompt_logprobs(hidden[place : place + stop - start], following, top)
         places = np.searchsorted(logit_rows, ends) if spans else None
+        if self._ruled:
+            indices, places = self._settle(prepared, indices, places, result)
         choice = self._choose(hidden, places, prepared, indices) if len(indices) else None
         # All that a step gives comes to the host in one copy.
         tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
@@ -182,6 +204,32 @@ class DecoderRunner:
             result.prompt_logprobs[prepared.ids[index]] = [each for part in parts for each in part.read(arrays)]
         if choice is not None:
             self._append(choice, arrays, prepared, indices, result)
+            if self._ruled:
+                rows, names = prepared.rows[indices].tolist(), [prepared.ids[index] for index in indices.tolist()]
+                self._append_forced(self._ruled.say(rows, names, time.perf_counter() - began, result), prepared, result)
+
+    def _settle(
+        self, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
+    ) -> tuple[Ints, Ints | None]:
+        """Give tokens to those that do not choose theirs now; return the `indices` of the others, and their places."""
+        rows = prepared.rows[indices].tolist()
+        given = self._ruled.settle(rows, [prepared.ids[index] for index in indices.tolist()], result)
+        if not given:
+            return indices, places
+        self._append_forced(given, prepared, result)
+        for name in result.late:
+            self.batch.take_back(self.batch.row_of[name])
+        kept = np.array([place for place, row in enumerate(rows) if row not in given], np.int64)
+        return indices[kept], kept if places is None else places[kept]
+
+    def _append_forced(self, given: dict[int, list[int]], prepared: Prepared, result: StepResult) -> None:
+        """Append tokens that follow without being chosen to the sequences in these rows, and tell the result."""
+        names = dict(zip(prepared.rows.tolist(), prepared.ids, strict=True)) if given else {}
+        for row, token_ids in given.items():
+            if token_ids:
+                self.batch.append_forced(row, token_ids)
+                self.sampler.count_forced(row, token_ids)
+                result.tokens.setdefault(names[row], []).extend(token_ids)
 
     def _prompt_spans(self, prepared: Prepared) -> dict[int, tuple[int, int, int]]:
         """Map a sequence's index to the tokens of this pass that predict a prompt token, and how many alternatives."""
@@ -208,9 +256,10 @@ class DecoderRunner:
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
+        allowed = self._ruled.allowed(rows.tolist(), self.model.device) if self._ruled else None
         if self.sampler.takes_best(rows):
-            return self.sampler.take(*self.model.best(hidden))
-        return self.sampler.sample(self.model.logits(hidden), rows, lengths)
+            return self.sampler.take(*self.model.best(hidden, allowed))
+        return self.sampler.sample(self.model.logits(hidden), rows, lengths, allowed)
 
     def _append(
         self, choice: Choice, arrays: Iterator[NDArray[Any]], prepared: Prepared, indices: Ints, result: StepResult
@@ -230,6 +279,7 @@ class DecoderRunner:
 
     def close(self) -> None:
         """Release the weights and the cache."""
+        self._ruled.close()
         for name in ("model", "batch", "sampler"):
             if hasattr(self, name):
                 delattr(self, name)

@@ -50,8 +50,8 @@ class Sampled:
 class Sampler:
     """Each slot's sampling parameters as arrays, so that a step gathers instead of looping.
 
-    Order, as in vLLM: log-probabilities of the raw logits; logit_bias, min_tokens, penalties; greedy rows take the
-    likeliest; temperature; min_p, top_k, top_p; draw.
+    Order, as in vLLM: log-probabilities of the raw logits; logit_bias, min_tokens, penalties; what a grammar excludes;
+    greedy rows take the likeliest; temperature; min_p, top_k, top_p; draw.
     """
 
     def __init__(self, slots: int, vocab_size: int, seed: int, device: torch.device, ops: Ops) -> None:
@@ -111,15 +111,18 @@ class Sampler:
         """Take each row's likeliest token, ids [R], whose logit is best [R]."""
         return Choice(ids, best, np.empty(0, np.int64))
 
-    def sample(self, logits: Tensor, rows: Ints, lengths: Ints) -> Choice:
+    def sample(self, logits: Tensor, rows: Ints, lengths: Ints, allowed: Tensor | None = None) -> Choice:
         """Choose the next token of each of R sequences, without waiting for the device.
 
         logits [R, V] in any float dtype, not changed; rows [R]; lengths [R]: tokens that each sequence has so far,
-        which is the position of the new one.
+        which is the position of the new one; of these tokens only those that are `allowed`, as `Ops.exclude` has it.
         """
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         logits = logits.float()
         edited = self._edit(logits, rows, lengths)
+        if allowed is not None:
+            edited = edited.clone() if edited is logits else edited
+            self.ops.exclude(edited, allowed)
         best, ids = edited.max(-1)
         random = self._temperature[rows].nonzero()[0]
         if len(random) == len(rows):
@@ -141,6 +144,12 @@ class Sampler:
         sampled = Sampled(ids, {index: each for index, each in described if index not in errors}, errors)
         self._count(rows, sampled)
         return sampled
+
+    def count_forced(self, row: int, token_ids: Sequence[int]) -> None:
+        """Add tokens that followed without being chosen to the counts that penalties follow."""
+        if row in self._counts:
+            for token in token_ids:
+                self._counts[row].add(token)
 
     def _edit(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
         """Return logits after bias, min_tokens and penalties; the given logits themselves if there is none."""

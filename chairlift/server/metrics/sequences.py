@@ -30,7 +30,14 @@ WAITING_REASONS = [
     reason.value for reason in Reason if reason.value.startswith("waiting_for_") and reason is not Reason.LIVE
 ]
 SHED_REASONS = (ShedReason.QUEUE_FULL, ShedReason.TTFT, ShedReason.DEADLINE)
-FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR, FinishReason.SHED)
+FINISH_REASONS = (
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.ABORT,
+    FinishReason.ERROR,
+    FinishReason.INVALID,
+    FinishReason.SHED,
+)
 
 
 class ObservedEngine(Protocol):

@@ -66,6 +66,7 @@ class SequenceOptions(NamedTuple):
 
     `continues` says that an answer continues its prompt's text, `streams` that its tokens are wanted as they come;
     `discard` drops what is generated. Only requests of one `cache_salt` share prefixes, with `use_prefix_cache`.
+    All that is generated follows the `grammar`, of text/structured.py.
     """
 
     continues: bool
@@ -73,6 +74,7 @@ class SequenceOptions(NamedTuple):
     discard: bool = False
     cache_salt: str = ""
     use_prefix_cache: bool = True
+    grammar: str | None = None
 
 
 class SequenceService:
@@ -242,6 +244,7 @@ class SequenceService:
                 background=terms.background,
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
+                grammar=options.grammar,
             )
         except Unservable as error:
             too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len
@@ -363,10 +366,19 @@ async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]
             async for group in groups:
                 yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
     except ChairliftError as error:
-        close_all(samples, FinishReason.SHED if isinstance(error, QueueFull) else FinishReason.ERROR)
+        close_all(samples, _reason_of(error))
         raise
     finally:
         close_all(samples)
+
+
+def _reason_of(error: ChairliftError) -> FinishReason:
+    match error:
+        case QueueFull():
+            return FinishReason.SHED
+        case InvalidRequest():
+            return FinishReason.INVALID
+    return FinishReason.ERROR
 
 
 def close_all(samples: Sequence[Sample], reason: FinishReason = FinishReason.ABORT) -> None:

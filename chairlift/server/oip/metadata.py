@@ -27,8 +27,8 @@ def named_models(models: Models, name: str, version: str | None) -> list[ItemSer
     """All versions of a model that takes tensors, or one of them; without a name those of all. Raises ApiError."""
     if not name:
         return [model for model in models.all() if isinstance(model, ItemService)]
-    versions = [version] if version else models.versions(name) or [None]
-    return [tensor_model(models.get(name, each)) for each in versions]
+    newest = tensor_model(models.get(name, version))
+    return [newest] if version else [tensor_model(models.get(name, each)) for each in models.versions(name)]
 
 
 def server_metadata() -> dict[str, Any]:

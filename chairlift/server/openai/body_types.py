@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from chairlift.bodies import is_neutral
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.sequence_service import SequenceOptions
 
@@ -55,6 +55,14 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_tokens_as_token_ids: bool | None = None
     priority: Int | None = None
     cache_salt: str | None = None
+    # The form of the answer, as OpenAI, as vLLM and as its older versions have it.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     # As in llama.cpp: false keeps this request out of the prefix cache, reading and writing.
     cache_prompt: bool | None = None
     # Taken and ignored.
@@ -106,7 +114,6 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -115,6 +122,17 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     web_search_options: Any = None
     moderation: Any = None
 
+
+# Those that say what form the answer must have.
+FORM_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_whitespace_pattern",
+)
 
 # Fields that are not implemented, and the values (beside null, false and empty ones) that ask for nothing.
 NO_OPS: dict[str, tuple[Any, ...]] = {
@@ -125,7 +143,6 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -161,15 +178,21 @@ def _instead(accepted: tuple[Any, ...]) -> str:
     return "; leave it out or set it to " + " or ".join(msgspec.json.encode(value).decode() for value in accepted)
 
 
-def options_of(body: CommonBody, continues: bool, discard: bool = False) -> SequenceOptions:
+def options_of(body: CommonBody, continues: bool, discard: bool = False, grammar: str | None = None) -> SequenceOptions:
     """What a body wants beside tokens and terms."""
-    return SequenceOptions(
-        continues, bool(body.stream), discard, body.cache_salt or "", use_prefix_cache=body.cache_prompt is not False
-    )
+    salt, use_cache = body.cache_salt or "", body.cache_prompt is not False
+    return SequenceOptions(continues, bool(body.stream), discard, salt, use_cache, grammar)
+
+
+def has_form(body: CommonBody) -> bool:
+    """Whether a body may ask for a form of the answer, so that server/openai/answer_form.py need be asked."""
+    return any(getattr(body, name) is not None for name in FORM_FIELDS)
 
 
 _SAME_NAME = tuple(
-    name for name in SamplingParams.__struct_fields__ if name in CommonBody.__struct_fields__ and name != "max_tokens"
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in CommonBody.__struct_fields__ and name not in ("max_tokens", "structured_outputs")
 )
 
 

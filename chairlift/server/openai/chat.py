@@ -16,8 +16,9 @@ from chairlift.server.http.exchange import encode_line, new_id, read_body, terms
 from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
-from chairlift.server.openai.body_types import ChatBody, check_supported, options_of, sampling_params
+from chairlift.server.openai.body_types import ChatBody, check_supported, has_form, options_of, sampling_params
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
@@ -35,9 +36,10 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
-    opened = await open_conversation(service, _conversation(body, len(raw)))
+    grammar = await answer_grammar(body) if has_form(body) else None
+    opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=bool(body.continue_final_message))
+    options = options_of(body, continues=bool(body.continue_final_message), grammar=opened.grammar)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
@@ -73,7 +75,7 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             raise InvalidRequest(f"messages[{index}].role {wanted}", f"messages[{index}].role")
 
 
-def _conversation(body: ChatBody, size: int) -> Conversation:
+def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversation:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
@@ -84,6 +86,7 @@ def _conversation(body: ChatBody, size: int) -> Conversation:
         size=size,
         add_generation_prompt=generation,
         continue_final_message=continues,
+        grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
 

@@ -13,8 +13,9 @@ from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_json, terms_of
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
+from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
-from chairlift.server.openai.body_types import CompletionBody, check_supported, options_of, sampling_params
+from chairlift.server.openai.body_types import CompletionBody, check_supported, has_form, options_of, sampling_params
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -34,7 +35,8 @@ async def completions(request: Request) -> Response:
     prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    options = options_of(body, continues=True, discard=nothing_wanted)
+    grammar = await answer_grammar(body) if has_form(body) else None
+    options = options_of(body, continues=True, discard=nothing_wanted, grammar=grammar)
     samples = service.submit(request_id, prompts, params, terms, options)
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
 

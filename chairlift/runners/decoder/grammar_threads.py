@@ -1,0 +1,189 @@
+"""Threads beside the model's: they compile grammars, and advance sequences in theirs, and hold up nobody."""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
+
+# Seconds after which a follower, or a compilation, is no longer one that others wait for.
+_LONG = 0.005
+# Seconds after which a follower that still is not done fails, and how many such may go on at once.
+_TOO_LONG = 5.0
+_MOST_SLOW = 4
+# Compiled grammars that are kept though no request that is here has them.
+_MOST_KEPT = 32
+_LOWEST_PRIORITY = 19
+
+
+# None ends the thread that takes it.
+_Followers = SimpleQueue[Follower | None]
+
+
+class LookAhead:
+    """Advances followers, one after the other, in a thread.
+
+    One that takes long is left alone with that thread, which then gets what time others leave; another thread goes on
+    with the rest. `post`, `wait` and `tend` belong to one thread.
+    """
+
+    def __init__(self) -> None:
+        self._queue: _Followers = SimpleQueue()
+        self._idle = threading.Event()
+        self._thread: _FollowerThread | None = None
+        self._slow: dict[Follower, _FollowerThread] = {}
+
+    def post(self, followers: Sequence[Follower]) -> None:
+        """Have these advanced."""
+        quick = [each for each in followers if each not in self._slow]
+        for follower in followers:
+            follower.busy = True
+        for follower in followers:
+            if follower in self._slow:
+                own: _Followers = SimpleQueue()
+                own.put(follower)
+                self._slow[follower] = thread = _FollowerThread(own, threading.Event(), once=True)
+                thread.start()
+                thread.yield_to_others()
+        if not quick:
+            return
+        if self._thread is None:
+            self._thread = _FollowerThread(self._queue, self._idle)
+            self._thread.start()
+        self._idle.clear()
+        for follower in quick:
+            self._queue.put(follower)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all are advanced that do not take long, but no longer than that."""
+        self._idle.wait(seconds)
+
+    def tend(self, waited_for: Sequence[Follower]) -> None:
+        """Leave alone whoever takes long; fail those of the given ones that take too long."""
+        now, thread = time.monotonic(), self._thread
+        if thread is not None and thread.follower is not None and now - thread.began > _LONG:
+            follower = thread.follower
+            thread.once = True
+            thread.yield_to_others()
+            self._thread = None
+            self._slow = {each: other for each, other in self._slow.items() if other.is_alive() or each in waited_for}
+            if len(self._slow) < _MOST_SLOW:
+                self._slow[follower] = thread
+            else:
+                follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
+            if not self._queue.empty():
+                self._thread = _FollowerThread(self._queue, self._idle)
+                self._thread.start()
+        for follower in waited_for:
+            slow = self._slow.get(follower)
+            if slow is not None and follower.busy and now - slow.began > _TOO_LONG:
+                follower.give_up(f"its grammar needs more than {_TOO_LONG:g} s to say which tokens may be next")
+
+    def forget(self, follower: Follower) -> None:
+        """Nobody waits for this one any more."""
+        self._slow.pop(follower, None)
+
+    def close(self) -> None:
+        """End the thread once it is idle."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread = None
+
+
+class _FollowerThread(threading.Thread):
+    """Advances what is in a queue; `once` ends it after the follower that it has, which began at `began`."""
+
+    def __init__(self, queue: _Followers, idle: threading.Event, once: bool = False) -> None:
+        super().__init__(name="grammar", daemon=True)
+        self.follower: Follower | None = None
+        self.began = time.monotonic()
+        self.once = once
+        self._queue, self._idle = queue, idle
+
+    def run(self) -> None:
+        while (follower := self._queue.get()) is not None:
+            self.began = time.monotonic()
+            self.follower = follower
+            follower.advance()
+            self.follower = None
+            if self.once:
+                return
+            if self._queue.empty():
+                self._idle.set()
+
+    def yield_to_others(self) -> None:
+        """Let it run only where others leave time."""
+        _lower(self)
+
+
+class GrammarCompiler:
+    """Compiled grammars by their text: kept as long as somebody holds them, and a few beyond that."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._folder, self._vocab_size = folder, vocab_size
+        self._tokenizer: GrammarTokenizer | GrammarError | None = None
+        self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._kept: deque[CompiledGrammar] = deque(maxlen=_MOST_KEPT)
+        # One compiles what is quickly done, the other goes on with what takes long.
+        self._turn = threading.Semaphore(2)
+        self._lock = threading.Lock()
+
+    @property
+    def tokenizer(self) -> GrammarTokenizer:
+        """The model's tokenizer, made when it is first asked for. Raises GrammarError if it can't be."""
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = GrammarTokenizer(self._folder, self._vocab_size)
+                except GrammarError as error:
+                    self._tokenizer = error
+        if isinstance(self._tokenizer, GrammarError):
+            raise self._tokenizer
+        return self._tokenizer
+
+    def find(self, grammar: str) -> CompiledGrammar | None:
+        """Return a grammar if it is compiled."""
+        return self._known.get(grammar)
+
+    def compile(self, grammar: str) -> CompiledGrammar:
+        """Compile a grammar, in the calling thread. Raises GrammarError."""
+        found = self._known.get(grammar)
+        if found is None:
+            try:
+                found = self.tokenizer.compile(grammar)
+            except GrammarError:
+                raise
+            except BaseException as error:  # a panic of the library is no Exception
+                raise GrammarError(f"the grammar can't be compiled: {first_line(error)}") from None
+            self._known[grammar] = found
+        self._kept.append(found)
+        return found
+
+    def compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
+        """Compile a grammar in another thread, which calls `done`; what takes long gets the time that others leave."""
+        threading.Thread(target=self._compile_aside, args=(grammar, done), name="grammars", daemon=True).start()
+
+    def _compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
+        with self._turn:
+            timer = threading.Timer(_LONG, _lower, (threading.current_thread(),))
+            timer.daemon = True
+            timer.start()
+            try:
+                result: CompiledGrammar | GrammarError = self.compile(grammar)
+            except GrammarError as error:
+                result = error
+            timer.cancel()
+        done(result)
+
+
+def _lower(thread: threading.Thread) -> None:
+    """Give a thread the lowest priority, for the rest of its life."""
+    if hasattr(os, "setpriority") and thread.native_id is not None and thread.is_alive():
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
