@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from chairlift.cli import main
 from chairlift.config.flags import HELP, add_flags, model_flags
-from chairlift.config.foreign import INSTEAD, OURS
+from chairlift.config.foreign import INSTEAD, OURS, hint
 from chairlift.config.items import ItemConfig
 from chairlift.config.run import add_flags as add_run_flags
 from chairlift.config.run import run_config
@@ -393,3 +394,17 @@ def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path
     assert "is no folder or file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--nonsense"])
+
+
+def test_the_guide_of_other_servers_flags_is_true() -> None:
+    """Flags of the right column are ours; of those on the left each is, or is refused with a hint."""
+    text = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    seen = 0
+    for theirs, here in rows:
+        for flag in re.findall(r"(?<!\w)--([a-z][a-z-]+)", here):
+            assert flag.replace("-", "_") in FIELDS, flag
+        for flag in re.findall(r"(?<!\w)--([a-z][a-z-]+)", theirs):
+            seen += 1
+            assert flag.replace("-", "_") in FIELDS or hint(flag, FIELDS, str), flag
+    assert seen > 60
