@@ -35,7 +35,8 @@ ARROWS = {
     "bench": "config core demo engine errors runners",
     "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",
-    "cli": "bench chairlift config demo errors run server",
+    "terminal": "errors",
+    "cli": "bench chairlift config demo errors run server terminal",
 }
 
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.
