@@ -11,15 +11,24 @@ if TYPE_CHECKING:
     from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
-    from chairlift.outputs import CompletionOutput, RequestOutput
+    from chairlift.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BadItem",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
     "batched",
@@ -33,6 +42,9 @@ _HOMES = {
     "StructuredOutputsParams": "chairlift.core.sequences.sampling",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
+    "ClassificationRequestOutput": "chairlift.outputs",
+    "EmbeddingRequestOutput": "chairlift.outputs",
+    "ScoringRequestOutput": "chairlift.outputs",
 }
 
 

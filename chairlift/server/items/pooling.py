@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import Encoding
+from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_json, terms_of, until_gone
 from chairlift.server.items.embeddings import (
@@ -24,7 +25,6 @@ from chairlift.server.items.embeddings import (
     stack,
     whole_texts,
 )
-from chairlift.server.items.tei import Scores, first_logits, probabilities, sigmoid
 from chairlift.server.items.texts import check_not_empty, count, from_pairs, from_texts, run
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model

@@ -17,6 +17,7 @@ from chairlift import __version__
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import Encoding, ItemInfo
+from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid, softmax
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
     as_json,
@@ -40,8 +41,6 @@ from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut, Side
-
-Scores = npt.NDArray[np.float64]
 
 
 class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -373,34 +372,10 @@ def _model_type(info: ItemInfo) -> dict[str, Any]:
     return {"classifier" if info.task == "classify" else "reranker": labels}
 
 
-def probabilities(logits: npt.ArrayLike) -> Scores:
-    """Of one label its sigmoid, of several their softmax."""
-    values = np.asarray(logits, dtype=np.float64)
-    return sigmoid(values) if values.size == 1 else _softmax(values)
-
-
-def sigmoid(values: Scores) -> Scores:
-    """Without overflow for any number."""
-    small = np.exp(-np.abs(values))
-    result: Scores = np.where(values >= 0, 1, small) / (1 + small)
-    return result
-
-
-def _softmax(values: Scores) -> Scores:
-    raised: Scores = np.exp(values - values.max())
-    result: Scores = raised / raised.sum()
-    return result
-
-
 # What makes scores of logits; what it is by default follows from how many there are.
 _FUNCTIONS: dict[str | None, Callable[[Scores], Scores]] = {
     None: probabilities,
     "sigmoid": sigmoid,
-    "softmax": _softmax,
+    "softmax": softmax,
     "none": lambda logits: logits,
 }
-
-
-def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:
-    """The score of each pair, as a reranker gives it."""
-    return np.array([np.asarray(value, dtype=np.float64).ravel()[0] for value in values])
