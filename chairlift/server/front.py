@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import resource
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 # Files and sockets beside the connections of HTTP and as many of gRPC.
 _OTHER_FILES = 512
+# As malloc.h of the GNU C library has it.
+_M_MMAP_THRESHOLD = -3
+_LARGE_BUFFER = 2**20
 
 
 def serve(settings: Settings, started: float) -> int:
@@ -49,6 +53,7 @@ def serve(settings: Settings, started: float) -> int:
         read_keys(Path(settings.server.api_keys))
     listener = bind(settings.server)
     _allow_connections(settings.server.max_connections)
+    _return_large_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Front(settings, listener, started, tls).run())
 
@@ -79,6 +84,16 @@ def _allow_connections(number: int) -> None:
         wanted = min(wanted, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _return_large_buffers() -> None:
+    """Have the C library give large buffers back to the system when they are freed.
+
+    Left to itself it raises that size to as much as 32 MB, and keeps several times what bodies of some MB need.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER)
 
 
 class _Front:

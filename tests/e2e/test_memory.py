@@ -35,7 +35,7 @@ class Length:
 """
 CALLS, BYTES = 200, 3_900_000
 # Bodies of HTTP are whole before they are decoded, and there are more of them.
-MOST_MB, MOST_HTTP_MB = 600, 800
+MOST_MB, MOST_HTTP_MB = 600, 700
 
 
 def tensors() -> bytes:

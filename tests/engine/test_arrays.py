@@ -1,5 +1,6 @@
 """What crosses between front and worker comes out as it went in."""
 
+import gc
 import math
 from typing import Any
 
@@ -145,3 +146,17 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_sent() -> None:
         twice = [twice, twice]
     with pytest.raises(ValueError, match="96 levels"):
         encode(twice)
+
+
+def test_nothing_waits_for_the_collector() -> None:
+    value = [{"text": "a", "array": np.zeros(10_000, np.float32), "odd": np.array(["a", 1], object)}]
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        gc.collect()
+        frames = encode(value)
+        decode([memoryview(frame) for frame in frames])
+        assert gc.collect() == 0, "frames of many megabytes would stay for as long"
+    finally:
+        if was_on:
+            gc.enable()

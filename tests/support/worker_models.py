@@ -60,7 +60,8 @@ class Doubles:
                 return functools.reduce(lambda inner, _: [inner], range(500), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
-        if isinstance(item, int) and abs(item) > 2**62:
+        values = item.values() if isinstance(item, dict) else [item]
+        if any(isinstance(value, int) and abs(value) > 2**62 for value in values):
             raise BadItem("twice that is more than 64 bits hold")
         try:
             return {name: value * 2 for name, value in item.items()} if isinstance(item, dict) else item * 2

@@ -4,7 +4,7 @@ Large arrays travel as frames of their own, which neither side copies. No pickle
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,9 +24,26 @@ def encode(value: Any) -> list[bytes | memoryview]:
     sent. Raises TypeError for other objects, for structured arrays and bfloat16; OverflowError for integers beyond 64
     bits; ValueError for a value that contains itself.
     """
-    frames: list[bytes | memoryview] = [b""]
+    _check_depth(value)
+    writer = _FrameWriter()
+    try:
+        writer.frames[0] = msgspec.msgpack.encode(value, enc_hook=writer.convert)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply, or contains itself") from None
+    return writer.frames
 
-    def convert(part: Any) -> Any:
+
+class _FrameWriter:
+    """Makes frames of what is no plain data. Functions that name each other would keep frames until they are collected.
+
+    The first frame is that of the plain data.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[bytes | memoryview] = [b""]
+
+    def convert(self, part: Any) -> Any:
+        """Return plain data for a part, or an extension that stands for it."""
         if isinstance(part, np.generic) and part.dtype.kind in "biufSU":
             return part.item()
         if not hasattr(part, "__array__"):
@@ -39,28 +56,21 @@ def encode(value: Any) -> list[bytes | memoryview]:
         except Exception as error:
             # A tensor that is on a GPU, wants gradients or is bfloat16, each of which raises its own kind.
             raise TypeError(f"{type(part).__qualname__} can't be made a NumPy array: {error}") from error
-        return _extension(array)
+        return self._extension(array)
 
-    def _extension(array: np.ndarray) -> msgspec.msgpack.Ext:
+    def _extension(self, array: np.ndarray) -> msgspec.msgpack.Ext:
         kind = array.dtype.kind
         if kind == "O":
-            return _ext(_OBJECTS, array.shape, array.ravel().tolist())
+            return self._ext(_OBJECTS, array.shape, array.ravel().tolist())
         if kind not in _PLAIN_KINDS:
             raise TypeError(f"arrays of {array.dtype.name} can't be sent between processes; convert to float32, say")
         if array.nbytes < _INLINE_BYTES:
-            return _ext(_INLINE, array.shape, array.dtype.str, array.tobytes())
-        frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return _ext(_FRAMED, array.shape, array.dtype.str, len(frames) - 1)
+            return self._ext(_INLINE, array.shape, array.dtype.str, array.tobytes())
+        self.frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return self._ext(_FRAMED, array.shape, array.dtype.str, len(self.frames) - 1)
 
-    def _ext(code: int, *parts: Any) -> msgspec.msgpack.Ext:
-        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(parts, enc_hook=convert))
-
-    _check_depth(value)
-    try:
-        frames[0] = msgspec.msgpack.encode(value, enc_hook=convert)
-    except RecursionError:
-        raise ValueError("the value is nested too deeply, or contains itself") from None
-    return frames
+    def _ext(self, code: int, *parts: Any) -> msgspec.msgpack.Ext:
+        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(parts, enc_hook=self.convert))
 
 
 def _check_depth(value: Any) -> None:
@@ -87,16 +97,23 @@ def decode(frames: Sequence[memoryview], kind: Any = Any) -> Any:
     msgspec.DecodeError or ValueError for frames that `encode` did not make.
     """
 
-    def convert(code: int, data: memoryview) -> Any:
-        shape, *rest = msgspec.msgpack.decode(data, ext_hook=convert)
+    return msgspec.msgpack.decode(frames[0], type=kind, ext_hook=_FrameReader(frames).convert)
+
+
+class _FrameReader(NamedTuple):
+    """Reads the extensions that `_FrameWriter` makes."""
+
+    frames: Sequence[memoryview]
+
+    def convert(self, code: int, data: memoryview) -> Any:
+        """Return the array that an extension stands for."""
+        shape, *rest = msgspec.msgpack.decode(data, ext_hook=self.convert)
         if code == _OBJECTS:
             return _objects(shape, rest[0])
         dtype, content = rest
-        buffer = bytearray(content) if code == _INLINE else frames[content]
+        buffer = bytearray(content) if code == _INLINE else self.frames[content]
         array: np.ndarray = np.ndarray(shape, dtype, buffer)
         return array if array.flags.aligned else array.copy()
-
-    return msgspec.msgpack.decode(frames[0], type=kind, ext_hook=convert)
 
 
 def _objects(shape: list[int], values: list[Any]) -> np.ndarray:

@@ -1,0 +1,166 @@
+"""What it costs that answers follow a grammar: python benchmarks/structured.py MODEL [MODEL ...] --out FILE.json
+
+Each workload runs twice in turn, with the library in this process: with grammars, and then without, each sequence as
+long as it was with its grammar. So the ratio of the two rates holds for the same lengths, and what the grammar forces
+counts as output. `64 mixed` are 64 sequences of 8 schemas; `forced` has a schema whose keys are a good part of what is
+written. The share of forced tokens is what the engine gave beyond one token a step.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import workloads
+from tqdm import tqdm
+
+from chairlift import LLM, SamplingParams, StructuredOutputsParams
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.core.sequences.request import Request, fan_out
+from chairlift.text.structured import grammar_of
+
+TEXT = {"type": "string", "maxLength": 60}
+SHORT = {"type": "string", "pattern": "^[a-z]{3,8}$"}
+COLUMNS = (
+    Column("ruled_tok_s", "tok/s with grammars"),
+    Column("free_tok_s", "without"),
+    Column("ratio", "ratio", "{:.3f}"),
+    Column("forced", "forced", "{:.0%}"),
+    Column("tokens", "tokens"),
+)
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+# As tools and forms have them.
+SCHEMAS = [
+    an_object(title=TEXT, body={"type": "string", "maxLength": 200}),
+    an_object(items={"type": "array", "items": TEXT, "minItems": 3, "maxItems": 8}),
+    an_object(name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 150}, note=TEXT),
+    an_object(
+        query=TEXT, limit={"type": "integer"}, filters={"type": "array", "items": an_object(key=TEXT, value=TEXT)}
+    ),
+    an_object(summary={"type": "string", "maxLength": 300}, sentiment={"enum": ["good", "bad", "neither"]}),
+    an_object(steps={"type": "array", "items": an_object(about=TEXT, done={"type": "boolean"}), "minItems": 2}),
+    an_object(answer={"anyOf": [TEXT, {"type": "number"}, {"type": "null"}]}, why={"type": "string", "maxLength": 250}),
+    an_object(place=TEXT, when={"type": "string", "format": "date-time"}, who={"type": "array", "items": TEXT}),
+]
+ROW = an_object(name=SHORT, kind=SHORT, owner=SHORT, state={"enum": ["open", "closed"]}, count={"type": "integer"})
+FORCED = an_object(rows={"type": "array", "items": ROW, "minItems": 8})
+
+
+class Workload(NamedTuple):
+    """Prompts of 64 tokens, as many as `num`, whose answers follow the schemas in turn."""
+
+    name: str
+    num: int
+    schemas: list[dict[str, Any]]
+
+
+WORKLOADS = (
+    Workload("64 mixed", 64, SCHEMAS),
+    Workload("single", 1, SCHEMAS),
+    Workload("single, forced", 1, [FORCED]),
+    Workload("64, forced", 64, [FORCED]),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
+    args = parser.parse_args()
+    record = Recording(start("structured", vars(args)), args.out)
+    for model in args.models:
+        llm = LLM(model, kv_cache_gb=1.0)
+        total = len(WORKLOADS) * len(args.temperature) * args.rounds
+        with tqdm(total=total, desc=Path(model).name, dynamic_ncols=True) as bar:
+            for number in range(args.rounds + 1):
+                for workload in WORKLOADS:
+                    for temperature in args.temperature:
+                        run = measure(llm, workload, temperature, args.max_tokens, number)
+                        if number:  # the round before the first warms up
+                            about = {"model": Path(model).name, "workload": workload.name, "temperature": temperature}
+                            record.add({**about, "round": number, **run})
+                            bar.update()
+        llm.close()
+    print(markdown(record.results))
+
+
+def markdown(results: Results) -> str:
+    names = [Column(key, key, "{:g}") for key in ("model", "workload", "temperature")]
+    return f"{caption(results)}\n\n{table(results['runs'], names, COLUMNS)}"
+
+
+def measure(llm: LLM, workload: Workload, temperature: float, max_tokens: int, number: int) -> dict[str, Any]:
+    """Run a workload with grammars, often enough to last a while, and then without."""
+    rng = random.Random(number)
+    repeats = 1 if workload.num > 1 else 8
+    ruled_seconds = free_seconds = 0.0
+    tokens = forced = 0
+    for repeat in range(repeats):
+        prompts = [workloads.random_ids(rng, 64, llm.tokenizer.vocab_size) for _ in range(workload.num)]
+        schemas = [workload.schemas[(index + repeat) % len(workload.schemas)] for index in range(workload.num)]
+        grammars = [grammar_of(StructuredOutputsParams(json=schema)) for schema in schemas]
+        seeds = [rng.randrange(2**32) for _ in prompts]
+        wanted = [(prompt, grammar, max_tokens) for prompt, grammar in zip(prompts, grammars, strict=True)]
+        lengths, seconds, more = run(llm, wanted, temperature, seeds)
+        ruled_seconds += seconds
+        forced += more
+        tokens += sum(lengths)
+        _, seconds, _ = run(llm, [(p, None, n) for p, n in zip(prompts, lengths, strict=True)], temperature, seeds)
+        free_seconds += seconds
+    ruled, free = tokens / ruled_seconds, tokens / free_seconds
+    return {
+        "ruled_tok_s": ruled,
+        "free_tok_s": free,
+        "ratio": ruled / free,
+        "forced": forced / tokens,
+        "tokens": tokens,
+    }
+
+
+def run(
+    llm: LLM, wanted: list[tuple[list[int], str | None, int]], temperature: float, seeds: list[int]
+) -> tuple[list[int], float, int]:
+    """Generate to the end; the length of each, the seconds, and the tokens that came beside the one of a step."""
+    engine = llm.engine
+    held, lengths = [], {}
+    requests: list[Request] = []
+    for index, (prompt, grammar, max_tokens) in enumerate(wanted):
+        if grammar is not None:
+            held.append(llm._runner.grammars.compile(grammar))
+        params = SamplingParams(temperature=temperature, seed=seeds[index], max_tokens=max_tokens, ignore_eos=True)
+        requests += fan_out(
+            f"{index}",
+            prompt,
+            params,
+            model=engine.info,
+            eos_ids=(),
+            arrival=0.0,
+            grammar=grammar,
+            use_prefix_cache=False,
+        )
+    began = time.perf_counter()
+    for request in requests:
+        engine.add(request)
+        lengths[request.id] = 0
+    forced = 0
+    while engine.num_unfinished:
+        output = engine.step()
+        assert output is not None
+        for update in output.updates:
+            lengths[update.id] += len(update.token_ids)
+            forced += max(len(update.token_ids) - 1, 0)
+            assert update.finish_reason not in ("error", "invalid"), update.detail
+    return list(lengths.values()), time.perf_counter() - began, forced
+
+
+if __name__ == "__main__":
+    main()
