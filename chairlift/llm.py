@@ -176,6 +176,7 @@ class LLM:
                 arrival=time.monotonic(),
                 priority=priority,
                 grammar=grammar,
+                bad_word_ids=self.tokenizer.word_ids(params.bad_words or ()),
             )
         except Unservable as error:
             raise InvalidRequest(str(error), error.field) from None

@@ -135,6 +135,14 @@ class Tokenizer:
             end = max(end, last)
         return starts
 
+    def word_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word where nothing is before it, and where a space is."""
+        found: list[list[int]] = []
+        for word in words:
+            bare, spaced = self.encode_batch([word.lstrip(), f" {word.lstrip()}"], False, False)
+            found += [bare] if spaced == bare else [bare, spaced]
+        return found
+
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat, which brings its own special tokens."""
         if prompt.marked is None:

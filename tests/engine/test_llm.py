@@ -33,6 +33,24 @@ def test_all_forms_of_prompt_give_the_same(llm: LLM) -> None:
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
+def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is continuous batching?"}]
+    plain, without = (
+        llm.chat(question, SamplingParams(temperature=0, max_tokens=60, bad_words=words), use_tqdm=False)[0].outputs[0]
+        for words in (None, ["chairlift", "batching", "batch"])
+    )
+    assert "chairlift" in plain.text
+    assert "chairlift" not in without.text
+    assert "batching" not in without.text
+    few = llm.tokenizer.encode(" a the of", add_special_tokens=False)
+    params = SamplingParams(max_tokens=20, allowed_token_ids=few, n=3, ignore_eos=True)
+    for output in llm.chat(question, params, use_tqdm=False)[0].outputs:
+        assert set(output.token_ids) <= set(few)
+    params = SamplingParams(max_tokens=5, min_tokens=3, allowed_token_ids=list(llm.tokenizer.eos_ids))
+    nothing = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
+    assert (nothing.finish_reason, "every token is excluded" in str(nothing.stop_reason)) == ("invalid", True)
+
+
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 30, 4, 17) * 4]
     outputs = llm.generate([f"Number {i}" for i in range(20)], params, use_tqdm=False)

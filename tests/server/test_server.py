@@ -334,6 +334,22 @@ def test_tokens_may_be_named_by_their_ids() -> None:
     assert content[0]["top_logprobs"][0]["token"] == f"token_id:{hello}"
 
 
+def test_what_is_excluded_reaches_the_core() -> None:
+    async def go() -> None:
+        front = Front()
+        assert (await front.chat(max_tokens=1, allowed_token_ids=[3, 4], bad_words=["hello"], n=2)).status == 200
+        hello, spaced = (front.tokenizer.encode(text) for text in ("hello", " hello"))
+        assert len(hello) == len(spaced)
+        for request in front.client.requests:
+            assert request.params.allowed_token_ids == [3, 4]
+            assert request.params.bad_words is None
+            assert request.bad_word_ids == [hello, spaced]
+        await front.complete(max_tokens=1, allowed_token_ids=[], bad_words=[])
+        assert front.client.requests[-1].bad_word_ids == []
+
+    run(go)
+
+
 def test_best_of_returns_the_likeliest() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True))
@@ -454,6 +470,12 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"top_k": 2**80}, "top_k", None),
         ({"seed": 2**64}, "seed", None),
         ({"seed": 2**64 - 1, "n": 2}, "seed", None),
+        ({"allowed_token_ids": [330]}, "allowed_token_ids", None),
+        ({"allowed_token_ids": [1] * 8193}, "allowed_token_ids", None),
+        ({"allowed_token_ids": "1"}, "allowed_token_ids", None),
+        ({"bad_words": ["x"] * 65}, "bad_words", None),
+        ({"bad_words": ["x" * 257]}, "bad_words", None),
+        ({"bad_words": [" "]}, "bad_words", None),
         ({"best_of": 65}, "best_of", None),
         ({"best_of": 1, "n": 2}, "best_of", None),
         ({"best_of": -1}, "best_of", None),
@@ -710,7 +732,8 @@ def test_failure_before_the_first_token_is_a_status(stream: bool, error: Excepti
         assert answer.status == status
         assert answer.error["message"] == str(error)
         assert front.client.cancelled == [front.client.requests[1].id]
-        assert front.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2, "shed": 0}
+        assert front.service.metrics.finished["error"] == 2
+        assert front.service.metrics.finished.total() == 2
 
     run(go)
 

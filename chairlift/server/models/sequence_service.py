@@ -245,6 +245,7 @@ class SequenceService:
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
                 grammar=options.grammar,
+                bad_word_ids=self.tokenizer.word_ids(params.bad_words) if params.bad_words else (),
             )
         except Unservable as error:
             too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len

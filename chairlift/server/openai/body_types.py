@@ -50,6 +50,8 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
     # Of each prompt token, and the likeliest others; not streamed.
     prompt_logprobs: Int | None = None
     return_tokens_as_token_ids: bool | None = None
