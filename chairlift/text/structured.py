@@ -38,12 +38,13 @@ def grammar_of(wanted: StructuredOutputsParams, field: str = "structured_outputs
     if len(kinds) > 1:
         raise InvalidRequest(f"{field} takes one of {', '.join(_KINDS)}, got {' and '.join(kinds)}", field)
     kind = kinds[0]
+    where = f"{field}.{kind}" if field == "structured_outputs" else field
     if wanted.whitespace_pattern is not None and kind not in ("json", "json_object"):
         raise InvalidRequest(f"{field}.whitespace_pattern goes with a JSON schema, not with {kind}", field)
     try:
         found = _KINDS[kind](wanted)
     except ValueError as error:
-        raise InvalidRequest(f"{field}.{kind} {error}", field) from None
+        raise InvalidRequest(f"{where} {error}", field) from None
     _check_size(found, field)
     return found
 

@@ -457,6 +457,61 @@ def test_a_runner_that_gives_no_token_where_one_was_due() -> None:
     assert "no token" in end.detail
 
 
+def test_tokens_that_follow_from_a_grammar_are_computed_in_one_step() -> None:
+    w = world(make_request("a", 3, 20), make_request("b", 3, 20))
+    go(w)
+    w.schedule()
+    assert w.update({"a": [1, 2, 3, 4, 5], "b": [1]}, {}) == []
+    assert go(w).num_tokens == {"a": 5, "b": 1}
+    assert go(w).num_tokens == {"a": 1, "b": 1}
+
+
+def test_what_lies_behind_an_end_is_dropped() -> None:
+    scheduler = Setup().scheduler()
+    scheduler.add(make_request("length", 3, 2))
+    scheduler.add(make_request("stop", 3, 9, stop_ids=frozenset({7})))
+    result = StepResult({"length": [1, 2, 3, 4], "stop": [5, 7, 5]})
+    ends = scheduler.update(scheduler.schedule(0.0), result, 0.0)
+    assert ends == [Finished("length", FinishReason.LENGTH), Finished("stop", FinishReason.STOP, 7)]
+    assert result.tokens == {"length": [1, 2], "stop": [5, 7]}
+
+
+def test_a_grammar_may_end_a_sequence_with_a_token_or_without() -> None:
+    w = world(make_request("a", 3, 9), make_request("b", 3, 9), make_request("c", 3, 9))
+    w.schedule()
+    ends = w.update({"a": [1], "c": [1]}, {}, ended={"a", "b"})
+    assert ends == [Finished("a", FinishReason.STOP), Finished("b", FinishReason.STOP)]
+    assert go(w).num_tokens == {"c": 1}
+
+
+def test_who_is_late_computes_its_last_token_again() -> None:
+    w = world(make_request("a", 6, 9), make_request("b", 3, 9))
+    for _ in range(3):
+        w.schedule()
+        w.update({"b": [1]}, {}, late={"a"})
+    assert w.schedule().num_tokens == {"a": 1, "b": 1}
+    w.update({"a": [1], "b": [1]}, {})
+    assert w.scheduler.explain("a").reason is Reason.ADMITTED
+
+
+def test_what_is_asked_for_may_be_at_fault() -> None:
+    scheduler = Setup().scheduler()
+    scheduler.add(make_request("a", 3))
+    result = StepResult({}, errors={"a": "its grammar"}, invalid={"a"})
+    assert scheduler.update(scheduler.schedule(0.0), result, 0.0) == [
+        Finished("a", FinishReason.INVALID, "its grammar")
+    ]
+
+
+def test_forced_tokens_of_live_requests_leave_the_background_its_turn() -> None:
+    w = world(make_request("live", 3, 30), make_request("behind", 3, 30, background=True))
+    go(w)
+    go(w)
+    w.schedule()
+    w.update({"live": [1, 2, 3], "behind": [1]}, {})
+    assert w.schedule().num_tokens == {"live": 3, "behind": 1}
+
+
 def test_an_unknown_strategy_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="none, static, dynamic, continuous"):
         make_policy("gondola", 1, 1.0)

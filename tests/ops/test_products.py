@@ -7,6 +7,7 @@ read back and checked on its own, to be the nearest steps but for ties; the sums
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from support.native_isa import ISAS, kernels_of, needs_native
@@ -185,6 +186,36 @@ def test_the_first_of_equal_logits_is_best(kind: Kind) -> None:
         assert torch.equal(indices, head.logits(hidden).argmax(-1))
     values, indices = CpuOps(*kind).head(torch.zeros(50, 64, dtype=kind[0])).best(hidden)
     assert values.tolist() == indices.tolist() == [0] * len(hidden)
+
+
+def bits_of(allowed: Tensor) -> Tensor:
+    """Words [R, ceil(V / 32)] int32 with a bit for each true value of [R, V]."""
+    rows, vocab = allowed.shape
+    padded = torch.zeros(rows, -(-vocab // 32) * 32, dtype=torch.uint8)
+    padded[:, :vocab] = allowed
+    packed = np.packbits(padded.numpy(), axis=1, bitorder="little")
+    return torch.from_numpy(packed.view(np.int32))
+
+
+@pytest.mark.parametrize("vocab", [31, 64, 3000])
+@pytest.mark.parametrize("share", [0.5, 0.001])
+def test_only_what_is_allowed_can_be_best(kind: Kind, vocab: int, share: float) -> None:
+    head = CpuOps(*kind).head(random(vocab, 64, dtype=kind[0], seed=1))
+    hidden = random(40, 64, dtype=kind[0], seed=2)
+    allowed = torch.rand(40, vocab, generator=torch.Generator().manual_seed(3)) < share
+    allowed[0], allowed[1] = True, False
+    allowed[2:, 5] = True
+    bits = bits_of(allowed)
+    excluded = head.logits(hidden).float().masked_fill(~allowed, -torch.inf)
+    values, indices = head.best(hidden, bits)
+    assert torch.equal(values, excluded.amax(-1))
+    assert values[1] == -torch.inf
+    assert torch.equal(indices[allowed.any(-1)], excluded.argmax(-1)[allowed.any(-1)])
+    for ops in (CpuOps(*kind), ReferenceOps()):
+        logits = head.logits(hidden).float().contiguous()
+        ops.exclude(logits, bits)
+        assert torch.equal(logits, excluded)
+    assert torch.equal(head.best(hidden, bits_of(torch.ones_like(allowed)))[1], head.best(hidden)[1])
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])

@@ -19,6 +19,8 @@ from chairlift.ops.base import Int32s
 _MOST_FORCED = 64
 # Errors hold the whole grammar and the state of the parser behind their first line.
 _MOST_ERROR = 300
+# How the library says that no text follows a grammar.
+_NOTHING = ("NoExtension", "NoExtensionBias")
 
 
 class GrammarError(ValueError):
@@ -165,4 +167,6 @@ def first_line(error: object) -> str:
     """What an error of the library says, without the state or the place that follows it over many lines."""
     lines = str(error).strip().split("\n")
     said = next((line for line in lines if line.startswith("error: ")), "") if lines[0].endswith(":") else ""
+    if lines[0] in _NOTHING:
+        return "nothing satisfies it"
     return f"{lines[0]} {said}".strip()[:_MOST_ERROR]

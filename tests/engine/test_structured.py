@@ -1,0 +1,311 @@
+"""Answers that follow a grammar, on the demo model: against a walk through the grammar that forces nothing."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import numpy as np
+import pytest
+
+from chairlift import LLM, SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.request import Step, StepResult
+from chairlift.demo import demo_path
+from chairlift.errors import InvalidRequest
+from chairlift.outputs import CompletionOutput
+from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer
+from chairlift.text.structured import grammar_of
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "city": {"enum": ["Paris", "Pisa"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+PROMPTS = ["Hello", "The chairlift is", "Batching", "A", "Requests wait", "In the", "One two", "Why?"]
+AS_JSON = StructuredOutputsParams(json=PERSON)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    model = LLM(demo_path(), max_num_seqs=8, kv_cache_gb=0.1)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def words() -> GrammarTokenizer:
+    return GrammarTokenizer(Path(demo_path()), LLM_VOCAB)
+
+
+LLM_VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
+
+
+def ask(
+    llm: LLM, prompts: Any, wanted: StructuredOutputsParams | None = AS_JSON, **fields: Any
+) -> list[CompletionOutput]:
+    params = SamplingParams(**{"max_tokens": 60, "temperature": 1.0, "seed": 3, "structured_outputs": wanted} | fields)
+    return [sample for output in llm.generate(prompts, params, use_tqdm=False) for sample in output.outputs]
+
+
+def check_walk(words: GrammarTokenizer, wanted: StructuredOutputsParams, sample: CompletionOutput) -> None:
+    """Every token was allowed when it came, and nothing is missing at the end."""
+    matcher = llguidance.LLMatcher(words.tokens, grammar_of(wanted))
+    for token in sample.token_ids:
+        assert matcher.consume_token(token), (sample.text, matcher.get_error())
+    assert sample.finish_reason != "stop" or matcher.is_accepting() or matcher.is_stopped()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_written_follows_the_schema(llm: LLM, words: GrammarTokenizer, temperature: float) -> None:
+    for sample in ask(llm, PROMPTS, temperature=temperature):
+        assert sample.finish_reason == "stop"
+        jsonschema.validate(json.loads(sample.text), PERSON)
+        assert " " not in sample.text.partition('"age"')[2], "not compact"
+        check_walk(words, AS_JSON, sample)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "example"),
+    [
+        (StructuredOutputsParams(json_object=True), '{"a":[1,{"b":null}]}'),
+        (StructuredOutputsParams(json=json.dumps(PERSON)), '{"name":"x","age":7,"city":"Pisa"}'),
+        (StructuredOutputsParams(regex=r"^[a-c]{3}/\d\d$"), "abc/42"),
+        (StructuredOutputsParams(choice=["yes", 'no "way"', "maybe\n"]), 'no "way"'),
+        (StructuredOutputsParams(grammar='start: "x" (NUMBER ",")* "!"\nNUMBER: /[0-9]+/'), "x1,22,!"),
+        (StructuredOutputsParams(grammar='root ::= ("a" | "b") [0-9]'), "b7"),
+        (StructuredOutputsParams(json=PERSON, whitespace_pattern=" {0,2}"), '{"name": "x", "age":  7,"city": "Pisa"}'),
+        (
+            StructuredOutputsParams(
+                structural_tag={
+                    "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+                    "triggers": ["<f"],
+                }
+            ),
+            "free words <f>12</f> and more",
+        ),
+    ],
+    ids=["object", "text", "regex", "choice", "lark", "gbnf", "white space", "tags"],
+)
+def test_all_forms(llm: LLM, words: GrammarTokenizer, wanted: StructuredOutputsParams, example: str) -> None:
+    for sample in ask(llm, PROMPTS[:4], wanted, max_tokens=30):
+        check_walk(words, wanted, sample)
+    matcher = llguidance.LLMatcher(words.tokens, grammar_of(wanted))
+    tokens = words.tokens.tokenize_str(example)
+    assert matcher.validate_tokens(tokens) == len(tokens)
+
+
+def test_forced_tokens_are_those_that_would_be_chosen_one_by_one(llm: LLM) -> None:
+    forced = ask(llm, PROMPTS)
+    # With log-probabilities every token is chosen.
+    chosen = ask(llm, PROMPTS, logprobs=1)
+    assert [sample.token_ids for sample in forced] == [sample.token_ids for sample in chosen]
+    assert all(len(sample.logprobs or ()) == len(sample.token_ids) for sample in chosen)
+
+
+def test_forced_tokens_save_steps(llm: LLM) -> None:
+    steps = []
+    for logprobs in (None, 0):
+        before = llm.engine.scheduler.num_steps
+        [sample] = ask(llm, "Hello", temperature=0.0, logprobs=logprobs)
+        steps.append(llm.engine.scheduler.num_steps - before)
+    assert steps[1] == len(sample.token_ids)
+    assert steps[0] < steps[1] - 5
+
+
+def test_a_sequence_is_the_same_in_any_company_and_under_any_strategy(llm: LLM) -> None:
+    together = ask(llm, PROMPTS)
+    assert [ask(llm, prompt)[0].token_ids for prompt in PROMPTS] == [sample.token_ids for sample in together]
+    plain = ask(llm, PROMPTS, None)
+    mixed = llm.generate(
+        PROMPTS,
+        [
+            SamplingParams(max_tokens=60, temperature=1.0, seed=3, structured_outputs=AS_JSON if odd else None)
+            for odd in (False, True) * 4
+        ],
+        use_tqdm=False,
+    )
+    wanted = [(together if odd else plain)[index].token_ids for index, odd in enumerate((False, True) * 4)]
+    assert [output.outputs[0].token_ids for output in mixed] == wanted
+    for strategy in ("none", "static", "dynamic"):
+        other = LLM(
+            demo_path(), strategy=strategy, kv_cache_gb=0.02, **({} if strategy == "none" else {"batch_size": 3})
+        )
+        assert [sample.token_ids for sample in ask(other, PROMPTS)] == [sample.token_ids for sample in together]
+        other.close()
+
+
+def test_preempted_sequences_go_on_where_they_were(llm: LLM) -> None:
+    wanted = StructuredOutputsParams(regex="([a-z]{1,9} ){60}")
+    calm = ask(llm, PROMPTS, wanted, max_tokens=150)
+    # One sequence of 256 tokens fits.
+    tight = LLM(demo_path(), max_num_seqs=8, max_model_len=256, kv_cache_gb=1e-9 + _gb_for(llm, 272))
+    assert [s.token_ids for s in ask(tight, PROMPTS, wanted, max_tokens=150)] == [s.token_ids for s in calm]
+    assert tight.engine.scheduler.num_preemptions > 0
+    tight.close()
+
+
+def _gb_for(llm: LLM, num_tokens: int) -> float:
+    info = llm.engine.info
+    return info.kv_bytes / (info.num_blocks * info.block_size) * num_tokens / 1e9
+
+
+def test_sampling_parameters_hold_beside_a_grammar(llm: LLM, words: GrammarTokenizer) -> None:
+    three = ask(llm, "Hello", n=3)
+    assert [sample.token_ids for sample in three] == [ask(llm, "Hello", seed=3 + i)[0].token_ids for i in range(3)]
+    letters = StructuredOutputsParams(regex="[ab]*")
+    banned = words.tokens.tokenize_str("c")[0]
+    [sample] = ask(llm, "Hello", letters, logit_bias={banned: 100.0}, max_tokens=8)
+    assert set(sample.text) <= set("ab")
+    # The end is allowed from the first token on, and likeliest.
+    ends = {"logit_bias": dict.fromkeys(llm.tokenizer.eos_ids, 100.0), "max_tokens": 8}
+    assert len(ask(llm, "Hello", letters, **ends)[0].token_ids) == 1
+    assert len(ask(llm, "Hello", letters, min_tokens=5, **ends)[0].token_ids) == 6
+    [stopped] = ask(llm, "Hello", stop='","age', temperature=0.0)
+    assert stopped.stop_reason == '","age'
+    assert stopped.text.startswith('{"name":"')
+    repeated = ask(llm, "Hello", StructuredOutputsParams(regex="[a-z ]{40}"), temperature=0.0)
+    penalized = ask(llm, "Hello", StructuredOutputsParams(regex="[a-z ]{40}"), temperature=0.0, frequency_penalty=2.0)
+    assert repeated[0].token_ids != penalized[0].token_ids
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8])
+def test_max_tokens_may_fall_amid_forced_ones(llm: LLM, max_tokens: int) -> None:
+    [sample] = ask(llm, "Hello", max_tokens=max_tokens)
+    assert len(sample.token_ids) == max_tokens
+    assert sample.finish_reason == "length"
+    assert ask(llm, "Hello")[0].token_ids[:max_tokens] == sample.token_ids
+    assert llm.engine.pool.num_used == 0
+
+
+def test_a_grammar_that_is_done_ends_the_sequence_at_once(llm: LLM) -> None:
+    before = llm.engine.scheduler.num_steps
+    [sample] = ask(llm, "Hello", StructuredOutputsParams(choice=["Paris"]), ignore_eos=True, min_tokens=30)
+    assert (sample.text, sample.finish_reason, sample.stop_reason) == ("Paris", "stop", None)
+    assert llm.engine.scheduler.num_steps - before == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutputsParams(json={"if": {}, "then": {}}), "if"),
+        (StructuredOutputsParams(json={"type": "string", "format": "nonsense"}), "nonsense"),
+        (StructuredOutputsParams(json={"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
+        (StructuredOutputsParams(regex="a(?=b)"), "look-around"),
+        (StructuredOutputsParams(grammar="start: nonsense"), "nonsense"),
+        (
+            StructuredOutputsParams(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            "nothing satisfies",
+        ),
+    ],
+)
+def test_what_can_not_be_enforced_is_refused_by_name(llm: LLM, wanted: StructuredOutputsParams, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        ask(llm, "Hello", wanted)
+    assert llm.engine.num_unfinished == 0
+
+
+def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -> None:
+    # What is allowed first is known, and the rest is more than the library will work out.
+    hard = StructuredOutputsParams(regex="x(a?){1000}a{1000}")
+    params = [SamplingParams(max_tokens=20, temperature=0.0, structured_outputs=each) for each in (hard, AS_JSON)]
+    first, second = (output.outputs[0] for output in llm.generate(["Hello", "Hello"], params, use_tqdm=False))
+    assert first.finish_reason == "invalid"
+    assert "too" in str(first.stop_reason)
+    assert second.token_ids == ask(llm, "Hello", temperature=0.0, max_tokens=20)[0].token_ids
+    assert llm.engine.pool.num_used == 0
+
+
+class Gate:
+    """Holds up one follower, in whatever thread advances it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+        self.open = threading.Event()
+        self.held: Follower | None = None
+        self._which = which
+        self._seen: list[Follower] = []
+        advance = Follower.advance
+
+        def slowly(follower: Follower) -> None:
+            if follower not in self._seen:
+                self._seen.append(follower)
+            if self._seen.index(follower) == self._which and len(self._seen) > 1:
+                self.held = follower
+                assert self.open.wait(60)
+            advance(follower)
+
+        monkeypatch.setattr(Follower, "advance", slowly)
+
+
+def test_one_that_takes_long_holds_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ask(llm, PROMPTS[:3])
+    gate = Gate(monkeypatch, 1)
+    late: list[str] = []
+    execute = llm.engine.runner.execute
+
+    def observed(step: Step) -> StepResult:
+        result = execute(step)
+        late.extend(result.late)
+        # Nobody else is left: now it may go on.
+        if len(step.num_tokens) == 1 and late:
+            gate.open.set()
+        return result
+
+    monkeypatch.setattr(llm.engine.runner, "execute", observed)
+    assert [sample.token_ids for sample in ask(llm, PROMPTS[:3])] == [sample.token_ids for sample in expected]
+    assert gate.held is not None
+    # Those behind it in the queue wait for the moment in which it is noticed.
+    (_, most), *others = Counter(late).most_common()
+    assert most > 5
+    assert all(count <= 2 for _, count in others)
+
+
+def test_one_that_never_ends_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._TOO_LONG", 0.05)
+    expected = ask(llm, PROMPTS[:3])
+    gate = Gate(monkeypatch, 0)
+    samples = ask(llm, PROMPTS[:3])
+    gate.open.set()
+    assert samples[0].finish_reason == "invalid"
+    assert "needs more than" in str(samples[0].stop_reason)
+    assert [sample.token_ids for sample in samples[1:]] == [sample.token_ids for sample in expected[1:]]
+    assert ask(llm, PROMPTS[:1])[0].token_ids == expected[0].token_ids
+
+
+def test_a_panic_of_the_library_ends_one_sequence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        """As pyo3 raises it."""
+
+    def broken(follower: Follower) -> None:
+        raise Panic("index out of bounds")
+
+    look_ahead = Follower._look_ahead
+    seen: list[Follower] = []
+
+    def sometimes(follower: Follower) -> None:
+        if follower not in seen:
+            seen.append(follower)
+        (broken if seen.index(follower) == 1 and follower._said == [] and len(seen) > 1 else look_ahead)(follower)
+
+    monkeypatch.setattr(Follower, "_look_ahead", sometimes)
+    samples = ask(llm, PROMPTS[:3])
+    assert [sample.finish_reason for sample in samples] == ["stop", "invalid", "stop"]
+    assert "index out of bounds" in str(samples[1].stop_reason)
+
+
+def test_bits_of_tokens_that_are_padding_are_never_set(words: GrammarTokenizer) -> None:
+    padded = GrammarTokenizer(Path(demo_path()), LLM_VOCAB + 50)
+    follower = padded.compile("start: /(.|\\n)*/").follow([], True)
+    follower.advance()
+    bits = np.unpackbits(follower.allowed.view(np.uint8), bitorder="little")
+    assert bits[: words.tokens.vocab_size].sum() > 100
+    assert not bits[words.tokens.vocab_size :].any()
