@@ -61,6 +61,7 @@ HELP = {
     "api_keys": "a file of keys, each with rights and limits, read anew when it changes; see chairlift keys",
     "model_control": "let whoever may use the server load and unload models, where no keys are asked for",
     "model_aliases": 'further names that clients may send: JSON, {"gpt-4o": "demo"}',
+    "shared_memory": "let clients on this machine pass tensors in memory that they share with the server",
     "show_cached_tokens": "say in usage how much of a prompt came from the prefix cache",
     "tls_cert": "serve HTTPS, and gRPC over TLS, with the PEM certificate (and its chain) in this file",
     "tls_key": "the file with the certificate's key, without a passphrase",

@@ -26,6 +26,7 @@ OURS = {
     "parallel": "max_num_seqs",
     "threads": "num_threads",
     "alias": "served_model_name",
+    "allow_client_shm": "shared_memory",
     "ubatch_size": "max_num_batched_tokens",
     "cache_type_k": "kv_cache_dtype",
     "cache_type_v": "kv_cache_dtype",

@@ -52,6 +52,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_keys: str | None = None
     model_control: bool = False
     model_aliases: dict[str, str] = {}
+    shared_memory: bool = False
     show_cached_tokens: bool = True
     tls_cert: str | None = None
     tls_key: str | None = None

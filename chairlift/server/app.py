@@ -21,6 +21,7 @@ from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_ti
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
 from chairlift.server.models.registry import Models, no_route
+from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.routes import ENDPOINTS, shape_of
 from chairlift.server.status import Exposition
 
@@ -37,6 +38,7 @@ def create_app(
     keys = keys or Keys(config)
     metrics = Exposition(models, batches.collect)
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
+    state["regions"] = SharedRegions(config)
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:

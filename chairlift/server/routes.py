@@ -52,6 +52,7 @@ _server = partial(Endpoint, tag="server")
 _MODEL = "/v2/models/{name:path}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{name:path}"
+_SHARED = "/v2/systemsharedmemory/region/{name}"
 _PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -161,6 +162,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _oip("GET", _VERSION, oip.model_route, "The tensors of a version of a model"),
     _oip("GET", _MODEL, oip.model_route, "The tensors of a model"),
     _oip("POST", "/v2/repository/index", oip.index_route, "All models, loaded or not", (oip.IndexBody,)),
+    _oip("GET", "/v2/systemsharedmemory/status", oip.shared_route, "Shared memory in use", right="infer"),
+    _oip("GET", f"{_SHARED}/status", oip.shared_route, "A region of shared memory in use", right="infer"),
+    _oip(
+        "POST",
+        f"{_SHARED}/register",
+        oip.share_route,
+        "Use shared memory",
+        (oip.ShareBody,),
+        answer="nothing",
+        right="infer",
+    ),
+    _oip(
+        "POST", f"{_SHARED}/unregister", oip.unshare_route, "Let go of shared memory", answer="nothing", right="infer"
+    ),
+    _oip(
+        "POST",
+        "/v2/systemsharedmemory/unregister",
+        oip.unshare_route,
+        "Let go of all of it",
+        answer="nothing",
+        right="infer",
+    ),
     _control(f"{_REPOSITORY}/load", oip.load_route, "Load a model"),
     _control(f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model"),
     _stored("POST", "/v1/files", files.create_file, "Keep a file", (files.FileForm,), media=("multipart/form-data",)),

@@ -296,6 +296,7 @@ ODD: dict[str, Any] = {
     "api_key": "k",
     "api_keys": "/k.toml",
     "model_control": True,
+    "shared_memory": True,
     "model_aliases": {"other": "demo"},
     "show_cached_tokens": False,
     "tls_cert": "/c.pem",

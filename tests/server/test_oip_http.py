@@ -411,7 +411,10 @@ def test_json_both_ways(server: Listening) -> None:
         (changed(2, data=[5]), "not BYTES"),
         (changed(2, data=["a", "b"]), "needs 1 elements"),
         (changed(0, parameters={"binary_data_size": 8}), "either data or"),
-        (changed(0, parameters={"shared_memory_region": "x"}), "'shared_memory_region' is not supported"),
+        (
+            changed(0, parameters={"shared_memory_region": "x"}),
+            "shared_memory_region and shared_memory_byte_size go together",
+        ),
         (BODY | {"parameters": {"sequence_id": 1}}, "'sequence_id' is not supported"),
         (BODY | {"parameters": {"priority": "high"}}, "'priority' must be an integer"),
         (BODY | {"parameters": {"priority": -1}}, "priority must not be negative"),

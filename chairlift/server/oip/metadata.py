@@ -3,6 +3,7 @@
 from typing import Any
 
 from chairlift import __version__
+from chairlift.config.server import ServerConfig
 from chairlift.runners.items import TensorSpec
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.models.item_service import ItemService
@@ -31,9 +32,10 @@ def named_models(models: Models, name: str, version: str | None) -> list[ItemSer
     return [newest] if version else [tensor_model(models.get(name, each)) for each in models.versions(name)]
 
 
-def server_metadata() -> dict[str, Any]:
+def server_metadata(config: ServerConfig) -> dict[str, Any]:
     """Name, version and extensions."""
-    return {"name": "chairlift", "version": __version__, "extensions": EXTENSIONS}
+    shared = ("system_shared_memory",) if config.shared_memory else ()
+    return {"name": "chairlift", "version": __version__, "extensions": (*EXTENSIONS, *shared)}
 
 
 def model_metadata(models: Models, service: ItemService) -> dict[str, Any]:
