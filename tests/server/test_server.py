@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.server_harness import Answer, FakeClient, Front, full
+from support.server_harness import INFO, Answer, FakeClient, Front, full
 from tokenizers import processors
 
 from chairlift.core.finished import FinishReason
@@ -334,6 +334,30 @@ def test_tokens_may_be_named_by_their_ids() -> None:
     assert content[0]["top_logprobs"][0]["token"] == f"token_id:{hello}"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "form"),
+    [
+        (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), "0a1b2"),
+        (("▁<PRE>", "▁<SUF>", "▁<MID>"), "0a1b2"),
+        (("[PREFIX]", "[SUFFIX]"), "1b0a"),
+    ],
+)
+def test_what_is_between_is_filled_in(tokens: tuple[str, ...], form: str) -> None:
+    async def go() -> None:
+        front = Front()
+        backend = front.tokenizer.backend
+        backend.add_special_tokens(list(tokens))
+        front.client.info = msgspec.structs.replace(INFO, vocab_size=400)
+        known = {str(index): [backend.token_to_id(token)] for index, token in enumerate(tokens)}
+        known |= {"a": front.tokenizer.encode("hello <s>", parse_special=False), "b": front.tokenizer.encode(" world")}
+        made = await front.complete(prompt=["hello <s>", "x"], suffix=" world", max_tokens=1)
+        assert made.status == 200, made.body
+        assert front.client.requests[0].prompt_ids == [each for letter in form for each in known[letter]]
+        assert (await front.complete(suffix="", prompt=[1], max_tokens=1)).status == 200
+
+    run(go)
+
+
 def test_what_is_excluded_reaches_the_core() -> None:
     async def go() -> None:
         front = Front()
@@ -447,13 +471,12 @@ def test_an_empty_model_is_the_only_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_OPS))
 def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
-    ask = complete if name == "suffix" else chat
-    answer = ask(**{name: "something"})
+    answer = chat(**{name: "something"})
     assert answer.status == 400
     assert answer.error["param"] == name
     assert answer.error["message"].startswith(name)
     for value in (None, False, "", [], {}, *NO_OPS[name]):
-        assert ask(max_tokens=1, **{name: value}).status == 200
+        assert chat(max_tokens=1, **{name: value}).status == 200
 
 
 @pytest.mark.parametrize(
@@ -470,6 +493,11 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"top_k": 2**80}, "top_k", None),
         ({"seed": 2**64}, "seed", None),
         ({"seed": 2**64 - 1, "n": 2}, "seed", None),
+        ({"suffix": "x"}, "suffix", None),
+        ({"suffix": "x", "echo": True}, "suffix", None),
+        ({"suffix": "x", "prompt": [1]}, "suffix", None),
+        ({"suffix": 5}, "suffix", None),
+        ({"suffix": "x" * 2000}, "prompt", "context_length_exceeded"),
         ({"allowed_token_ids": [330]}, "allowed_token_ids", None),
         ({"allowed_token_ids": [1] * 8193}, "allowed_token_ids", None),
         ({"allowed_token_ids": "1"}, "allowed_token_ids", None),

@@ -159,15 +159,16 @@ class SequenceService:
 
         Raises ApiError, before it tokenizes, if one is too long whatever its tokens are.
         """
-        self._check_length(texts)
+        self.check_length(texts)
         return self.tokenizer.encode_batch(texts, add_special_tokens, parse_special)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat. Raises as `encode`."""
-        self._check_length([prompt.text])
+        self.check_length([prompt.text])
         return self.tokenizer.encode_chat(prompt)
 
-    def _check_length(self, texts: Sequence[str]) -> None:
+    def check_length(self, texts: Sequence[str]) -> None:
+        """Raise ApiError for a text that is too long whatever its tokens are."""
         limit = self.max_model_len
         if limit is not None:
             # A character has at most four bytes, and a token at least one: short texts need no look.

@@ -93,8 +93,8 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     # So many samples are made for each prompt, and the `n` likeliest of them returned.
     best_of: Int | None = None
-    # Not implemented.
-    suffix: Any = None
+    # What follows: the answer is what is between, by models that have tokens for it.
+    suffix: str | None = None
 
 
 class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +140,6 @@ FORM_FIELDS = (
 NO_OPS: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -168,6 +167,8 @@ def check_supported(body: CommonBody) -> None:
         if body.best_of > n and body.stream:
             problem = "can't be streamed: which samples are the best is known in the end"
             raise InvalidRequest(f"best_of above n {problem}", "best_of")
+    if isinstance(body, CompletionBody) and body.suffix and body.echo:
+        raise InvalidRequest("suffix and echo exclude each other; leave one out", "suffix")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs can't be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:

@@ -61,6 +61,8 @@ async def _prompts(service: SequenceService, body: CompletionBody) -> list[list[
     """All forms of `prompt` as lists of token ids."""
     prompt: list[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     kinds = {type(part) for part in prompt}
+    if body.suffix and kinds != {str}:
+        raise InvalidRequest("suffix needs a prompt of text", "suffix")
     if kinds == {int}:
         return [cast(list[int], prompt)]
     limit = service.config.max_prompts_per_request
@@ -73,7 +75,13 @@ async def _prompts(service: SequenceService, body: CompletionBody) -> list[list[
         wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise InvalidRequest(f"prompt must be {wanted}, not {'empty' if not kinds else 'a mixture'}", "prompt")
     texts = cast(list[str], prompt)
-    parse, add = bool(body.parse_special), body.add_special_tokens is not False
+    parse, add, suffix = bool(body.parse_special), body.add_special_tokens is not False, body.suffix
+    if suffix:
+        from chairlift.text.fill_in import fill_in_ids
+
+        service.check_length([*texts, suffix])
+        size = sum(map(len, texts)) + len(suffix) * len(texts)
+        return await off_loop(size, lambda: [fill_in_ids(service.tokenizer, text, suffix, parse) for text in texts])
     return await off_loop(sum(map(len, texts)), lambda: service.encode(texts, parse, add))
 
 
