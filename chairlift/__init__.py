@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chairlift.batching import batched
+    from chairlift.beam_search import BeamSearchParams
     from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BadItem",
+    "BeamSearchParams",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingRequestOutput",
@@ -36,6 +38,7 @@ __all__ = [
 
 _HOMES = {
     "BadItem": "chairlift.errors",
+    "BeamSearchParams": "chairlift.beam_search",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
     "SamplingParams": "chairlift.core.sequences.sampling",

@@ -7,15 +7,17 @@ from typing import Any
 
 from tqdm import tqdm
 
+from chairlift.beam_search import BeamSearchParams, beam_search
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
 from chairlift.outputs import (
+    BeamSearchOutput,
     ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
@@ -112,6 +114,27 @@ class LLM:
             prompt = self.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
             prompts.append({"prompt": prompt.text, "prompt_token_ids": self.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, as wholes. Raises as `generate`."""
+        if self._texts is not None:
+            self.generate([])
+        wanted = [self._tokens(prompt)[1] for prompt in _as_prompts(prompts)]
+        for ids in wanted:
+            # All that will be asked for, before anything is.
+            self._job(ids, SamplingParams(max_tokens=params.max_tokens), 0)
+
+        def generate(asked: list[list[int]], one: SamplingParams) -> list[RequestOutput]:
+            outputs = self.generate(asked, one, use_tqdm=use_tqdm)
+            for output in outputs:
+                (sample,) = output.outputs
+                if sample.finish_reason == "error":
+                    raise RequestFailed(str(sample.stop_reason))
+            return outputs
+
+        return beam_search(wanted, params, self.tokenizer.eos_ids, generate, self.tokenizer.decode)
 
     def embed(
         self, prompts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = True

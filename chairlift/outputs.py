@@ -40,6 +40,23 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """A continuation that was found, with its log-probability; it ended by itself ("stop") or not ("length")."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str = ""
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What `LLM.beam_search` returns of a prompt: the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
 class EmbeddingOutput:
     """A text's vector."""
 

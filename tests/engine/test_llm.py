@@ -33,6 +33,40 @@ def test_all_forms_of_prompt_give_the_same(llm: LLM) -> None:
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
+def test_beam_search_finds_the_likeliest_wholes(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The chairlift")
+    params = chairlift.BeamSearchParams(beam_width=4, max_tokens=5, ignore_eos=True)
+    ((first, second), again) = (llm.beam_search(prompts, params) for prompts in (["The chairlift", "A"], ids))
+    assert [beam.tokens for beam in again[0].sequences] == [beam.tokens for beam in first.sequences]
+    assert second != first
+    scores = [beam.cum_logprob for beam in first.sequences]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(beam.tokens) for beam in first.sequences}) == 4
+    greedy = llm.generate(ids, SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True), use_tqdm=False)
+    assert scores[0] >= (greedy[0].outputs[0].cumulative_logprob or 0) - 1e-4
+    # What each token adds is what it has as part of the prompt.
+    for beam in first.sequences:
+        asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        (output,) = llm.generate([[*ids, *beam.tokens]], asked, use_tqdm=False)
+        entries = (output.prompt_logprobs or [])[len(ids) :]
+        total = sum(entry[token].logprob for entry, token in zip(entries, beam.tokens, strict=True) if entry)
+        assert beam.cum_logprob == pytest.approx(total, abs=1e-3)
+        assert beam.text == llm.tokenizer.decode(beam.tokens)
+
+
+def test_beams_end(llm: LLM) -> None:
+    chat = llm.tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = {"prompt_token_ids": llm.tokenizer.encode_chat(chat)}
+    best = llm.beam_search(prompt, chairlift.BeamSearchParams(beam_width=2, max_tokens=20))[0].sequences[0]
+    assert (best.text, best.finish_reason) == ("The capital of France is Paris.", "stop")
+    assert best.tokens[-1] in llm.tokenizer.eos_ids
+    for wrong in ({"beam_width": 0}, {"beam_width": 11}, {"max_tokens": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            chairlift.BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | wrong))
+    with pytest.raises(InvalidRequest, match="maximum context length"):
+        llm.beam_search("x", chairlift.BeamSearchParams(beam_width=2, max_tokens=10**6))
+
+
 def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
     question = [{"role": "user", "content": "What is continuous batching?"}]
     plain, without = (
