@@ -17,7 +17,8 @@ from chairlift.core.sequences.request import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
-from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarTokenizer
+from chairlift.runners.decoder.grammar_threads import GrammarCompiler
 from chairlift.text.structured import grammar_of
 
 PERSON = {
@@ -309,3 +310,38 @@ def test_bits_of_tokens_that_are_padding_are_never_set(words: GrammarTokenizer) 
     bits = np.unpackbits(follower.allowed.view(np.uint8), bitorder="little")
     assert bits[: words.tokens.vocab_size].sum() > 100
     assert not bits[words.tokens.vocab_size :].any()
+
+
+def test_grammars_that_take_long_to_compile_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, done = threading.Event(), threading.Semaphore(0)
+    results: dict[str, object] = {}
+    compile_one = GrammarTokenizer.compile
+
+    def slowly(tokenizer: GrammarTokenizer, grammar: str) -> CompiledGrammar:
+        if "slow" in grammar:
+            assert go.wait(60)
+        return compile_one(tokenizer, grammar)
+
+    monkeypatch.setattr(GrammarTokenizer, "compile", slowly)
+    compiler = GrammarCompiler(Path(demo_path()), LLM_VOCAB)
+    assert compiler.tokenizer
+
+    def keep(name: str) -> Any:
+        def take(result: object) -> None:
+            results[name] = result
+            done.release()
+
+        return take
+
+    for number in range(4):
+        compiler.compile_aside(f'start: "slow{number}"', keep(f"slow{number}"))
+    # Once all of them are known to take long, nobody else is let in.
+    while "others" not in str(results.get("late", "")):
+        compiler.compile_aside('start: "late"', keep("late"))
+        assert done.acquire(timeout=60)
+    go.set()
+    for _ in range(4):
+        assert done.acquire(timeout=60)
+    compiler.compile_aside('start: "last"', keep("last"))
+    assert done.acquire(timeout=60)
+    assert all(isinstance(results[name], CompiledGrammar) for name in ("slow0", "slow3", "last"))

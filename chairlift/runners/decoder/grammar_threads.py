@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -122,6 +123,15 @@ class _FollowerThread(threading.Thread):
         _lower(self)
 
 
+@dataclass(slots=True)
+class _Compilation:
+    """A thread that compiles, whether it takes long, and whether it is done."""
+
+    thread: threading.Thread
+    is_slow: bool = False
+    is_over: bool = False
+
+
 class GrammarCompiler:
     """Compiled grammars by their text: kept as long as somebody holds them, and a few beyond that."""
 
@@ -130,8 +140,9 @@ class GrammarCompiler:
         self._tokenizer: GrammarTokenizer | GrammarError | None = None
         self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
         self._kept: deque[CompiledGrammar] = deque(maxlen=_MOST_KEPT)
-        # One compiles what is quickly done, the other goes on with what takes long.
-        self._turn = threading.Semaphore(2)
+        # One at a time, until it is done or found to take long.
+        self._turn = threading.Semaphore()
+        self._num_slow = 0
         self._lock = threading.Lock()
 
     @property
@@ -170,16 +181,35 @@ class GrammarCompiler:
         threading.Thread(target=self._compile_aside, args=(grammar, done), name="grammars", daemon=True).start()
 
     def _compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
-        with self._turn:
-            timer = threading.Timer(_LONG, _lower, (threading.current_thread(),))
-            timer.daemon = True
-            timer.start()
-            try:
-                result: CompiledGrammar | GrammarError = self.compile(grammar)
-            except GrammarError as error:
-                result = error
-            timer.cancel()
+        mine = _Compilation(threading.current_thread())
+        self._turn.acquire()
+        timer = threading.Timer(_LONG, self._leave_alone, (mine,))
+        timer.daemon = True
+        timer.start()
+        result: CompiledGrammar | GrammarError
+        try:
+            if self._num_slow >= _MOST_SLOW:
+                raise GrammarError("others are being compiled that take long; send it again")
+            result = self.compile(grammar)
+        except GrammarError as error:
+            result = error
+        timer.cancel()
+        with self._lock:
+            mine.is_over = True
+            self._num_slow -= mine.is_slow
+        if not mine.is_slow:
+            self._turn.release()
         done(result)
+
+    def _leave_alone(self, compilation: _Compilation) -> None:
+        """Give the turn to the next one, and what time others leave to the one that takes long."""
+        with self._lock:
+            if compilation.is_over:
+                return
+            compilation.is_slow = True
+            self._num_slow += 1
+        _lower(compilation.thread)
+        self._turn.release()
 
 
 def _lower(thread: threading.Thread) -> None:
