@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from support.items_harness import Listening, adder, listening
+from support.key_files import bearer, write_keys
 from support.oip_tensors import A, B, tensors
 
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
@@ -161,3 +162,23 @@ def test_it_has_to_be_allowed(key: str) -> None:
             triton.infer("adder", given)
         assert "system_shared_memory" not in triton.get_server_metadata()["extensions"]
         triton.close()
+
+
+def test_regions_belong_to_a_key(key: str, tmp_path: Path) -> None:
+    keys = write_keys(
+        tmp_path / "keys.toml", anna={"rights": ["infer"]}, ben={"rights": ["infer"]}, eva={"rights": ["batch"]}
+    )
+    with listening(adder()[0], shared_memory=True, api_keys=str(keys)) as server:
+        url = f"{server.url}/v2/systemsharedmemory"
+        body = {"key": key, "byte_size": 8}
+
+        def ask(who: str, method: str, path: str, **more: Any) -> httpx.Response:
+            return httpx.request(method, url + path, headers=bearer(who), **more)
+
+        assert ask("anna", "POST", "/region/x/register", json=body).status_code == 200
+        assert ask("eva", "POST", "/region/x/register", json=body).status_code == 403
+        assert ask("ben", "GET", "/status").json() == []
+        assert ask("ben", "GET", "/region/x/status").status_code == 400
+        assert ask("ben", "POST", "/unregister").status_code == 200
+        assert [each["name"] for each in ask("anna", "GET", "/status").json()] == ["x"]
+        assert httpx.get(f"{url}/status").status_code == 401
