@@ -106,6 +106,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
     _tei("POST", "/embed_all", tei.embed_all, "Embed tokens, as TEI has it", (tei.EmbedAllBody,), tasks=("embed",)),
     _tei(
+        "POST",
+        "/embed_sparse",
+        tei.embed_sparse,
+        "Weigh the words of texts, as TEI has it",
+        (tei.EmbedAllBody,),
+        tasks=("embed",),
+    ),
+    _tei(
         "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
     ),
     _tei("POST", "/tokenize", tei.tokenize, "Tokens of texts, as TEI has it", (tei.TokenizeBody,), tasks=_TEXT_TASKS),

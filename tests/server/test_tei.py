@@ -111,6 +111,18 @@ def test_embeddings_of_all_tokens_are_bounded(server: Listening, monkeypatch: py
     assert (refused.status_code, "more than 100 numbers" in refused.text) == (413, True)
 
 
+def test_sparse_embeddings(server: Listening) -> None:
+    service, dispatcher = embedder("splade")
+    assert service.info is not None
+    service.info.pooling = "splade"
+    dispatcher.compute = lambda payloads: [np.array([0, 0.5, 0, 2], dtype=np.float32) for _ in payloads]
+    with listening(service) as alone:
+        made = post(alone, "/embed_sparse", inputs=["fox", "hello"]).json()
+        assert made == [[{"index": 1, "value": 0.5}, {"index": 3, "value": 2.0}]] * 2
+    refused = post(server, "/embed_sparse", inputs="fox", model="embedder")
+    assert (refused.status_code, "no SPLADE model" in refused.text) == (424, True)
+
+
 def test_similarity(server: Listening) -> None:
     hub = pytest.importorskip("huggingface_hub")
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from chairlift import __version__
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
+from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid, softmax
 from chairlift.server.http.api_errors import ApiError
@@ -187,6 +188,24 @@ async def embed_all(request: Request) -> Response:
         rows = [answer.value for answer in answers]
         raw = await off_loop(sum(map(np.size, rows)), lambda: b"[%b]" % b",".join(map(_matrix, rows)))
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+async def embed_sparse(request: Request) -> Response:
+    """Of each input the words that a SPLADE model gives it, by their weights."""
+    body = await read_json(request, _embed_all_decoder)
+    service = asked_model(request, body.model)
+    if service.loaded().pooling != SPLADE:
+        raise ApiError(400, f"`{service.name}` is no SPLADE model; /embed has its embeddings", "model", "wrong_task")
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    async with until_gone(request.receive):
+        encodings = await _encode(service, body, body.prompt_name, given)
+        answers = await run(service, encodings, terms_of(request.scope))
+    found = []
+    for answer in answers:
+        weights = np.asarray(answer.value, dtype=np.float32)
+        words = weights.nonzero()[0]
+        found.append([{"index": int(word), "value": float(weights[word])} for word in words])
+    return as_json(found, timing_headers(answers))
 
 
 def _matrix(rows: npt.ArrayLike) -> bytes:
