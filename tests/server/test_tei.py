@@ -119,6 +119,11 @@ def test_sparse_embeddings(server: Listening) -> None:
     with listening(service) as alone:
         made = post(alone, "/embed_sparse", inputs=["fox", "hello"]).json()
         assert made == [[{"index": 1, "value": 0.5}, {"index": 3, "value": 2.0}]] * 2
+        many = post(alone, "/embed_sparse", inputs=["fox"] * 513)
+        assert (many.status_code, "more than the 512" in many.text) == (413, True)
+        for path, name in (("/embed", "inputs"), ("/v1/embeddings", "input"), ("/pooling", "input")):
+            dense = post(alone, path, **{name: "fox"})
+            assert (dense.status_code, "/embed_sparse" in dense.text) == (424 if path == "/embed" else 400, True)
     refused = post(server, "/embed_sparse", inputs="fox", model="embedder")
     assert (refused.status_code, "no SPLADE model" in refused.text) == (424, True)
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.errors import InvalidRequest
+from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
@@ -125,7 +126,9 @@ def _document(model: str, rows: Vectors, body: EmbeddingBody, tokens: int) -> by
 
 
 def check_dimensions(info: ItemInfo, dimensions: int | None) -> None:
-    """Refuse more dimensions than the model has, or none."""
+    """Refuse more dimensions than the model has, or none; and a model with one for every word."""
+    if info.pooling == SPLADE:
+        raise ApiError(400, "this is a SPLADE model: /embed_sparse has what it makes of texts", "model", "wrong_task")
     if dimensions is None:
         return
     if dimensions < 1 or (info.dimensions is not None and dimensions > info.dimensions):
