@@ -124,6 +124,17 @@ def test_a_step_is_overdue_after_the_timeout_and_many_times_what_it_should_take(
         assert line.overdue(30.0) == "one step took longer than 30 s, see step_timeout_s"
 
 
+def test_a_grammar_that_nobody_waits_for_any_more_wakes_the_worker_once() -> None:
+    engine = SimpleNamespace(longest_step=0.1, take_prepared=list)
+    line = SimpleNamespace(overdue=None, phase=0)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as messages:
+        worker = SequenceWorker(engine, messages, line, 30.0, shares_machine=False)  # type: ignore[arg-type]
+        engine.on_prepared()
+        assert worker._poller.poll(1000)
+        assert worker._listen(0)
+        assert not worker._poller.poll(0), "it would never sleep again"
+
+
 def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> None:
     class Slow(DecoderRunner):
         def warm_up(self) -> None:

@@ -170,9 +170,9 @@ class SequenceWorker:
         """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
         self._line.phase += 1
         # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
-        self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999))
+        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999)))
         self._line.phase += 1
-        if self.engine.num_unprepared:
+        if self._wakes.fileno() in ready:
             self._take_prepared()
         while True:
             try:

@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     _check_messages(body.messages)
-    grammar = await answer_grammar(body) if has_form(body) else None
+    grammar = await answer_grammar(request, body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
     options = options_of(body, continues=bool(body.continue_final_message), grammar=opened.grammar)

@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    grammar = await answer_grammar(body) if has_form(body) else None
+    grammar = await answer_grammar(request, body) if has_form(body) else None
     options = options_of(body, continues=True, discard=nothing_wanted, grammar=grammar)
     samples = service.submit(request_id, prompts, params, terms, options)
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
