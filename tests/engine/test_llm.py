@@ -67,6 +67,27 @@ def test_beams_end(llm: LLM) -> None:
         llm.beam_search("x", chairlift.BeamSearchParams(beam_width=2, max_tokens=10**6))
 
 
+def test_a_grammar_bias_words_and_tokens_go_together(llm: LLM) -> None:
+    def answer(**more: object) -> str:
+        wanted = chairlift.StructuredOutputsParams(choice=["yes", "no", "perhaps"])
+        params = SamplingParams(temperature=0, max_tokens=8, structured_outputs=wanted, **more)  # type: ignore[arg-type]
+        return llm.generate("Is it? ", params, use_tqdm=False)[0].outputs[0].text
+
+    first = {word: llm.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no", "perhaps")}
+    plain = answer()
+    other, third = (word for word in first if word != plain)
+    begins = {
+        token
+        for word in (plain, third)
+        for token in range(llm.engine.info.vocab_size)
+        if word.startswith(llm.tokenizer.token_text(token) or "?")
+    }
+    assert answer(logit_bias=dict.fromkeys(begins, -100.0)) == other
+    assert answer(bad_words=[llm.tokenizer.token_text(token) for token in begins]) == other
+    allowed = [token for token in range(llm.engine.info.vocab_size) if token not in begins]
+    assert answer(allowed_token_ids=allowed) == other
+
+
 def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
     question = [{"role": "user", "content": "What is continuous batching?"}]
     plain, without = (
