@@ -153,7 +153,7 @@ class Front:
         config = ServerConfig(**settings)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config)
         self.keys = Keys(config)
-        self.app = create_app(Models([self.service]), config, keys=self.keys)
+        self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
         self.gone = asyncio.Event()
 
     async def call(

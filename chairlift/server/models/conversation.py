@@ -32,8 +32,8 @@ class Conversation(msgspec.Struct, kw_only=True):
     """Messages in the form of OpenAI's chat completions, and how the model is to answer.
 
     `grammar`, made by text/structured.py, constrains the answer itself: what follows the reasoning, and is no call.
-    `thinking` is None where the template decides; `thinking_tokens` bounds the reasoning. `size` is about how many
-    bytes all of it has.
+    `continue_final_message` leaves the last message open, for the model to go on with. `thinking` is None where the
+    template decides; `thinking_tokens` bounds the reasoning. `size` is about how many bytes all of it has.
     """
 
     messages: list[dict[str, Any]]
@@ -46,6 +46,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     thinking: bool | None = None
     thinking_tokens: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     template_arguments: dict[str, Any] = {}
 
 
@@ -78,5 +79,6 @@ async def _prompt(service: SequenceService, conversation: Conversation) -> list[
 
 def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> list[int]:
     arguments = conversation.template_arguments
-    generation = conversation.add_generation_prompt
-    return service.encode_chat(service.tokenizer.render_chat(conversation.messages, generation, arguments, quick))
+    generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
+    messages = conversation.messages
+    return service.encode_chat(service.tokenizer.render_chat(messages, generation, arguments, quick, continues))

@@ -17,7 +17,7 @@ from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
-from chairlift.server.openai.answers import SequenceAnswer
+from chairlift.server.openai.answers import SequenceAnswer, id_name
 from chairlift.server.openai.body_types import ChatBody, check_supported, has_form, options_of, sampling_params
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response:
     grammar = await answer_grammar(request, body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=False, grammar=opened.grammar)
+    options = options_of(body, continues=bool(body.continue_final_message), grammar=opened.grammar)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id).respond(request)
 
@@ -57,6 +57,13 @@ def _params(body: ChatBody) -> SamplingParams:
     return sampling_params(body, body.max_tokens if newer is None else newer, logprobs)
 
 
+def text_of(content: Any) -> str:
+    """A message's text, whatever form its content has."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else ""
+
+
 def check_messages(messages: list[dict[str, Any]]) -> None:
     """Refuse a chat without messages, and roles that could be more than that. Raises InvalidRequest."""
     if not messages:
@@ -70,11 +77,16 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversation:
-    generation = True if body.add_generation_prompt is None else body.add_generation_prompt
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
+        raise InvalidRequest(problem, "continue_final_message")
+    generation = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         messages=body.messages,
         size=size,
         add_generation_prompt=generation,
+        continue_final_message=continues,
         grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
@@ -93,6 +105,8 @@ class ChatAnswer(SequenceAnswer):
     ) -> None:
         super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
+        last = body.messages[-1]
+        self._echo = text_of(last.get("content")) if body.echo and last["role"] == "assistant" else ""
 
     def keep_logprobs(self, piece: Piece) -> None:
         """Keep them as they are."""
@@ -102,24 +116,34 @@ class ChatAnswer(SequenceAnswer):
     def content(self, sample: Sample, text: str) -> dict[str, Any]:
         """The message and its log-probabilities."""
         return {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": {"role": "assistant", "content": self._echo + text, "refusal": None},
             "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
         }
+
+    def beside(self) -> dict[str, Any]:
+        """The prompt's log-probabilities, which all choices share."""
+        return self.prompt_logprobs(self.samples[0])
 
     def event(self, piece: Piece) -> bytes:
         """The role before the first piece, the text if there is any, and how it ended."""
         index, events, made = piece.sample.index, self.events, b""
         if piece.first:
-            role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            made = events.event(index, role, self.samples)
+            role = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
+            made = events.event(index, role % encode_line(self._echo), self.samples, 0)
+        end = b'"finish_reason":null}'
+        if piece.finish_reason is not None:
+            end = encode_line({"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason})[1:]
         if piece.text or piece.logprobs:
             logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-            text = encode_line(piece.text)
-            parts = (b'"delta":{"content":', text, b'},"logprobs":', logprobs, b',"finish_reason":null}')
-            made += events.event(index, b"".join(parts), self.samples)
+            parts = (b'"delta":{"content":', encode_line(piece.text), b'},"logprobs":', logprobs, b",")
+            # Where events count up, no two of them may come of the same tokens.
+            apart = piece.finish_reason is not None and not events.continuous
+            text = b"".join((*parts, b'"finish_reason":null}' if apart else end))
+            made += events.event(index, text, self.samples, piece.num_tokens)
+            if not apart:
+                return made
         if piece.finish_reason is not None:
-            ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
-            made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self.samples)
+            made += events.event(index, b'"delta":{},"logprobs":null,' + end, self.samples, piece.num_tokens)
         return made
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -133,4 +157,5 @@ class ChatAnswer(SequenceAnswer):
 
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self.tokenizer.token_bytes(token_id)
-        return {"token": self.tokenizer.token_text(token_id), "logprob": logprob, "bytes": list(raw)}
+        name = id_name(token_id) if self.names_are_ids else self.tokenizer.token_text(token_id)
+        return {"token": name, "logprob": logprob, "bytes": list(raw)}
