@@ -1,13 +1,18 @@
 """JSON decoded strictly into typed structs, with errors that say exactly what is wrong and where."""
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from chairlift.errors import InvalidRequest
 
 T = TypeVar("T")
+
+_UNKNOWN = "unknown field"
+# As `is_neutral` has it.
+_NEUTRAL = re.compile(rb'null|false|""|\[\s*\]|\{\s*\}')
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 # Levels of lists and objects: what is nested deeper is nobody's honest request, and breaks other programs' readers.
 MAX_DEPTH = 64
@@ -26,7 +31,10 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _describe(str(error)) from None
+        without = _without_neutral(body, decoder) if _UNKNOWN in str(error) else None
+        if without is None:
+            raise _describe(str(error)) from None
+        return decode(without, decoder)
     except RecursionError:
         raise _too_deep("the body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -34,6 +42,19 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     if is_deep(body):
         raise _too_deep("the body")
     return found
+
+
+def convert(value: Any, kind: type[T], where: str) -> T:
+    """Plain data as what `kind` says, or InvalidRequest that names the field; `where` is the data's own."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _describe(str(error), where) from None
+
+
+def is_neutral(value: Any) -> bool:
+    """Whether a field that has this value asks for nothing, whatever it may mean: null, false, or empty."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 def is_deep(raw: bytes) -> bool:
@@ -55,13 +76,26 @@ def check_integers(raw: bytes, field: str) -> None:
             raise InvalidRequest(f"{field} has an integer beyond 64 bits", field)
 
 
+def _without_neutral(body: bytes, decoder: "msgspec.json.Decoder[T]") -> bytes | None:
+    """The body without the fields that are unknown and ask for nothing, if it has any."""
+    if not (isinstance(decoder.type, type) and issubclass(decoder.type, msgspec.Struct)):
+        return None
+    known = set(decoder.type.__struct_encode_fields__)
+    try:
+        given = _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    kept = {name: raw for name, raw in given.items() if name in known or not _NEUTRAL.fullmatch(raw)}
+    return msgspec.json.encode(kept) if len(kept) < len(given) else None
+
+
 def _too_deep(what: str) -> InvalidRequest:
     return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
 
 
-def _describe(message: str) -> InvalidRequest:
+def _describe(message: str, where: str = "") -> InvalidRequest:
     """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name."""
-    path = match[1].lstrip(".") if (match := _PATH.search(message)) else ""
+    path = (where + (match[1] if (match := _PATH.search(message)) else "")).lstrip(".")
     if field := _FIELD.match(message):
         name = f"{path}.{field[1]}" if path else field[1]
         if "unknown" in message:

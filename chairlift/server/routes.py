@@ -3,6 +3,7 @@
 Another endpoint is a file with its handler and the struct of its body, and a row here.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import get_args
 
@@ -10,17 +11,21 @@ from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
 from chairlift.server import status
+from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
 from chairlift.server.http import docs
-from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
+from chairlift.server.http.api_errors import Shape, anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.items import embeddings, rerank, tei
+from chairlift.server.items import embeddings, pooling, rerank, tei
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
-from chairlift.server.openai import body_types, chat, completions
+from chairlift.server.openai import body_types, chat, completions, token_routes
+from chairlift.server.responses import response_body
+from chairlift.server.responses import response_routes as responses
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
+_TEXT_TASKS = ("embed", "classify", "rerank")
 _generate = partial(
     Endpoint,
     tag="language models",
@@ -29,6 +34,9 @@ _generate = partial(
     batchable=True,
     right="infer",
 )
+_tokens = partial(_generate, "POST", answer="JSON", batchable=False)
+_messages = partial(_generate, "POST", shape=anthropic_shape, batchable=False)
+_kept = partial(Endpoint, tag="language models", right="infer")
 _items = partial(Endpoint, tag="embeddings, ranks and predictions", right="infer")
 _rank = partial(_items, "POST", handler=rerank.rerank, shape=rerank_shape, tasks=("rerank",))
 _tei = partial(_items, shape=tei_shape)
@@ -51,11 +59,41 @@ _server = partial(Endpoint, tag="server")
 _MODEL = "/v2/models/{name:path}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{name:path}"
+_RESPONSE = "/v1/responses/{response}"
+_SHARED = "/v2/systemsharedmemory/region/{name}"
 _PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _generate("POST", "/v1/chat/completions", chat.chat_completions, "Answer a conversation", (body_types.ChatBody,)),
     _generate("POST", "/v1/completions", completions.completions, "Continue prompts", (body_types.CompletionBody,)),
+    _generate(
+        "POST", "/v1/responses", responses.create_response, "Answer a conversation", (response_body.ResponseBody,)
+    ),
+    _kept("GET", _RESPONSE, responses.show_response, "A response that is kept", query=responses.SHOW_QUERY),
+    _kept("DELETE", _RESPONSE, responses.delete_response, "Delete a response"),
+    _kept("POST", f"{_RESPONSE}/cancel", responses.cancel_response, "Cancel a response in the background"),
+    _kept(
+        "GET",
+        f"{_RESPONSE}/input_items",
+        responses.list_input_items,
+        "What came with a response",
+        query=responses.ITEMS_QUERY,
+    ),
+    _messages(
+        "/v1/messages",
+        message_routes.create_message,
+        "Answer a conversation, as Anthropic has it",
+        (message_body.MessageBody,),
+    ),
+    _messages(
+        "/v1/messages/count_tokens",
+        message_routes.count_tokens,
+        "The tokens of a conversation, as Anthropic has it",
+        (message_body.CountBody,),
+        answer="JSON",
+    ),
+    _tokens("/tokenize", token_routes.tokenize, "The tokens of a prompt or a chat", (token_routes.TokenizeBody,)),
+    _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),
     _items(
         "POST",
         "/v1/embeddings",
@@ -73,7 +111,49 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         bodies=(rerank.RerankBody, tei.RanksBody),
         batchable=True,
     ),
+    *(
+        _items(
+            "POST",
+            path,
+            pooling.score,
+            "How well texts go together, as vLLM has it",
+            (pooling.ScoreBody,),
+            tasks=("rerank", "embed"),
+            batchable=True,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    _items(
+        "POST",
+        "/classify",
+        pooling.classify,
+        "Labels of texts, as vLLM has it",
+        (pooling.ClassifyBody,),
+        tasks=("classify", "rerank"),
+    ),
+    _items(
+        "POST",
+        "/pooling",
+        pooling.pooling,
+        "What a model gives for texts or their tokens, as vLLM has it",
+        (pooling.PoolingBody,),
+        tasks=("embed", "classify", "rerank"),
+    ),
     _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
+    _tei("POST", "/embed_all", tei.embed_all, "Embed tokens, as TEI has it", (tei.EmbedAllBody,), tasks=("embed",)),
+    _tei(
+        "POST",
+        "/embed_sparse",
+        tei.embed_sparse,
+        "Weigh the words of texts, as TEI has it",
+        (tei.EmbedAllBody,),
+        tasks=("embed",),
+    ),
+    _tei(
+        "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
+    ),
+    _tei("POST", "/tokenize", tei.tokenize, "Tokens of texts, as TEI has it", (tei.TokenizeBody,), tasks=_TEXT_TASKS),
+    _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=_TEXT_TASKS),
     _tei(
         "POST",
         "/predict",
@@ -81,6 +161,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Classify texts or pairs of them, as TEI has it",
         (tei.TeiPredictBody,),
         tasks=("classify", "rerank"),
+    ),
+    _tei(
+        "POST",
+        "/",
+        tei.default,
+        "What the model does, as TEI has it",
+        (tei.EmbedBody, tei.TeiPredictBody, tei.RanksBody),
+        tasks=("embed", "classify", "rerank"),
     ),
     _tei(
         "GET",
@@ -106,13 +194,40 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _infer(f"{_VERSION}/infer", oip.infer_route, "Run a version of a model on tensors"),
     _infer(f"{_MODEL}/infer", oip.infer_route, "Run a model on tensors"),
     _oip("GET", "/v2", oip.server_route, "What this server is, and what it can do"),
-    _oip("GET", "/v2/health/live", oip.live_route, "200 while the process minds its workers", answer="nothing"),
-    _oip("GET", "/v2/health/ready", oip.ready_route, "200 while all models take requests", answer="nothing"),
-    _oip("GET", f"{_VERSION}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
-    _oip("GET", f"{_MODEL}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
+    _oip("GET", "/v2/health/live", oip.live_route, "200 while the process minds its workers"),
+    _oip("GET", "/v2/health/ready", oip.ready_route, "200 while all models take requests"),
+    _oip("GET", f"{_VERSION}/ready", oip.model_ready_route, "200 while it takes requests"),
+    _oip("GET", f"{_MODEL}/ready", oip.model_ready_route, "200 while it takes requests"),
+    _oip("GET", f"{_VERSION}/config", oip.config_route, "How a version of a model is served"),
+    _oip("GET", f"{_MODEL}/config", oip.config_route, "How a model is served"),
+    _oip("GET", "/v2/models/stats", oip.statistics_route, "What all models did so far"),
+    _oip("GET", f"{_VERSION}/stats", oip.statistics_route, "What a version of a model did so far"),
+    _oip("GET", f"{_MODEL}/stats", oip.statistics_route, "What a model did so far"),
     _oip("GET", _VERSION, oip.model_route, "The tensors of a version of a model"),
     _oip("GET", _MODEL, oip.model_route, "The tensors of a model"),
     _oip("POST", "/v2/repository/index", oip.index_route, "All models, loaded or not", (oip.IndexBody,)),
+    _oip("GET", "/v2/systemsharedmemory/status", oip.shared_route, "Shared memory in use", right="infer"),
+    _oip("GET", f"{_SHARED}/status", oip.shared_route, "A region of shared memory in use", right="infer"),
+    _oip(
+        "POST",
+        f"{_SHARED}/register",
+        oip.share_route,
+        "Use shared memory",
+        (oip.ShareBody,),
+        answer="nothing",
+        right="infer",
+    ),
+    _oip(
+        "POST", f"{_SHARED}/unregister", oip.unshare_route, "Let go of shared memory", answer="nothing", right="infer"
+    ),
+    _oip(
+        "POST",
+        "/v2/systemsharedmemory/unregister",
+        oip.unshare_route,
+        "Let go of all of it",
+        answer="nothing",
+        right="infer",
+    ),
     _control(f"{_REPOSITORY}/load", oip.load_route, "Load a model"),
     _control(f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model"),
     _stored("POST", "/v1/files", files.create_file, "Keep a file", (files.FileForm,), media=("multipart/form-data",)),
@@ -127,6 +242,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),
+    _server("GET", "/", status.ready, "200 while all models take requests"),
+    _server("GET", "/ping", status.ready, "200 while all models take requests"),
+    _server("GET", "/version", status.version, "The release of this server"),
     _server("GET", "/health/live", status.live, "200 while the process answers and minds its workers"),
     _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
     _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text", right="metrics"),
@@ -142,5 +260,9 @@ def shape_of(path: str) -> Shape:
     """The shape that clients of a path expect, whether it is one of the table's or not."""
     if path in _EXACT:
         return _EXACT[path]
-    beside = oip_shape if path.startswith("/v2/") else openai_shape
+    beside = next((shape for start, shape in _BESIDE.items() if path.startswith(start)), openai_shape)
     return next((shape for pattern, shape in _PATTERNS if pattern.match(path)), beside)
+
+
+# Of paths that begin so, and are no routes.
+_BESIDE: Mapping[str, Shape] = {"/v2/": oip_shape, "/v1/messages/": anthropic_shape}

@@ -155,7 +155,7 @@ class Front:
         speech = speech_of(self.tokenizer)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
-        self.app = create_app(Models([self.service]), config, keys=self.keys)
+        self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
         self.gone = asyncio.Event()
 
     async def call(
@@ -166,6 +166,7 @@ class Front:
         headers: dict[str, str] | None = None,
         chunks: list[bytes] | None = None,
         answer: Answer | None = None,
+        query: str = "",
     ) -> Answer:
         """Send a request; set `gone` to play a client that hangs up."""
         answer = Answer() if answer is None else answer
@@ -198,7 +199,7 @@ class Front:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "headers": [(k.lower().encode(), v.encode()) for k, v in given.items()],

@@ -20,7 +20,7 @@ from chairlift.server.http.reload import Reloaded
 # A key of an ASGI scope: who sent the request. HTTP servers make scopes of their own, so no client can set it.
 TENANT = "chairlift.tenant"
 # Paths that begin like these need no key: probes, scrapers and browsers bring none.
-OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
+OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 # But for this one, where keys have rights.
 _METRICS = "/metrics"
 _SALT_BYTES = 16
@@ -144,9 +144,15 @@ class Keys:
         return self._by_hash.get(hashlib.sha256(key.strip()).hexdigest())
 
     def find_in(self, scope: Scope) -> Tenant | None:
-        """Who sent an HTTP request, or None."""
+        """Who sent an HTTP request, or None. Anthropic's clients send their key as `x-api-key`."""
         found: Tenant | None = scope.get(TENANT)
-        return found or self.find(next((v for name, v in scope["headers"] if name == b"authorization"), b""))
+        headers = () if found else scope["headers"]
+        for name, value in headers:
+            if found is None and name == b"authorization":
+                found = self.find(value)
+            elif found is None and name == b"x-api-key":
+                found = self._by_hash.get(hashlib.sha256(value.strip()).hexdigest())
+        return found
 
     def is_open(self, path: str) -> bool:
         """Whether nobody is asked for a key there."""
