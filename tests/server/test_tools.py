@@ -306,3 +306,22 @@ def test_a_plain_model_answers_as_before() -> None:
     message = choice(answer)["message"]
     assert message == {"role": "assistant", "content": "hello", "refusal": None}
     assert made.client.requests[0].grammar is None
+
+
+def test_where_usage_counts_up_each_step_is_one_event() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, answer = chat(CALLS, tools=SENT, stream=True, stream_options=options)
+    message = [event for event in answer.events() if event["choices"]]
+    counts = [event["usage"]["completion_tokens"] for event in message]
+    assert counts == sorted(set(counts))
+    names = [call for event in message for call in event["choices"][0]["delta"].get("tool_calls", ()) if "id" in call]
+    assert [call["function"]["name"] for call in names] == ["get_weather", "now"]
+    assert message[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_message_that_is_continued_has_no_reasoning_before_it() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    made, answer = chat(" yes", tools=SENT, tool_choice="required", **body)
+    assert choice(answer)["message"]["content"] == "Well, yes"
+    assert not allows(made, "<think>hm</think>\n\n" + '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
