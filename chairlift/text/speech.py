@@ -53,7 +53,9 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
         region, end = self.dialect.reasoning_content, prompt.rstrip()
         if any(end.endswith(marker.rstrip()) for marker in region.open):
             return "open"
-        return "closed" if any(end.endswith(marker.rstrip()) for marker in region.close) else "maybe"
+        # Where the answer has markers too, what ends the reasoning ends any turn before.
+        closed = self.dialect.content is None and any(end.endswith(marker.rstrip()) for marker in region.close)
+        return "closed" if closed else "maybe"
 
     def shown(self, tools: bool) -> frozenset[int]:
         """The special tokens that a reader has to see, those of calls only with `tools`."""

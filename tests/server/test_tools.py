@@ -233,6 +233,19 @@ def test_a_prompt_may_open_the_reasoning() -> None:
     assert not allows(made, "Yes")
 
 
+def test_gpt_oss_reasons_before_it_calls() -> None:
+    source = template("harmony").replace("'<bot>'", "'<|end|><|start|>assistant'")
+    made, _ = chat("x", "harmony", source=source, tools=SENT, tool_choice="required")
+    grammar = made.client.requests[0].grammar
+    assert grammar is not None
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    for text in (call, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{call}"):
+        follows = LLMatcher(tokens("harmony")[1], grammar, log_level=0)
+        ids = made.tokenizer.encode(text, add_special_tokens=False)
+        assert follows.try_consume_tokens(ids) == len(ids), text
+        assert follows.is_accepting()
+
+
 NO_TOOLS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 UNKNOWN = NO_TOOLS + "{% if tools %}{{ tools[0].function.name }}{% endif %}"
 
