@@ -8,18 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chairlift.batching import batched
+    from chairlift.beam_search import BeamSearchParams
     from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
-    from chairlift.outputs import CompletionOutput, RequestOutput
+    from chairlift.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BadItem",
+    "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
     "batched",
@@ -27,12 +38,16 @@ __all__ = [
 
 _HOMES = {
     "BadItem": "chairlift.errors",
+    "BeamSearchParams": "chairlift.beam_search",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
     "SamplingParams": "chairlift.core.sequences.sampling",
     "StructuredOutputsParams": "chairlift.core.sequences.sampling",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
+    "ClassificationRequestOutput": "chairlift.outputs",
+    "EmbeddingRequestOutput": "chairlift.outputs",
+    "ScoringRequestOutput": "chairlift.outputs",
 }
 
 

@@ -9,6 +9,11 @@ from chairlift.errors import InvalidRequest
 
 T = TypeVar("T")
 
+_UNKNOWN = "unknown field"
+# As `is_neutral` has it.
+_NEUTRAL = re.compile(rb'null|false|""|\[\s*\]|\{\s*\}')
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 # Levels of lists and objects: what is nested deeper is nobody's honest request, and breaks other programs' readers.
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -26,7 +31,10 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _describe(str(error)) from None
+        without = _without_neutral(body, decoder) if _UNKNOWN in str(error) else None
+        if without is None:
+            raise _describe(str(error)) from None
+        return decode(without, decoder)
     except RecursionError:
         raise _too_deep("the body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -42,6 +50,11 @@ def convert(value: Any, kind: type[T], where: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _describe(str(error), where) from None
+
+
+def is_neutral(value: Any) -> bool:
+    """Whether a field that has this value asks for nothing, whatever it may mean: null, false, or empty."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 def is_deep(raw: bytes) -> bool:
@@ -61,6 +74,19 @@ def check_integers(raw: bytes, field: str) -> None:
     for digits in _INTEGER.findall(_STRING.sub(b"", raw)):
         if not -(2**63) <= int(digits) < 2**64:
             raise InvalidRequest(f"{field} has an integer beyond 64 bits", field)
+
+
+def _without_neutral(body: bytes, decoder: "msgspec.json.Decoder[T]") -> bytes | None:
+    """The body without the fields that are unknown and ask for nothing, if it has any."""
+    if not (isinstance(decoder.type, type) and issubclass(decoder.type, msgspec.Struct)):
+        return None
+    known = set(decoder.type.__struct_encode_fields__)
+    try:
+        given = _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    kept = {name: raw for name, raw in given.items() if name in known or not _NEUTRAL.fullmatch(raw)}
+    return msgspec.json.encode(kept) if len(kept) < len(given) else None
 
 
 def _too_deep(what: str) -> InvalidRequest:

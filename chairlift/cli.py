@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"chairlift {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_chat(commands, wanted=arguments[:1] == ["chat"])
     _add_run(commands, wanted=arguments[:1] == ["run"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
@@ -62,6 +63,15 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
     about = "serve a model over HTTP; every flag --a-b is also CHAIRLIFT_A_B and the key a_b of chairlift.toml"
     add_flags(commands.add_parser("serve", help="serve a model over HTTP", description=about))
+
+
+def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("chat", help="talk to a server, or to a model's folder, in this terminal")
+    if wanted:
+        from chairlift.terminal import add_flags, chat_command
+
+        add_flags(parser)
+        parser.set_defaults(run=chat_command)
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

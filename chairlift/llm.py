@@ -7,18 +7,31 @@ from typing import Any
 
 from tqdm import tqdm
 
+from chairlift.beam_search import BeamSearchParams, beam_search
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
-from chairlift.errors import InvalidRequest
-from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from chairlift.errors import InvalidRequest, RequestFailed
+from chairlift.folders.kind import is_encoder
+from chairlift.outputs import (
+    BeamSearchOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from chairlift.runners.check_model import check_model
+from chairlift.text.encoding import Cut
 from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.structured import grammar_of
 from chairlift.text.tokenizer import Tokenizer
+from chairlift.text_model import TextModel
 
 Prompt = str | Sequence[int] | dict[str, Any]
 
@@ -29,9 +42,16 @@ class LLM:
     Takes the fields of `SequenceConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
     max_num_batched_tokens, max_model_len, block_size, kv_cache_gb, enable_prefix_caching, seed and so on. Raises
     UnsupportedModel or ConfigError, naming what is wrong, if the model can't be loaded so. Not thread-safe.
+
+    An encoder's folder, or with `kind="encoder"` a decoder's, is for `embed`, `classify` and `score`, and takes the
+    settings that `TextModel` names.
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
+        self._texts: TextModel | None = None
+        if settings.get("kind") == "encoder" or (Path(model).is_dir() and is_encoder(Path(model))):
+            self._texts = TextModel(str(model), **{name: each for name, each in settings.items() if name != "kind"})
+            return
         # Only a server gives its model a name, refuses requests that would be late, has background ones, or a worker
         # that might hang.
         served = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
@@ -65,6 +85,8 @@ class LLM:
         InvalidRequest before anything runs if any prompt can't be served; a request that fails while it runs has
         finish_reason "error" and leaves the others alone.
         """
+        if self._texts is not None:
+            raise InvalidRequest(f"{self._texts.config.model} generates nothing: its task is {self._texts.info.task}")
         wanted = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(wanted), SamplingParams, "sampling_params")
         priorities = _one_each(priority, len(wanted), int, "priority")
@@ -84,6 +106,8 @@ class LLM:
 
         What looks like a special token in a message is text; in the prompts of `generate` it is one.
         """
+        if self._texts is not None:
+            return self.generate([])
         several: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = []
         for one in several:
@@ -91,9 +115,72 @@ class LLM:
             prompts.append({"prompt": prompt.text, "prompt_token_ids": self.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, as wholes. Raises as `generate`."""
+        if self._texts is not None:
+            self.generate([])
+        wanted = [self._tokens(prompt)[1] for prompt in _as_prompts(prompts)]
+        for ids in wanted:
+            # All that will be asked for, before anything is.
+            self._job(ids, SamplingParams(max_tokens=params.max_tokens), 0)
+
+        def generate(asked: list[list[int]], one: SamplingParams) -> list[RequestOutput]:
+            outputs = self.generate(asked, one, use_tqdm=use_tqdm)
+            for output in outputs:
+                (sample,) = output.outputs
+                if sample.finish_reason == "error":
+                    raise RequestFailed(str(sample.stop_reason))
+            return outputs
+
+        return beam_search(wanted, params, self.tokenizer.eos_ids, generate, self.tokenizer.decode)
+
+    def embed(
+        self, prompts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = True
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each text. What is too long is an error, or is cut to so many tokens (-1: what the model takes).
+
+        Raises InvalidRequest, also where the model does something else; so do `classify` and `score`.
+        """
+        return self._text_model.embed(_as_texts(prompts), _cut(truncate_prompt_tokens), use_tqdm)
+
+    def classify(
+        self, prompts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None, use_tqdm: bool = True
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of each text's labels."""
+        return self._text_model.classify(_as_texts(prompts), _cut(truncate_prompt_tokens), use_tqdm)
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together, pair by pair, or one text with each of many: 1 is the best."""
+        first, second = _as_texts(text_1), _as_texts(text_2)
+        if len(first) == 1:
+            first = first * len(second)
+        if len(first) != len(second):
+            problem = f"text_1 must be one text, or as many as text_2: got {len(first)} and {len(second)}"
+            raise InvalidRequest(problem, "text_1")
+        pairs = list(zip(first, second, strict=True))
+        return self._text_model.score(pairs, _cut(truncate_prompt_tokens), use_tqdm)
+
+    @property
+    def _text_model(self) -> TextModel:
+        if self._texts is None:
+            raise InvalidRequest(f"{self.config.model} writes texts; LLM(..., kind='encoder') has it embed them")
+        return self._texts
+
     def close(self) -> None:
         """Release the model's memory."""
-        self.engine.close()
+        if self._texts is not None:
+            self._texts.close()
+        else:
+            self.engine.close()
 
     def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> "_Job":
         text, ids = self._tokens(prompt)
@@ -112,6 +199,7 @@ class LLM:
                 arrival=time.monotonic(),
                 priority=priority,
                 grammar=grammar,
+                bad_word_ids=self.tokenizer.word_ids(params.bad_words or ()),
             )
         except Unservable as error:
             raise InvalidRequest(str(error), error.field) from None
@@ -226,6 +314,18 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     listed: list[Any] = list(prompts)
     return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _as_texts(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _cut(tokens: int | None) -> Cut | None:
+    if tokens is None:
+        return None
+    if tokens < 1 and tokens != -1:
+        raise InvalidRequest(f"truncate_prompt_tokens must be -1 or at least 1, got {tokens}", "truncate_prompt_tokens")
+    return Cut(None if tokens == -1 else tokens)
 
 
 def _one_each(value: Any, count: int, kind: type, name: str) -> Iterable[Any]:

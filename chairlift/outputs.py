@@ -1,4 +1,4 @@
-"""What `LLM.generate` returns, in the shape that vLLM's users know."""
+"""What `LLM.generate`, `embed`, `classify` and `score` return, in the shape that vLLM's users know."""
 
 from dataclasses import dataclass, field
 
@@ -37,6 +37,85 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A continuation that was found, with its log-probability; it ended by itself ("stop") or not ("length")."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str = ""
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What `LLM.beam_search` returns of a prompt: the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """A text's vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the vector has."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """The probability of each label, in the model's order of them; `label` is that of the largest."""
+
+    probs: list[float]
+    label: str
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts go together."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` returns of a text."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """What `LLM.classify` returns of a text."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """What `LLM.score` returns of two texts; the tokens are those of both, as the model reads them."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
 
 
 @dataclass(slots=True)

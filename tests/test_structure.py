@@ -28,14 +28,17 @@ ARROWS = {
     "engine": "config core errors logs runners",
     "jobs": "bodies config errors",
     "outputs": "",
-    "llm": "config core engine errors outputs runners text",
+    "text_model": "config errors folders outputs runners text",
+    "beam_search": "core outputs",
+    "llm": "beam_search config core engine errors folders outputs runners text text_model",
     "batching": "core engine",
-    "chairlift": "batching core errors llm outputs",
+    "chairlift": "batching beam_search core errors llm outputs",
     "demo": "",
     "bench": "config core demo engine errors runners",
     "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",
-    "cli": "bench chairlift config demo errors run server",
+    "terminal": "errors",
+    "cli": "bench chairlift config demo errors run server terminal",
 }
 
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.

@@ -61,6 +61,8 @@ HELP = {
     "api_key": "ask for 'Authorization: Bearer KEY' on /v1/ (better set as CHAIRLIFT_API_KEY than as a flag)",
     "api_keys": "a file of keys, each with rights and limits, read anew when it changes; see chairlift keys",
     "model_control": "let whoever may use the server load and unload models, where no keys are asked for",
+    "model_aliases": 'further names that clients may send: JSON, {"gpt-4o": "demo"}',
+    "shared_memory": "let clients on this machine pass tensors in memory that they share with the server",
     "show_cached_tokens": "say in usage how much of a prompt came from the prefix cache",
     "tls_cert": "serve HTTPS, and gRPC over TLS, with the PEM certificate (and its chain) in this file",
     "tls_key": "the file with the certificate's key, without a passphrase",
@@ -69,6 +71,7 @@ HELP = {
     "allowed_hosts": 'names in Host that the server answers to beside its own: JSON, or ["*"] for all',
     "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
     "max_body_bytes": "bytes of a request body",
+    "max_tensor_bytes": "bytes of a request body with tensors or instances",
     "max_n": "samples of one request",
     "max_prompts_per_request": "prompts of one completion request",
     "max_stop_strings": "stop strings of one request",
@@ -100,7 +103,8 @@ _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
 _OFF_LINE = {
-    *("max_waiting", "max_body_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s", "log_level"),
+    *("max_waiting", "max_body_bytes", "max_tensor_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s"),
+    "log_level",
     *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
 }
 # `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.

@@ -25,6 +25,18 @@ OURS = {
     "ctx_size": "max_model_len",
     "parallel": "max_num_seqs",
     "threads": "num_threads",
+    "alias": "served_model_name",
+    "allow_client_shm": "shared_memory",
+    "ubatch_size": "max_num_batched_tokens",
+    "cache_type_k": "kv_cache_dtype",
+    "cache_type_v": "kv_cache_dtype",
+    "n_gpu_layers": "device",
+    "ssl_certfile": "tls_cert",
+    "ssl_cert_file": "tls_cert",
+    "ssl_keyfile": "tls_key",
+    "ssl_key_file": "tls_key",
+    "ssl_ca_certs": "tls_ca",
+    "runner": "kind",
 }
 
 _ONE_DEVICE = (
@@ -75,6 +87,9 @@ INSTEAD = {
     "tool_call_parser": _TOOLS,
     "enable_lora": _LORA,
     "lora_modules": _LORA,
+    "cont_batching": "not needed, because `strategy` is continuous by default",
+    "embeddings": "what a folder is follows from its files; `kind` encoder has a language model embed",
+    "reranking": "what a folder is follows from its files",
     "speculative_config": "speculative decoding is not implemented",
     "speculative_model": "speculative decoding is not implemented",
     "tokenization_workers": "not needed, because texts are tokenized in the server's own threads",

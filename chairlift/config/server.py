@@ -12,6 +12,7 @@ from chairlift.errors import ConfigError
 _AT_LEAST_ONE = (
     "max_waiting",
     "max_body_bytes",
+    "max_tensor_bytes",
     "max_n",
     "max_prompts_per_request",
     "keep_alive_s",
@@ -52,6 +53,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_key: str | None = None
     api_keys: str | None = None
     model_control: bool = False
+    model_aliases: dict[str, str] = {}
+    shared_memory: bool = False
     show_cached_tokens: bool = True
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -60,6 +63,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_hosts: tuple[str, ...] = ()
     max_waiting: int = 1024
     max_body_bytes: int = 4 * 2**20
+    max_tensor_bytes: int = 64 * 2**20
     max_n: int = 64
     max_prompts_per_request: int = 256
     max_stop_strings: int = MAX_STOP_STRINGS

@@ -3,7 +3,7 @@
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,8 @@ class _Given(NamedTuple):
 
 _Found = dict[str, _Given]
 _NOT_GIVEN = _Given(None, "", typed=False)
+# The one setting of the server that is about models.
+_ALIASES = "model_aliases"
 # Settings of the server that are relative to the file in which they are.
 _PATHS = ("data_dir", "api_keys", "tls_cert", "tls_key", "tls_ca")
 _FIELDS: dict[type, dict[str, Any]] = {
@@ -89,7 +91,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
     if "model" in flags and not file and _names_others(values, folder, str(flags["model"])):
         # The file was written for other models, and lies here by chance, or for another command.
         _from_file({name: value for name, value in values.items() if name != "models"}, path, _KNOWN, "")
-        values = {name: value for name, value in values.items() if name in _FIELDS[ServerConfig]}
+        values = {name: value for name, value in values.items() if name in _FIELDS[ServerConfig] and name != _ALIASES}
         about = f"of its settings the server's hold ({', '.join(values)})" if values else "nothing of it holds"
         note = f"{path.name} here names other models than {flags['model']}: {about}; --config {path.name} takes it all"
     above = _from_environment(environ)
@@ -103,7 +105,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
     # Paths in a file are relative to it, all others to the working directory.
     from_file = "model" in values and "model" not in above
     served = _model(found, path.parent if from_file else folder, None)
-    return Settings((served,), _server(found, path.parent), note)
+    return Settings((served,), _server(found, path.parent, (served,)), note)
 
 
 def _names_others(values: Mapping[str, Any], folder: Path, model: str) -> bool:
@@ -133,7 +135,7 @@ def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
     names = [(served.name, served.share.version) for served in models]
     if twice := next((pair for pair in names if names.count(pair) > 1), None):
         raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
-    return Settings(tuple(models), _server(found, path.parent))
+    return Settings(tuple(models), _server(found, path.parent, models))
 
 
 def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
@@ -175,9 +177,15 @@ def is_class(model: str) -> bool:
     return detect_kind(model) == "python"
 
 
-def _server(found: _Found, folder: Path) -> ServerConfig:
-    """The server's settings; `folder` is that of the file."""
+def _server(found: _Found, folder: Path, models: Iterable[ServedModel]) -> ServerConfig:
+    """The server's settings; `folder` is that of the file. Raises ConfigError for aliases that suit no model."""
     config = ServerConfig(**_of(ServerConfig, found))
+    names = {served.name for served in models}
+    for alias, name in config.model_aliases.items():
+        if not alias or alias in names:
+            raise ConfigError(f"model_aliases must be new names, got {alias!r}; the models are {', '.join(names)}")
+        if name not in names:
+            raise ConfigError(f"model_aliases: {alias!r} is to be {name!r}, but the models are {', '.join(names)}")
     for name in _PATHS:
         if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
             setattr(config, name, str(folder / path))

@@ -14,6 +14,20 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskHead:
+    """Where a head that guesses words keeps its tensors; `projector` is the embedding where it is not there.
+
+    `activation` None is that of the encoder's layers.
+    """
+
+    dense: str
+    norm: str
+    projector: str
+    bias: str
+    activation: str | None = "gelu"
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderFamily:
     """Where one architecture keeps its tensors, how its config names things, and what it computes otherwise.
 
@@ -47,10 +61,12 @@ class EncoderFamily:
     fields: Mapping[str, str] = field(default_factory=dict)
     head: tuple[Stage, ...] = ()
     head_bias: bool | str = True
+    mask_head: MaskHead | None = None
 
 
 _BERT_HEAD = (Stage("pooler.dense", "tanh"), Stage("classifier"))
 _ROBERTA_HEAD = (Stage("classifier.dense", "tanh"), Stage("classifier.out_proj"))
+_ROBERTA_MASK_HEAD = MaskHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 
 _BERT = EncoderFamily(
     prefix="bert.",
@@ -63,13 +79,25 @@ _BERT = EncoderFamily(
     down="output.dense",
     mlp_norm="output.LayerNorm",
     head=_BERT_HEAD,
+    mask_head=MaskHead(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+        activation=None,
+    ),
 )
 
 
 def _roberta() -> EncoderFamily:
     same = {name: getattr(_BERT, name) for name in ("layer", "words", "qkv", "out", "attention_norm", "up", "down")}
     return EncoderFamily(
-        prefix="roberta.", mlp_norm=_BERT.mlp_norm, after_padding="pad_token_id", head=_ROBERTA_HEAD, **same
+        prefix="roberta.",
+        mlp_norm=_BERT.mlp_norm,
+        after_padding="pad_token_id",
+        head=_ROBERTA_HEAD,
+        mask_head=_ROBERTA_MASK_HEAD,
+        **same,
     )
 
 
@@ -97,6 +125,7 @@ FAMILIES: dict[str, EncoderFamily] = {
             "hidden_act": "activation",
         },
         head=(Stage("pre_classifier", "relu"), Stage("classifier")),
+        mask_head=MaskHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias", None),
     ),
     "mpnet": EncoderFamily(
         prefix="mpnet.",
@@ -112,6 +141,7 @@ FAMILIES: dict[str, EncoderFamily] = {
         relative_bias="encoder.relative_attention_bias.weight",
         after_padding=1,
         head=_ROBERTA_HEAD,
+        mask_head=_ROBERTA_MASK_HEAD,
     ),
     "modernbert": EncoderFamily(
         prefix="model.",

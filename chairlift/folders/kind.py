@@ -31,7 +31,7 @@ def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
     """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label."""
     names = raw.get("architectures") or []
     classifies = any(name.endswith(_CLASSIFIER) for name in names)
-    pools = "Pooling" in module_kinds(folder)
+    pools = not {"Pooling", "SpladePooling"}.isdisjoint(module_kinds(folder))
     if not classifies or pools:
         return "embed"
     return "rerank" if len(labels_of(raw)) == 1 else "classify"

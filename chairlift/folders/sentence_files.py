@@ -8,6 +8,8 @@ from typing import Any
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.model_json import inside, read_json, read_object
 
+# What a head that guesses words makes of all tokens, a number for each word: no pooling of hidden states.
+SPLADE = "splade"
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # As older files have them, in the order in which several are concatenated.
 _POOLING_FLAGS = {
@@ -92,7 +94,11 @@ def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], boo
     poolings: tuple[str, ...] = ()
     dense: list[Dense] = []
     normalized = False
-    for index, (kind, path) in enumerate(_modules(folder)):
+    modules = _modules(folder)
+    if [kind for kind, _ in modules] == ["MLMTransformer", "SpladePooling"]:
+        _check_splade(modules[1][1] / "config.json")
+        return (SPLADE,), (), False
+    for index, (kind, path) in enumerate(modules):
         # A transformer comes first, and what follows the normalization would undo it.
         if kind not in ("Transformer", "Pooling", "Dense", "Normalize") or (kind == "Transformer") != (index == 0):
             raise UnsupportedModel(
@@ -108,6 +114,13 @@ def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], boo
         elif kind == "Normalize":
             normalized = True
     return poolings, tuple(dense), normalized
+
+
+def _check_splade(path: Path) -> None:
+    settings = read_object(path)
+    for field, neutral in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if settings.get(field, neutral) != neutral:
+            raise UnsupportedModel(f"{path}: {field} = {settings[field]!r} is not supported, only {neutral!r}")
 
 
 def _read_poolings(path: Path) -> tuple[str, ...]:

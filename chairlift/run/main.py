@@ -156,7 +156,8 @@ class _Run:
         from chairlift.server.app import create_app
         from chairlift.server.models.registry import Models
 
-        models = Models([self._loader.prepare(each) for each in self._hosts])
+        services = [self._loader.prepare(each) for each in self._hosts]
+        models = Models(services, aliases=self._server.model_aliases)
         # Nobody but this process sends anything, so nobody is asked for a key.
         return models, create_app(models, msgspec.structs.replace(self._server, api_key=None, api_keys=None))
 
@@ -259,7 +260,7 @@ class _Run:
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
         config = self._config
-        longest = self._server.max_body_bytes + _ENVELOPE_BYTES
+        longest = max(self._server.max_body_bytes, self._server.max_tensor_bytes) + _ENVELOPE_BYTES
         if config.format == "batch":
             return lambda: JsonLines(config.input, parse_batch_line, longest)
         from chairlift.run.tables import CsvRows, ParquetRows

@@ -52,10 +52,14 @@ class ItemInfo(msgspec.Struct, kw_only=True):
 
 
 class Encoding(msgspec.Struct, array_like=True):
-    """A text, or a pair of texts, as token ids with special tokens in place; `type_ids` marks the second of a pair."""
+    """A text, or a pair of texts, as token ids with special tokens in place; `type_ids` marks the second of a pair.
+
+    With `every_token` the result is what the backbone gives for each token, [tokens, hidden size], and is not pooled.
+    """
 
     token_ids: list[int]
     type_ids: list[int] | None = None
+    every_token: bool = False
 
 
 class ItemRunner(Protocol):

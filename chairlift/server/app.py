@@ -20,7 +20,8 @@ from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays, too_many
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
-from chairlift.server.models.registry import Models
+from chairlift.server.models.registry import Models, no_route
+from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.responses.response_store import ResponseStore
 from chairlift.server.routes import ENDPOINTS, shape_of
 from chairlift.server.status import Exposition
@@ -43,6 +44,7 @@ def create_app(
     metrics = Exposition(models, batches.collect)
     responses = responses or ResponseStore(config)
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
+    state["regions"] = SharedRegions(config)
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:
@@ -116,7 +118,7 @@ class _Routes:
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for the errors that are expected."""
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+        error = no_route(request)
     elif isinstance(error, HTTPException) and error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"
         error = ApiError(405, message, code="method_not_allowed", headers=error.headers)

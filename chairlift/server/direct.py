@@ -15,10 +15,11 @@ from starlette.types import Scope
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import ApiError, as_api_error, oip_shape
-from chairlift.server.http.exchange import CLIENT_GONE, SendReply, out_of_time, terms_of, timing_headers
+from chairlift.server.http.endpoint import SendReply
+from chairlift.server.http.exchange import CLIENT_GONE, out_of_time, terms_of
 from chairlift.server.http.origins import Origins
 from chairlift.server.http.tenants import TENANT, Keys, Tenant
-from chairlift.server.models.item_service import ItemService, blamed, too_late
+from chairlift.server.models.item_service import ItemService, blamed, timing_headers, too_late
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json

@@ -156,7 +156,7 @@ class _Front:
         from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.responses.response_store import ResponseStore
 
-        models = Models([self._loader.prepare(each) for each in self._first], self._loader)
+        models = Models([self._loader.prepare(each) for each in self._first], self._loader, self._config.model_aliases)
         self._batches = Batches(models, self._config)
         self._keys = keys = Keys(self._config)
         self._responses = ResponseStore(self._config)

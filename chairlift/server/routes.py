@@ -17,7 +17,7 @@ from chairlift.server.batches import file_routes as files
 from chairlift.server.http import docs
 from chairlift.server.http.api_errors import Shape, anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.items import embeddings, rerank, tei
+from chairlift.server.items import embeddings, pooling, rerank, tei
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions, token_routes
@@ -25,6 +25,7 @@ from chairlift.server.responses import response_body
 from chairlift.server.responses import response_routes as responses
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
+_TEXT_TASKS = ("embed", "classify", "rerank")
 _generate = partial(
     Endpoint,
     tag="language models",
@@ -59,6 +60,7 @@ _MODEL = "/v2/models/{name:path}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{name:path}"
 _RESPONSE = "/v1/responses/{response}"
+_SHARED = "/v2/systemsharedmemory/region/{name}"
 _PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -96,7 +98,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         (message_body.CountBody,),
         answer="JSON",
     ),
-    _tokens("/tokenize", token_routes.tokenize, "The tokens of a prompt or a chat", (token_routes.TokenizeBody,)),
     _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),
     _items(
         "POST",
@@ -115,7 +116,56 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         bodies=(rerank.RerankBody, tei.RanksBody),
         batchable=True,
     ),
+    *(
+        _items(
+            "POST",
+            path,
+            pooling.score,
+            "How well texts go together, as vLLM has it",
+            (pooling.ScoreBody,),
+            tasks=("rerank", "embed"),
+            batchable=True,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    _items(
+        "POST",
+        "/classify",
+        pooling.classify,
+        "Labels of texts, as vLLM has it",
+        (pooling.ClassifyBody,),
+        tasks=("classify", "rerank"),
+    ),
+    _items(
+        "POST",
+        "/pooling",
+        pooling.pooling,
+        "What a model gives for texts or their tokens, as vLLM has it",
+        (pooling.PoolingBody,),
+        tasks=("embed", "classify", "rerank"),
+    ),
     _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
+    _tei("POST", "/embed_all", tei.embed_all, "Embed tokens, as TEI has it", (tei.EmbedAllBody,), tasks=("embed",)),
+    _tei(
+        "POST",
+        "/embed_sparse",
+        tei.embed_sparse,
+        "Weigh the words of texts, as TEI has it",
+        (tei.EmbedAllBody,),
+        tasks=("embed",),
+    ),
+    _tei(
+        "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
+    ),
+    _items(
+        "POST",
+        "/tokenize",
+        tei.tokenize,
+        "The tokens of a prompt or a chat, as vLLM has it, or of texts as TEI has it",
+        (token_routes.TokenizeBody, tei.TeiTokenizeBody),
+        tasks=_TEXT_TASKS,
+    ),
+    _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=_TEXT_TASKS),
     _tei(
         "POST",
         "/predict",
@@ -123,6 +173,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Classify texts or pairs of them, as TEI has it",
         (tei.TeiPredictBody,),
         tasks=("classify", "rerank"),
+    ),
+    _tei(
+        "POST",
+        "/",
+        tei.default,
+        "What the model does, as TEI has it",
+        (tei.EmbedBody, tei.TeiPredictBody, tei.RanksBody),
+        tasks=("embed", "classify", "rerank"),
     ),
     _tei(
         "GET",
@@ -148,13 +206,40 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _infer(f"{_VERSION}/infer", oip.infer_route, "Run a version of a model on tensors"),
     _infer(f"{_MODEL}/infer", oip.infer_route, "Run a model on tensors"),
     _oip("GET", "/v2", oip.server_route, "What this server is, and what it can do"),
-    _oip("GET", "/v2/health/live", oip.live_route, "200 while the process minds its workers", answer="nothing"),
-    _oip("GET", "/v2/health/ready", oip.ready_route, "200 while all models take requests", answer="nothing"),
-    _oip("GET", f"{_VERSION}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
-    _oip("GET", f"{_MODEL}/ready", oip.model_ready_route, "200 while it takes requests", answer="nothing"),
+    _oip("GET", "/v2/health/live", oip.live_route, "200 while the process minds its workers"),
+    _oip("GET", "/v2/health/ready", oip.ready_route, "200 while all models take requests"),
+    _oip("GET", f"{_VERSION}/ready", oip.model_ready_route, "200 while it takes requests"),
+    _oip("GET", f"{_MODEL}/ready", oip.model_ready_route, "200 while it takes requests"),
+    _oip("GET", f"{_VERSION}/config", oip.config_route, "How a version of a model is served"),
+    _oip("GET", f"{_MODEL}/config", oip.config_route, "How a model is served"),
+    _oip("GET", "/v2/models/stats", oip.statistics_route, "What all models did so far"),
+    _oip("GET", f"{_VERSION}/stats", oip.statistics_route, "What a version of a model did so far"),
+    _oip("GET", f"{_MODEL}/stats", oip.statistics_route, "What a model did so far"),
     _oip("GET", _VERSION, oip.model_route, "The tensors of a version of a model"),
     _oip("GET", _MODEL, oip.model_route, "The tensors of a model"),
     _oip("POST", "/v2/repository/index", oip.index_route, "All models, loaded or not", (oip.IndexBody,)),
+    _oip("GET", "/v2/systemsharedmemory/status", oip.shared_route, "Shared memory in use", right="infer"),
+    _oip("GET", f"{_SHARED}/status", oip.shared_route, "A region of shared memory in use", right="infer"),
+    _oip(
+        "POST",
+        f"{_SHARED}/register",
+        oip.share_route,
+        "Use shared memory",
+        (oip.ShareBody,),
+        answer="nothing",
+        right="infer",
+    ),
+    _oip(
+        "POST", f"{_SHARED}/unregister", oip.unshare_route, "Let go of shared memory", answer="nothing", right="infer"
+    ),
+    _oip(
+        "POST",
+        "/v2/systemsharedmemory/unregister",
+        oip.unshare_route,
+        "Let go of all of it",
+        answer="nothing",
+        right="infer",
+    ),
     _control(f"{_REPOSITORY}/load", oip.load_route, "Load a model"),
     _control(f"{_REPOSITORY}/unload", oip.unload_route, "Unload a model"),
     _stored("POST", "/v1/files", files.create_file, "Keep a file", (files.FileForm,), media=("multipart/form-data",)),
@@ -169,6 +254,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),
+    _server("GET", "/", status.ready, "200 while all models take requests"),
+    _server("GET", "/ping", status.ready, "200 while all models take requests"),
+    _server("GET", "/version", status.version, "The release of this server"),
     _server("GET", "/health/live", status.live, "200 while the process answers and minds its workers"),
     _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
     _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text", right="metrics"),

@@ -12,9 +12,10 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift import __version__
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.http.exchange import as_json
-from chairlift.server.models.registry import Models, ModelService, models_of
+from chairlift.server.models.registry import Models, ModelService, model_in_path, models_of
 
 
 async def live(request: Request) -> Response:
@@ -41,21 +42,27 @@ def _state(model: ModelService) -> dict[str, Any]:
     return {"status": model.state} | ({"failure": without_folders(model.failure)} if model.failure else {})
 
 
+async def version(request: Request) -> Response:
+    """The release."""
+    return as_json({"version": __version__})
+
+
 async def list_models(request: Request) -> Response:
-    """All models, each by its newest version."""
+    """All models by all their names, each by its newest version."""
     models = models_of(request)
-    names = dict.fromkeys(model.name for model in models.all())
-    return as_json({"object": "list", "data": [_describe(models.get(name)) for name in names]})
+    return as_json({"object": "list", "data": [_describe(name, models.get(name)) for name in models.names()]})
 
 
 async def show_model(request: Request) -> Response:
-    """One model, or 404."""
-    return as_json(_describe(models_of(request).get(request.path_params["model"])))
+    """One model, or 404. KServe v1's clients look at `ready`."""
+    name = request.path_params["model"]
+    model = model_in_path(request, name)
+    return as_json(_describe(name, model) | {"name": name, "ready": model.ready})
 
 
-def _describe(model: ModelService) -> dict[str, Any]:
+def _describe(name: str, model: ModelService) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "chairlift",

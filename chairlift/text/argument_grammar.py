@@ -30,6 +30,8 @@ def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, 
         return _Arguments(rules, form, schema).written()
     except RecursionError:
         raise ValueError(f"the parameters of {name} are nested too deeply") from None
+    except (TypeError, AttributeError, OverflowError):
+        raise ValueError(f"the parameters of {name} are no JSON schema") from None
     except ValueError as error:
         raise ValueError(f"the parameters of {name}: {error}") from None
 

@@ -28,8 +28,8 @@ class Scanner(Protocol):
         ...
 
 
-def make_scanner(form: CallForm) -> Scanner:
-    """A scanner for one call."""
+def make_scanner(form: CallForm, schema: dict[str, Any]) -> Scanner:
+    """A scanner for one call of the tool whose arguments have a schema."""
     if form.notation == "json":
         return _JsonScanner()
     if form.notation == "python":
@@ -37,7 +37,7 @@ def make_scanner(form: CallForm) -> Scanner:
     if form.notation == "bare":
         return _BareScanner(form.quote)
     assert form.tags is not None
-    return _TagScanner(form.tags)
+    return _TagScanner(form.tags, schema)
 
 
 def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | None:
@@ -159,31 +159,45 @@ class _BareScanner:
 class _TagScanner:
     """To what is no further argument."""
 
-    def __init__(self, tags: TagForm) -> None:
+    def __init__(self, tags: TagForm, schema: dict[str, Any]) -> None:
         self._head = _tag_head(tags)
         self._open, self._close = tags.open.strip(), tags.close.strip()
+        self._schema = schema
         self._start = -1
-        self._value = -1
+        self._in_value = False
+        self._json: _JsonScanner | None = None
 
     def take(self, text: str, at: int) -> tuple[int, bool]:
         if self._start < 0:
             self._start = at
         while True:
-            if self._value < 0:
+            if not self._in_value:
                 found = _SPACES.match(text, self._start)
                 start = found.end() if found else self._start
                 if not text.startswith(self._open, start):
                     return self._start, not self._open.startswith(text[start:])
                 head = self._head.match(text, start)
-                if head is None:
+                # A value's first letter tells whether it is JSON with brackets, in which anything may be quoted.
+                if head is None or head.end() == len(text):
                     return self._start, False
-                self._value = head.end()
-                at = self._value
+                at, self._in_value = head.end(), True
+                self._json = _JsonScanner() if _is_bracketed(text, head, self._schema) else None
+            if self._json is not None:
+                at, done = self._json.take(text, at)
+                if not done:
+                    return at, False
+                self._json = None
             end = text.find(self._close, at)
             if end < 0:
                 return max(at, len(text) - len(self._close) + 1), False
-            self._start, self._value = end + len(self._close), -1
-            at = self._start
+            self._start = at = end + len(self._close)
+            self._in_value = False
+
+
+def _is_bracketed(text: str, head: re.Match[str], schema: dict[str, Any]) -> bool:
+    """Whether an argument is an object or a list, and no text."""
+    types = types_of(property_of(schema, head[1].strip()), schema)
+    return bool(types) and "string" not in types and text.startswith(("{", "["), head.end())
 
 
 def _python_json(text: str) -> str:
@@ -321,7 +335,10 @@ def _tagged_json(tags: TagForm, text: str, schema: dict[str, Any]) -> str:
     found: dict[str, str] = {}
     at, head, close = 0, _tag_head(tags), tags.close.strip()
     while (start := head.search(text, at)) is not None:
-        end = text.index(close, start.end())
+        end = start.end()
+        if _is_bracketed(text, start, schema):
+            end, _ = _JsonScanner().take(text, end)
+        end = text.index(close, end)
         key, at, raw = start[1].strip(), end + len(close), text[start.end() : end]
         if tags.close.startswith("\n"):
             raw = raw.removesuffix("\n")

@@ -100,9 +100,12 @@ class _Grammar:
         return self._free() + "?"
 
     def _free(self) -> str:
-        """Text in which no call begins."""
+        """Text in which no call begins; between markers there is none."""
+        if self._dialect.content is not None:
+            return self._rules.text()
         region = self._dialect.reasoning_content
-        unlike = [] if region is None else [f"\\s*{pattern_of(each)}" for each in region.open]
+        opens = () if region is None else region.open
+        unlike = [f"\\s*{pattern_of(each)}" for each in opens if self._rules.token(self._rules.head(each)) is None]
         unlike += [self._beginning(form) for form in self._forms if not form.anywhere]
         return self._rules.text(self._triggers(), unlike)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import threading
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,7 +27,11 @@ _TEXT, _QUICK_TEXT = 2**24, 2**17
 _TEXT_FOR_EACH_CHARACTER, _MOST_TEXT = 1024, 2**28
 _LONGEST_DATE_FORMAT = 256
 _JOINED_ARGUMENTS = re.compile(r"""\+\s*[\w.\['"\]]*\barguments\b['"\]]*\s*(\+|\}\})""")
+# The role that newer clients give instructions in; templates that don't know it know them as the system's.
+_DEVELOPER = "developer"
 
+# Roles whose messages may have no content: what they say may be a call, or that there is nothing.
+_MAY_BE_EMPTY = frozenset({"assistant", "tool", "function"})
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
 _NO_CONTENT = re.compile(r"""and\s+message(\.content|\[['"]content['"]\])\s+is\s+(not\s+)?none\s*-?%\}""")
@@ -81,30 +86,51 @@ class ChatTemplate:
         return bool(self._sources)
 
     def render(
-        self, chat: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any], size: int, quick: bool
+        self,
+        chat: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        kwargs: dict[str, Any],
+        size: int,
+        quick: bool,
+        continue_final: bool = False,
     ) -> str:
         """The prompt of normalized messages, which with the arguments have about `size` characters.
 
+        With `continue_final` it ends where the last message's content does, and before whatever would close that.
         Raises InvalidRequest when the messages don't suit the template, in the template's own words, or when it goes
         beyond its limits; TooSlow if it was to be `quick` and isn't.
         """
         from chairlift.text.template_sandbox import Budget, OverLimit
 
         variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
-        variables |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
+        end = secrets.token_hex(16) if continue_final else ""
+        variables |= {"messages": self._suited(chat, end), "add_generation_prompt": add_generation_prompt}
         code = self._code(kwargs.get("tools"), quick)
         text = min(_TEXT + _TEXT_FOR_EACH_CHARACTER * size, _MOST_TEXT)
         budget = Budget(_QUICK_WORK, _QUICK_TEXT) if quick else Budget(_WORK, text)
         try:
-            return self._sandbox.render(code, budget, variables)
+            return _up_to(end, self._sandbox.render(code, budget, variables))
         except OverLimit as error:
             if quick:
                 raise TooSlow from None
             raise InvalidRequest(f"the chat template {error}, and was stopped", "messages") from None
         except RecursionError:
             raise InvalidRequest("the chat template was stopped: its calls are nested too deeply", "messages") from None
+        except InvalidRequest:
+            raise
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+
+    def _suited(self, chat: list[dict[str, Any]], end: str) -> list[dict[str, Any]]:
+        """Messages in roles that the templates know, the last one marked where its content ends."""
+        if not any(_DEVELOPER in source for source in self._sources.values()):
+            chat = [message | {"role": "system"} if message.get("role") == _DEVELOPER else message for message in chat]
+        if end:
+            content = chat[-1].get("content")
+            if not isinstance(content, str):
+                raise InvalidRequest("continue_final_message needs a last message with text", "continue_final_message")
+            chat = [*chat[:-1], chat[-1] | {"content": content + end}]
+        return chat
 
     def _code(self, tools: Any, quick: bool) -> CodeType:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
@@ -150,6 +176,17 @@ class ChatTemplate:
         return sandbox
 
 
+def _up_to(end: str, text: str) -> str:
+    """The text before the mark, if there is to be one."""
+    if not end:
+        return text
+    place = text.rfind(end)
+    if place < 0:
+        problem = "this model's chat template leaves out the last message, so it can't be continued"
+        raise InvalidRequest(problem, "continue_final_message")
+    return text[:place]
+
+
 def check_arguments(kwargs: dict[str, Any]) -> None:
     """Refuse template arguments that are the template itself and its tools."""
     if refused := sorted(_RESERVED.intersection(kwargs)):
@@ -170,11 +207,16 @@ def normalize_messages(
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{index}] must be an object, got {type(message).__name__}", "messages")
         message = dict(message)
+        if message.get("content") is None:
+            if message.get("role") not in _MAY_BE_EMPTY:
+                problem = "must be text; only an assistant's or a tool's may be null or left out"
+                raise InvalidRequest(f"messages[{index}].content {problem}", f"messages[{index}].content")
+            message["content"] = ""
         if isinstance(message.get("content"), list):
             message["content"] = _join_parts(message["content"], f"messages[{index}].content")
         if isinstance(message.get("tool_calls"), list):
             message["tool_calls"] = [_with_arguments(call, joins_arguments) for call in message["tool_calls"]]
-            message["content"] = message.get("content") or (None if knows_no_content else "")
+            message["content"] = message["content"] or (None if knows_no_content else "")
         chat.append(message)
     return chat
 

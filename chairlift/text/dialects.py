@@ -175,8 +175,7 @@ def find_dialect(template: str, name: str) -> Dialect | None:
         plain = template.replace('\\"', '"')
         shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
         found = None if shown is None else DIALECTS[shown]
-        region = None if found is None else found.reasoning_content
-        if region is not None and region.open[0].strip() not in template:
+        if found is not None and (region := found.reasoning_content) and region.open[0].strip() not in template:
             found = msgspec.structs.replace(found, reasoning_content=None)
     if "</think>" not in template or (found is not None and found.reasoning_content is not None):
         return found

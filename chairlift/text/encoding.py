@@ -6,6 +6,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
+import msgspec
 import tokenizers
 
 from chairlift.errors import InputTooLong, InvalidRequest
@@ -13,6 +14,8 @@ from chairlift.runners.items import Encoding
 from chairlift.text.tokenizer import Tokenizer, encode_all
 
 Side = Literal["left", "right"]
+# Tokens that are told one by one in an answer.
+MAX_TOKENS_TOLD = 2**17
 
 
 class Cut(NamedTuple):
@@ -24,6 +27,16 @@ class Cut(NamedTuple):
     length: int | None = None
     side: Side = "right"
     second: int | None = None
+
+
+class TextToken(msgspec.Struct):
+    """A token and where it is in its text, in characters; one that was put around the text is nowhere in it."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
 
 
 class TextEncoder:
@@ -51,6 +64,45 @@ class TextEncoder:
         given = [(one.lower(), other.lower()) for one, other in pairs] if self._lowercase else list(pairs)
         return self._encode(given, truncate)
 
+    def tokens(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[TextToken]]:
+        """Take texts apart. Raises InvalidRequest if one is no Unicode, or all have more than MAX_TOKENS_TOLD."""
+        given = [text.lower() for text in texts] if self._lowercase else list(texts)
+        backend, ids_of = self._backend_for(given)
+        try:
+            # The fast call does not say where tokens are.
+            encodings = backend.encode_batch(given, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "inputs") from error
+        number = sum(map(len, encodings))
+        if number > MAX_TOKENS_TOLD:
+            raise InvalidRequest(f"the texts have {number} tokens, more than {MAX_TOKENS_TOLD}", "inputs")
+        return [self._told(*each, ids_of) for each in zip(texts, encodings, strict=True)]
+
+    def _told(
+        self, text: str, encoding: tokenizers.Encoding, ids_of: Callable[[tokenizers.Encoding], list[int]]
+    ) -> list[TextToken]:
+        found = zip(ids_of(encoding), encoding.special_tokens_mask, encoding.offsets, strict=True)
+        return [
+            TextToken(token_id, self._tokenizer.token_text(token_id), True, None, None)
+            if added
+            else TextToken(token_id, text[start:stop], False, start, stop)
+            for token_id, added, (start, stop) in found
+        ]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises InvalidRequest for one that there is not."""
+        if any(not 0 <= each < self._tokenizer.vocab_size for each in ids):
+            raise InvalidRequest(f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}", "ids")
+        return self._tokenizer.decode(ids, skip_special_tokens)
+
+    def _backend_for(
+        self, given: Sequence[str | tuple[str, str]]
+    ) -> tuple[tokenizers.Tokenizer, Callable[[tokenizers.Encoding], list[int]]]:
+        """The tokenizer for texts, in which what looks like a special token is text, and what has its tokens' ids."""
+        if any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
+            return self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
+        return self._backend, attrgetter("ids")
+
     def _encode(self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut) -> list[Encoding]:
         cut = truncate if isinstance(truncate, Cut) else Cut()
         limit = self.max_tokens if cut.length is None else min(cut.length, self.max_tokens)
@@ -63,10 +115,7 @@ class TextEncoder:
                 given = [self._head(text, limit, cut) for text in given]
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
-        backend = self._backend
-        ids_of: Callable[[tokenizers.Encoding], list[int]] = attrgetter("ids")
-        if any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
-            backend, ids_of = self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
+        backend, ids_of = self._backend_for(given)
         found = []
         for index, (text, encoding) in enumerate(zip(given, encode_all(backend, given), strict=True)):
             if len(encoding) > harmless:

@@ -67,8 +67,13 @@ class LarkRules:
 
     def text(self, without: Sequence[str] = (), unlike: Sequence[str] = (), counted: str = "*") -> str:
         """Any text, of as many letters as `counted` says, that has none of some texts in it, and does not begin as
-        some patterns say."""
-        barred = [f"(?s:.*)({'|'.join(map(pattern_of, without))})(?s:.*)"] if without else []
+        some patterns say.
+
+        Tokens are no text in any case. What spells one out is not looked for: masks of free text cost hundreds of
+        times as much where anything is barred from it.
+        """
+        spelled = [pattern_of(each) for each in without if each not in self._tokens]
+        barred = [f"(?s:.*)({'|'.join(spelled)})(?s:.*)"] if spelled else []
         barred += [f"({each})(?s:.*)" for each in unlike]
         terminal = " & ".join([f"/(?s:.{counted or '*'})/", *(f"~/{each}/" for each in barred)])
         if terminal not in self._terminals:

@@ -17,7 +17,7 @@ class _Head(NamedTuple):
     form: CallForm | None = None
 
 
-class _Form(NamedTuple):
+class _CallMarkers(NamedTuple):
     """The markers of a form of calls: how a further one begins, and how one and how all of them end."""
 
     next: Marker | None
@@ -42,14 +42,14 @@ class DialectMarkers:
 
     def __init__(self, dialect: Dialect, tools: dict[str, dict[str, Any]]) -> None:
         self.tools = tools
-        self.forms: dict[CallForm, _Form] = {}
+        self.forms: dict[CallForm, _CallMarkers] = {}
         calls: list[_Head] = []
         for form in dialect.tool_calls if tools else ():
             named = form.named + ("{" if form.notation == "json" else "")
             calls.append(_Head(Marker(form.begin + form.open, named), "call", form))
             again = None if form.separator is None else Marker(form.separator + form.open, named)
             end = Marker(form.end) if form.end.strip() else None
-            self.forms[form] = _Form(again, tuple(map(Marker, form.close)), end)
+            self.forms[form] = _CallMarkers(again, tuple(map(Marker, form.close)), end)
         reasoning, content = dialect.reasoning_content, dialect.content
         thoughts = [_Head(Marker(each), "reasoning") for each in (reasoning.open if reasoning else ())]
         answers = [_Head(Marker(each), "content") for each in (content.open if content else ())]
@@ -164,7 +164,7 @@ class DialectReader:
         # All of a call that is not told as it comes is kept.
         self._text, self._at = self._text[self._at :], found.end - self._at - (form.notation == "json")
         self._arguments = self._at
-        self._scanner = make_scanner(form)
+        self._scanner = make_scanner(form, self._markers.tools[self._name])
         if form.notation == "json":
             self._parts.append(CallPart(self._calls, self._name))
 

@@ -28,12 +28,21 @@ def property_of(schema: dict[str, Any], key: str) -> Any:
     return properties.get(key, {}) if isinstance(properties, dict) else {}
 
 
-def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
     """The types that a schema names, in its alternatives too; empty if it may be any."""
+    found = _types(schema, root, set())
+    return frozenset() if found == _ALL else found
+
+
+def _types(schema: Any, root: dict[str, Any], seen: set[int]) -> frozenset[str]:
+    """The same, with all types for any. What was `seen` adds nothing."""
     try:
         schema = resolved(schema, root)
     except ValueError:
+        return _ALL
+    if id(schema) in seen:
         return frozenset()
+    seen.add(id(schema))
     declared = schema.get("type")
     if isinstance(declared, str):
         return frozenset({declared})
@@ -42,13 +51,10 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str
     for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, list):
             return frozenset(map(json_type, values))
-    found: frozenset[str] = frozenset()
-    for word in ("anyOf", "oneOf"):
-        alternatives = schema.get(word)
-        if isinstance(alternatives, list) and depth < _MOST_STEPS:
-            parts = [types_of(each, root, depth + 1) for each in alternatives]
-            found |= frozenset().union(*parts) if all(parts) else _ALL
-    return frozenset() if found == _ALL else found
+    alternatives = [each for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list) for each in schema[word]]
+    if not alternatives:
+        return _ALL
+    return frozenset[str]().union(*(_types(each, root, seen) for each in alternatives))
 
 
 def json_type(value: Any) -> str:

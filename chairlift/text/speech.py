@@ -22,8 +22,9 @@ _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 class Speech(msgspec.Struct, frozen=True, kw_only=True):
     """A model's dialect, None if it has none that is known, and what its chat template takes.
 
-    `switch` is the template's argument that turns reasoning on or off. `tokens` are the tokens with names, and
-    `special` those that texts leave out; `markers` are the dialect's without tools.
+    `switch` is the template's argument that turns reasoning on or off. `tokens` are those of the markers that are
+    tokens; the ones that texts leave out are among `shown_with_tools` and `shown_without`. `markers` are the dialect's
+    without tools.
     """
 
     dialect: Dialect | None = None
@@ -31,7 +32,8 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     takes_effort: bool = False
     switch: str | None = None
     tokens: dict[str, int] = {}
-    special: frozenset[int] = frozenset()
+    shown_with_tools: frozenset[int] = frozenset()
+    shown_without: frozenset[int] = frozenset()
     markers: DialectMarkers | None = None
 
     @property
@@ -51,14 +53,13 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
         region, end = self.dialect.reasoning_content, prompt.rstrip()
         if any(end.endswith(marker.rstrip()) for marker in region.open):
             return "open"
-        return "closed" if any(end.endswith(marker.rstrip()) for marker in region.close) else "maybe"
+        # Where the answer has markers too, what ends the reasoning ends any turn before.
+        closed = self.dialect.content is None and any(end.endswith(marker.rstrip()) for marker in region.close)
+        return "closed" if closed else "maybe"
 
     def shown(self, tools: bool) -> frozenset[int]:
         """The special tokens that a reader has to see, those of calls only with `tools`."""
-        if self.dialect is None:
-            return frozenset()
-        text = "\n".join(_texts(self.dialect, tools))
-        return frozenset(self.tokens[name] for name in self.tokens if name in text) & self.special
+        return self.shown_with_tools if tools else self.shown_without
 
 
 def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
@@ -67,13 +68,15 @@ def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
     dialect = read_template(tokenizer.response_template) if name == "auto" and tokenizer.response_template else None
     dialect = dialect or find_dialect(template.source, name)
     code = _code_of(template.source)
+    special = tokenizer.vocabulary.special
     return Speech(
         dialect=dialect,
         takes_tools=_has(code, "tools"),
         takes_effort=_is_given(code, "reasoning_effort"),
         switch=next((word for word in _SWITCHES if _is_given(code, word)), None),
-        tokens={token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()},
-        special=tokenizer.vocabulary.special,
+        tokens=_tokens_in(tokenizer, dialect, True),
+        shown_with_tools=special.intersection(_tokens_in(tokenizer, dialect, True).values()),
+        shown_without=special.intersection(_tokens_in(tokenizer, dialect, False).values()),
         markers=None if dialect is None else DialectMarkers(dialect, {}),
     )
 
@@ -94,6 +97,16 @@ def _code_of(source: str) -> str:
     """The expressions and statements of templates, without the texts in them."""
     # Each by itself: a text that ends none, as it holds such brackets, must not hide what follows.
     return " ".join(_STRING.sub("''", code) for code in _CODE.findall(_COMMENT.sub("", source)))
+
+
+def _tokens_in(tokenizer: Tokenizer, dialect: Dialect | None, tools: bool) -> dict[str, int]:
+    """The tokenizer's tokens with names that are in a dialect's markers."""
+    if dialect is None:
+        return {}
+    text = "\n".join(_texts(dialect, tools))
+    added = tokenizer.backend.get_added_tokens_decoder()
+    named = {token.content: token_id for token_id, token in added.items() if len(token.content.strip()) > 1}
+    return {name: token_id for name, token_id in named.items() if name in text}
 
 
 def _texts(dialect: Dialect, tools: bool) -> Iterator[str]:

@@ -4,6 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,6 +127,26 @@ class Tokenizer:
             return list(map(lookalikes.ids, encode_all(lookalikes.backend, texts, add_special_tokens)))
         return [list(each.ids) for each in encode_all(self._backend, texts, add_special_tokens)]
 
+    def starts(self, text: str, parse_special: bool = True, add_special_tokens: bool = True) -> list[int]:
+        """Where in a text each of its tokens begins, in characters, with those that the tokenizer puts around it."""
+        special = parse_special or not self.has_special(text)
+        backend = self._backend if special else self.lookalikes.backend
+        starts: list[int] = []
+        end = 0
+        for first, last in backend.encode(text, add_special_tokens=add_special_tokens).offsets:
+            # A token's own spaces may be left out of where it is said to be, but not out of the text.
+            starts.append(end if first == last else min(first, end))
+            end = max(end, last)
+        return starts
+
+    def word_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word where nothing is before it, and where a space is."""
+        found: list[list[int]] = []
+        for word in words:
+            bare, spaced = self.encode_batch([word.lstrip(), f" {word.lstrip()}"], False, False)
+            found += [bare] if spaced == bare else [bare, spaced]
+        return found
+
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat, which brings its own special tokens."""
         if prompt.marked is None:
@@ -174,25 +195,27 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
         quick: bool = False,
+        continue_final: bool = False,
     ) -> ChatPrompt:
         """The prompt of a chat, special tokens included. What looks like one in the messages stays text.
 
-        `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...). Raises
-        InvalidRequest, and with `quick` TooSlow for a rendering that should not be waited for.
+        `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...). With
+        `continue_final` the prompt ends where the last message's content does. Raises InvalidRequest, and with `quick`
+        TooSlow for a rendering that should not be waited for.
         """
         arguments = plain(dict(template_kwargs or {}))
         check_arguments(arguments)
         template = self._chat_template
         chat = normalize_messages(messages, template.joins_arguments, template.knows_no_content)
         written = _written([chat, arguments])
+        render = partial(self._chat_template.render, size=len(written), quick=quick, continue_final=continue_final)
         if not self._always:
             holds = any(first in written for first in self._first_written)
             if not holds or self._pattern_written.search(written) is None:
-                size = len(written)
-                return ChatPrompt(self._chat_template.render(chat, add_generation_prompt, arguments, size, quick))
+                return ChatPrompt(render(chat, add_generation_prompt, arguments))
         hidden = self.lookalikes
         chat, arguments = hidden.hide(chat), hidden.hide(arguments)
-        text = self._chat_template.render(chat, add_generation_prompt, arguments, len(written), quick)
+        text = render(chat, add_generation_prompt, arguments)
         return ChatPrompt(hidden.show(text), hidden.show(hidden.mark(text)))
 
 

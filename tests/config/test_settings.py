@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from chairlift.cli import main
 from chairlift.config.flags import HELP, add_flags, model_flags
-from chairlift.config.foreign import INSTEAD, OURS
+from chairlift.config.foreign import INSTEAD, OURS, hint
 from chairlift.config.items import ItemConfig
 from chairlift.config.run import add_flags as add_run_flags
 from chairlift.config.run import run_config
@@ -117,6 +118,16 @@ def test_a_model_on_the_command_line_goes_before_those_of_a_file_that_lies_there
     assert made.server.port == 7
     assert "chairlift.toml here names other models than encoder: of its settings the server's hold (port)" in made.note
     assert settings(tmp_path).note == ""
+
+
+def test_aliases_are_new_names_of_models_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text('model_aliases = {gpt = "chat", "gpt 2" = "chat"}' + SEVERAL)
+    assert settings(tmp_path).server.model_aliases == {"gpt": "chat", "gpt 2": "chat"}
+    # They mean nothing beside a model that is named on the command line.
+    assert settings(tmp_path, "encoder").server.model_aliases == {}
+    for given, problem in (({"x": "y"}, "'x' is to be 'y'"), ({"m": "m"}, "new names"), ({"": "m"}, "new names")):
+        with pytest.raises(ConfigError, match=problem):
+            settings(tmp_path, "m", "--model-aliases", json.dumps(given), "--served-model-name", "m")
 
 
 def test_a_file_that_names_no_model_or_the_same_one_holds(tmp_path: Path) -> None:
@@ -286,6 +297,8 @@ ODD: dict[str, Any] = {
     "api_key": "k",
     "api_keys": "/k.toml",
     "model_control": True,
+    "shared_memory": True,
+    "model_aliases": {"other": "demo"},
     "show_cached_tokens": False,
     "tls_cert": "/c.pem",
     "tls_key": "/k.pem",
@@ -321,7 +334,7 @@ def _company(name: str) -> dict[str, str]:
 def _from_toml(folder: Path, name: str, value: Any, env: dict[str, str]) -> Settings:
     text = json.dumps(value)
     if isinstance(value, dict):
-        text = "{" + ", ".join(f"{key} = {each}" for key, each in value.items()) + "}"
+        text = "{" + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + "}"
     (folder / "chairlift.toml").write_text(f"{name} = {text}\n")
     return settings(folder, env=env)
 
@@ -383,3 +396,17 @@ def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path
     assert "is no folder or file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--nonsense"])
+
+
+def test_the_guide_of_other_servers_flags_is_true() -> None:
+    """Flags of the right column are ours; of those on the left each is, or is refused with a hint."""
+    text = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    seen = 0
+    for theirs, here in rows:
+        for flag in re.findall(r"(?<!\w)--([a-z][a-z-]+)", here):
+            assert flag.replace("-", "_") in FIELDS, flag
+        for flag in re.findall(r"(?<!\w)--([a-z][a-z-]+)", theirs):
+            seen += 1
+            assert flag.replace("-", "_") in FIELDS or hint(flag, FIELDS, str), flag
+    assert seen > 60

@@ -33,6 +33,79 @@ def test_all_forms_of_prompt_give_the_same(llm: LLM) -> None:
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
+def test_beam_search_finds_the_likeliest_wholes(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The chairlift")
+    params = chairlift.BeamSearchParams(beam_width=4, max_tokens=5, ignore_eos=True)
+    ((first, second), again) = (llm.beam_search(prompts, params) for prompts in (["The chairlift", "A"], ids))
+    assert [beam.tokens for beam in again[0].sequences] == [beam.tokens for beam in first.sequences]
+    assert second != first
+    scores = [beam.cum_logprob for beam in first.sequences]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(beam.tokens) for beam in first.sequences}) == 4
+    greedy = llm.generate(ids, SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True), use_tqdm=False)
+    assert scores[0] >= (greedy[0].outputs[0].cumulative_logprob or 0) - 1e-4
+    # What each token adds is what it has as part of the prompt.
+    for beam in first.sequences:
+        asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        (output,) = llm.generate([[*ids, *beam.tokens]], asked, use_tqdm=False)
+        entries = (output.prompt_logprobs or [])[len(ids) :]
+        total = sum(entry[token].logprob for entry, token in zip(entries, beam.tokens, strict=True) if entry)
+        assert beam.cum_logprob == pytest.approx(total, abs=1e-3)
+        assert beam.text == llm.tokenizer.decode(beam.tokens)
+
+
+def test_beams_end(llm: LLM) -> None:
+    chat = llm.tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = {"prompt_token_ids": llm.tokenizer.encode_chat(chat)}
+    best = llm.beam_search(prompt, chairlift.BeamSearchParams(beam_width=2, max_tokens=20))[0].sequences[0]
+    assert (best.text, best.finish_reason) == ("The capital of France is Paris.", "stop")
+    assert best.tokens[-1] in llm.tokenizer.eos_ids
+    for wrong in ({"beam_width": 0}, {"beam_width": 11}, {"max_tokens": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            chairlift.BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | wrong))
+    with pytest.raises(InvalidRequest, match="maximum context length"):
+        llm.beam_search("x", chairlift.BeamSearchParams(beam_width=2, max_tokens=10**6))
+
+
+def test_a_grammar_bias_words_and_tokens_go_together(llm: LLM) -> None:
+    def answer(**more: object) -> str:
+        wanted = chairlift.StructuredOutputsParams(choice=["yes", "no", "perhaps"])
+        params = SamplingParams(temperature=0, max_tokens=8, structured_outputs=wanted, **more)  # type: ignore[arg-type]
+        return llm.generate("Is it? ", params, use_tqdm=False)[0].outputs[0].text
+
+    first = {word: llm.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no", "perhaps")}
+    plain = answer()
+    other, third = (word for word in first if word != plain)
+    begins = {
+        token
+        for word in (plain, third)
+        for token in range(llm.engine.info.vocab_size)
+        if word.startswith(llm.tokenizer.token_text(token) or "?")
+    }
+    assert answer(logit_bias=dict.fromkeys(begins, -100.0)) == other
+    assert answer(bad_words=[llm.tokenizer.token_text(token) for token in begins]) == other
+    allowed = [token for token in range(llm.engine.info.vocab_size) if token not in begins]
+    assert answer(allowed_token_ids=allowed) == other
+
+
+def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is continuous batching?"}]
+    plain, without = (
+        llm.chat(question, SamplingParams(temperature=0, max_tokens=60, bad_words=words), use_tqdm=False)[0].outputs[0]
+        for words in (None, ["chairlift", "batching", "batch"])
+    )
+    assert "chairlift" in plain.text
+    assert "chairlift" not in without.text
+    assert "batching" not in without.text
+    few = llm.tokenizer.encode(" a the of", add_special_tokens=False)
+    params = SamplingParams(max_tokens=20, allowed_token_ids=few, n=3, ignore_eos=True)
+    for output in llm.chat(question, params, use_tqdm=False)[0].outputs:
+        assert set(output.token_ids) <= set(few)
+    params = SamplingParams(max_tokens=5, min_tokens=3, allowed_token_ids=list(llm.tokenizer.eos_ids))
+    nothing = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
+    assert (nothing.finish_reason, "every token is excluded" in str(nothing.stop_reason)) == ("invalid", True)
+
+
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 30, 4, 17) * 4]
     outputs = llm.generate([f"Number {i}" for i in range(20)], params, use_tqdm=False)

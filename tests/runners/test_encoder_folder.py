@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.encoder_factory import encoder_folder, encodings, expected_states, sentence_folder
+from support.encoder_factory import (
+    encoder_folder,
+    encodings,
+    expected_states,
+    expected_words,
+    sentence_folder,
+    splade_folder,
+)
 from support.model_factory import edited_folder, model_folder
 
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
@@ -52,6 +59,43 @@ def test_poolings(pooling: str, ops: str, tmp_path: Path) -> None:
     found = vectors(runner, texts)
     assert (found * wanted).sum(1).min() > (0.9999 if ops == "reference" else 0.998)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ops", ["reference", "auto"])
+def test_vectors_of_tokens_are_those_of_the_backbone(ops: str, tmp_path: Path) -> None:
+    source, texts = encoder_folder("bert"), encodings()
+    folder = sentence_folder(tmp_path / "model", source, [("Pooling", {"pooling_mode": "mean"}), ("Normalize", {})])
+    runner = load(folder, ops=ops)
+    asked = [Encoding(text.token_ids, text.type_ids, index % 2 == 0) for index, text in enumerate(texts)]
+    found = runner.run([*asked, Encoding([], None, True)])
+    assert isinstance(found.pop(), InvalidRequest)
+    for encoding, vector, states in zip(asked, found, expected_states(source, texts), strict=True):
+        assert not isinstance(vector, Exception)
+        wanted = states if encoding.every_token else states.mean(0) / np.linalg.norm(states.mean(0))
+        np.testing.assert_allclose(vector, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("ops", ["reference", "auto"])
+@pytest.mark.parametrize("variant", ["bert", "bert_tanh", "roberta", "distilbert", "mpnet"])
+def test_splade_weighs_words(variant: str, ops: str, tmp_path: Path) -> None:
+    folder = splade_folder(tmp_path / "model", variant)
+    runner = load(folder, ops=ops)
+    assert (runner.info.task, runner.info.pooling, runner.info.dimensions) == ("embed", "splade", 320)
+    texts = encodings()
+    wanted = expected_words(folder, texts)
+    found = vectors(runner, texts)
+    np.testing.assert_allclose(found, wanted, atol=2e-4 * wanted.max())
+    assert (found == 0).any()
+    assert runner.run([Encoding([5, 6], None, True)])[0].shape == (2, 64)  # type: ignore[union-attr]
+
+
+def test_other_splades_are_refused_by_name(tmp_path: Path) -> None:
+    for number, (name, value) in enumerate((("pooling_strategy", "sum"), ("activation_function", "log1p_relu"))):
+        folder = splade_folder(tmp_path / str(number), "bert", **{name: value})
+        with pytest.raises(UnsupportedModel, match=f"{name} = '{value}' is not supported"):
+            load(folder)
+    with pytest.raises(UnsupportedModel, match="SPLADE with model_type 'modernbert'"):
+        load(splade_folder(tmp_path / "modern", "modernbert"))
 
 
 def test_poolings_of_older_files_are_concatenated(tmp_path: Path) -> None:

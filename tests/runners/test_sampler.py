@@ -51,6 +51,55 @@ def make_request(id: str, params: SamplingParams, prompt: list[int], stop_ids: f
     return Request(id=id, prompt_ids=prompt, params=params, max_tokens=9999, arrival=0.0, stop_ids=stop_ids)
 
 
+def test_allowed_tokens_and_words() -> None:
+    sampler = Sampler(8, VOCAB, seed=0, device=CPU, ops=drawing[0])
+    logits = random_logits(4)
+    rank = logits.argsort(-1, descending=True)
+    greedy = SamplingParams(temperature=0)
+    allowed = sorted(rank[0, 5:40].tolist())
+    requests = [
+        make_request("a", SamplingParams(temperature=0, allowed_token_ids=[*allowed, allowed[0]]), [1]),
+        make_request("b", greedy, [1]),
+        make_request("c", greedy, [1]),
+        make_request("d", greedy, [1]),
+    ]
+    first, second = rank[1, :2].tolist()
+    requests[1].bad_word_ids = [[first], [7, 8, second]]
+    requests[2].bad_word_ids = [[5, 6, int(rank[2, 0])]]
+    rows, lengths = np.arange(4), np.full(4, 3)
+    for row, (request, output) in enumerate(zip(requests, ([], [7, 8], [5], []), strict=True)):
+        sampler.add(row, request, [1, *output])
+    assert not sampler.takes_best(rows)
+    assert sampler.takes_best(np.array([3]))
+    assert [sampler.excludes(row) for row in range(4)] == [True, True, True, False]
+
+    def chosen() -> list[int]:
+        choice = sampler.sample(logits, rows, lengths)
+        return sampler.finish(choice, rows, iter(to_host(choice.tensors))).token_ids.tolist()
+
+    before = logits.clone()
+    best = rank[:, 0].tolist()
+    assert chosen() == [int(rank[0, 5]), int(rank[1, 2]), best[2], best[3]]
+    assert torch.equal(logits, before)
+    # What was generated completes no word of the second row any more; of the third it does after one more token.
+    sampler.count_forced(2, [5, 6])
+    assert chosen() == [int(rank[0, 5]), second, int(rank[2, 1]), best[3]]
+    for row in range(4):
+        sampler.remove(row)
+    assert chosen() == best
+
+
+def test_nothing_left_is_an_error_of_that_row() -> None:
+    sampler = Sampler(2, VOCAB, seed=0, device=CPU, ops=drawing[0])
+    request = make_request("a", SamplingParams(allowed_token_ids=[3]), [1])
+    request.bad_word_ids = [[3]]
+    sampler.add(0, request, [1])
+    sampler.add(1, make_request("b", SamplingParams(), [1]), [1])
+    rows = np.arange(2)
+    choice = sampler.sample(random_logits(2), rows, np.full(2, 1))
+    assert set(sampler.finish(choice, rows, iter(to_host(choice.tensors))).errors) == {0}
+
+
 def sample(
     logits: torch.Tensor,
     params: list[SamplingParams],

@@ -109,8 +109,9 @@ def test_repository(case: Case) -> None:
     case.triton.load_model("spare")
     assert case.triton.is_model_ready("spare")
     case.triton.unload_model("spare")
-    with pytest.raises(utils.InferenceServerException, match="NOT_FOUND"):
-        case.triton.is_model_ready("spare")
+    assert not case.triton.is_model_ready("spare")
+    assert not case.triton.is_model_ready("nothing")
+    case.triton.unload_model("spare")
     with pytest.raises(utils.InferenceServerException, match="INVALID_ARGUMENT"):
         case.triton.load_model("spare", config="{}")
 
@@ -137,6 +138,7 @@ def test_failures_have_their_codes(case: Case, error: Exception, code: str) -> N
 
 
 INPUT = {"name": "a", "datatype": "FP32", "shape": [1, 1], "contents": {"fp32_contents": [1]}}
+SIZED = {"name": "a", "datatype": "FP32", "shape": [1, 1], "parameters": {"binary_data_size": {"int64_param": 8}}}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,8 @@ INPUT = {"name": "a", "datatype": "FP32", "shape": [1, 1], "contents": {"fp32_co
         ({"outputs": [{"name": "what"}]}, "INVALID_ARGUMENT", "no output 'what'"),
         ({"parameters": {"sequence_id": {"int64_param": 3}}}, "INVALID_ARGUMENT", "'sequence_id' is not supported"),
         ({"parameters": {"timeout": {"string_param": "x"}}}, "INVALID_ARGUMENT", "must be an integer"),
+        ({"inputs": [SIZED]}, "INVALID_ARGUMENT", "is to have 8 bytes of raw data, got none"),
+        ({"inputs": [SIZED], "raw_input_contents": [b"1234"]}, "INVALID_ARGUMENT", "got 4 bytes"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -160,6 +164,35 @@ def test_bad_requests_are_refused_by_name(case: Case, more: Any, code: str, word
     with pytest.raises(grpc.RpcError) as caught:
         case.stub.ModelInfer(request(**more))
     assert (caught.value.code().name, word in caught.value.details()) == (code, True), caught.value.details()
+
+
+def test_configuration_and_statistics(case: Case) -> None:
+    config = case.triton.get_model_config("adder").config
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input][2] == ("word", 13, [1])
+    assert (config.max_batch_size, config.backend) == (32, "chairlift")
+    assert case.triton.get_model_config("counter").config.model_transaction_policy.decoupled
+    case.stub.ModelInfer(request())
+    (stats,) = case.triton.get_inference_statistics("adder").model_stats
+    assert (stats.inference_count, stats.inference_stats.success.count, stats.batch_stats[0].batch_size) == (2, 1, 2)
+    assert len(case.triton.get_inference_statistics().model_stats) == 3
+    for ask in (case.triton.get_model_config, case.triton.get_inference_statistics):
+        with pytest.raises(utils.InferenceServerException, match="NOT_FOUND"):
+            ask("other")
+
+
+def test_what_kserves_client_sends(case: Case) -> None:
+    message = request(outputs=[{"name": "sum", "parameters": {"binary_data": {"bool_param": True}}}])
+    raw = [np.float32([1]).tobytes(), np.float32([2]).tobytes(), b"\x01\0\0\0x"]
+    for tensor, data in zip(message.inputs, raw, strict=True):
+        tensor.ClearField("contents")
+        tensor.parameters["binary_data_size"].int64_param = len(data)
+        del tensor.shape[:]
+        tensor.shape.extend([1] if tensor.datatype == "BYTES" else [1, 1])
+        message.raw_input_contents.append(data)
+    message.parameters["binary_data_output"].bool_param = True
+    message.parameters["own"].string_param = "x"
+    answer = case.stub.ModelInfer(message)
+    assert answer.raw_output_contents[0] == np.float32([3]).tobytes()
 
 
 def test_cancelling_takes_items_out_of_the_line(case: Case) -> None:
@@ -281,7 +314,7 @@ def test_nobody_loads_models_unless_it_is_asked_for() -> None:
 
 
 def test_large_requests_are_refused() -> None:
-    with listening(adder()[0], grpc=True, max_body_bytes=1000) as server:
+    with listening(adder()[0], grpc=True, max_tensor_bytes=1000) as server:
         case = Case(server, LocalDispatcher(lambda payloads: payloads))
         with pytest.raises(grpc.RpcError) as caught:
             case.stub.ModelInfer(request(id="x" * 2000))

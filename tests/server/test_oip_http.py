@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from support.items_harness import (
     Listening,
+    LocalDispatcher,
     adder,
     classifier,
     embedder,
@@ -22,8 +24,14 @@ from support.items_harness import (
 from support.oip_tensors import WORDS, Shelf, check, tensors
 from support.server_harness import Front
 
-from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
+from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
+from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.oip.statistics import model_config
+from chairlift.server.oip.tensor_items import bare_input
+
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +107,181 @@ def test_metadata_and_health(triton: Any) -> None:
     assert embed["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 8]}]
 
 
+def test_what_kserves_client_reads(server: Listening) -> None:
+    for path, name in (
+        ("/v2/health/live", "live"),
+        ("/v2/health/ready", "ready"),
+        ("/v2/models/adder/ready", "ready"),
+        ("/v2/models/adder/versions/1/ready", "ready"),
+        ("/v1/models/adder", "ready"),
+    ):
+        answer = httpx.get(server.url + path)
+        assert (answer.status_code, answer.json()[name]) == (200, True)
+    assert httpx.get(f"{server.url}/v1/models/adder").json()["name"] == "adder"
+
+
+@pytest.mark.parametrize("path", ["/v2/models/adder/nothing", "/v2/models/adder/versions/1/what", "/v1/models/adder/x"])
+def test_a_route_that_there_is_not_is_no_model(server: Listening, path: str) -> None:
+    answer = httpx.get(server.url + path)
+    assert answer.status_code == 404
+    assert f"there is no {path} here" in answer.text
+    missing = httpx.get(server.url + path.replace("adder", "other"))
+    assert (missing.status_code, "does not exist" in missing.text) == (404, True)
+
+
+def test_parameters_of_the_clients_own_change_nothing(triton: Any, server: Listening) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    check(triton.infer("adder", tensors(http, True), parameters={"trace": "a", "n": 3, "flag": True, "x": 0.5}))
+    inputs = [each | {"parameters": {"content_type": "np"}} for each in BODY["inputs"]]
+    outputs = [{"name": "sum", "parameters": {"note": "x", "classification": 0}}]
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": inputs, "outputs": outputs[:0]})
+    assert answer.status_code == 200
+    for parameters, word in (
+        ({str(i): 1 for i in range(65)}, "more than 64"),
+        ({"x": "y" * 5000}, "'x' must be"),
+        ({"x": [1]}, "'x' must be"),
+        ({"triton_x": 1}, "'triton_x' is not supported"),
+        ({"sequence_id": "a"}, "'sequence_id' is not supported"),
+    ):
+        refused = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY | {"parameters": parameters})
+        assert (refused.status_code, word in refused.text) == (400, True), refused.text
+    refused = httpx.post(f"{server.url}/v2/models/adder/infer", json=BODY | {"outputs": outputs})
+    assert "'classification' is not supported" in refused.text
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_tritons_client_may_compress(triton: Any, how: str) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    for binary in (True, False):
+        more = {"request_compression_algorithm": how, "response_compression_algorithm": how}
+        check(triton.infer("adder", tensors(http, binary), **more))
+
+
+def image(size: int) -> tuple[ItemService, LocalDispatcher]:
+    """The mean of an image of so many pixels a side."""
+    info = ItemInfo(
+        task="tensors",
+        device="cpu",
+        dtype="",
+        inputs=(TensorSpec("pixels", "FP32", (3, size, size)),),
+        outputs=(TensorSpec("mean", "FP32", ()),),
+    )
+    dispatcher = LocalDispatcher(lambda payloads: [{"mean": each["pixels"].mean()} for each in payloads])
+    return ItemService("image", dispatcher, info=info), dispatcher
+
+
+def test_images_fit_by_default_and_no_limit_of_texts_grows() -> None:
+    http = pytest.importorskip("tritonclient.http")
+    pixels = np.random.default_rng(0).random((16, 3, 224, 224), dtype=np.float32)
+    with listening(image(224)[0], function()[0]) as server:
+        for triton in client_of(server):
+            tensor = http.InferInput("pixels", pixels.shape, "FP32")
+            tensor.set_data_from_numpy(pixels)
+            means = triton.infer("image", [tensor]).as_numpy("mean")
+        np.testing.assert_allclose(means, pixels.mean(axis=(1, 2, 3)), rtol=1e-5)
+        body = b'{"instances": %b}' % msgspec.json.encode([{"pixels": each} for each in pixels[:6].tolist()])
+        assert len(body) > 2**24
+        made = httpx.post(f"{server.url}/v1/models/image:predict", content=body, headers=JSON, timeout=60)
+        np.testing.assert_allclose(made.json()["predictions"], pixels[:6].mean(axis=(1, 2, 3)), rtol=1e-5)
+        text = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON)
+        assert (text.status_code, "4194304 bytes (max_body_bytes)" in text.text) == (413, True)
+    with listening(image(2)[0], max_tensor_bytes=1000) as server:
+        for path in ("/v1/models/image:predict", "/v2/models/image/infer"):
+            refused = httpx.post(server.url + path, content=b" " * 1001, headers=JSON)
+            assert (refused.status_code, "1000 bytes (max_tensor_bytes)" in refused.text) == (413, True)
+
+
+def test_a_body_may_be_one_inputs_bytes_alone(server: Listening) -> None:
+    def send(to: Listening, model: str, raw: bytes) -> httpx.Response:
+        headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
+        return httpx.post(f"{to.url}/v2/models/{model}/infer", content=raw, headers=headers)
+
+    http = pytest.importorskip("tritonclient.http")
+    answer = send(server, "embedder", "the naïve fox".encode())
+    result = http.InferResult.from_response_body(
+        answer.content, header_length=int(answer.headers["inference-header-content-length"])
+    )
+    np.testing.assert_array_equal(result.as_numpy("embedding")[0], embedding(ids_of("the naïve fox")))
+    assert b'"twice"' in send(server, "function", b'{"x": 2}').content
+    assert "this one has 3" in send(server, "adder", b"1234").text
+    assert send(server, "embedder", b"\xff").status_code == 400
+    with listening(image(-1)[0]) as images:
+        assert "several lengths that are open" in send(images, "image", bytes(48)).text
+
+
+@pytest.mark.parametrize(("shape", "size"), [((3, 2, 2), 12), ((-1, 2), 12), ((-1,), 3), ((), 1), ((0, -1), 0)])
+def test_bytes_alone_have_the_shape_that_fits(shape: tuple[int, ...], size: int) -> None:
+    info = ItemInfo(task="tensors", device="cpu", dtype="", inputs=(TensorSpec("x", "FP32", shape),))
+    array = bare_input(info, bytes(4 * size))["x"]
+    assert (array.size, array.shape[0], array.ndim) == (size, 1, len(shape) + 1)
+    with pytest.raises(InvalidRequest, match="'x' needs"):
+        bare_input(info, bytes(4 * size + 1))
+
+
+def test_configurations(triton: Any, server: Listening) -> None:
+    config = triton.get_model_config("adder")
+    assert (config["name"], config["max_batch_size"]) == ("adder", 32)
+    assert config["input"] == [
+        {"name": "a", "data_type": "TYPE_FP32", "dims": [-1]},
+        {"name": "b", "data_type": "TYPE_FP32", "dims": [-1]},
+        {"name": "word", "data_type": "TYPE_STRING", "dims": [1]},
+    ]
+    assert config["dynamic_batching"] == {"preferred_batch_size": [32], "max_queue_delay_microseconds": 0}
+    assert triton.get_model_config("adder", "1") == config
+    whole = ItemInfo(task="tensors", device="", dtype="", batch_axis=False)
+    dispatcher = LocalDispatcher(lambda payloads: payloads)
+    about = model_config(ItemService("whole", dispatcher, info=whole))
+    assert (about["max_batch_size"], "dynamic_batching" in about) == (0, False)
+
+
+def test_statistics() -> None:
+    http = pytest.importorskip("tritonclient.http")
+    service, dispatcher = adder()
+    with listening(service, function()[0]) as server:
+        for triton in client_of(server):
+            before = triton.get_inference_statistics("adder")["model_stats"][0]
+            assert (before["last_inference"], before["inference_count"], before["batch_stats"]) == (0, 0, [])
+            for _ in range(3):
+                triton.infer("adder", tensors(http, True))
+            dispatcher.refusal = QueueFull("full", 1)
+            for utils in [pytest.importorskip("tritonclient.utils")]:
+                with pytest.raises(utils.InferenceServerException):
+                    triton.infer("adder", tensors(http, True))
+            (after,) = triton.get_inference_statistics("adder", "1")["model_stats"]
+            assert (after["inference_count"], after["execution_count"]) == (6, 3)
+            found = after["inference_stats"]
+            assert (found["success"]["count"], found["fail"]["count"], found["queue"]["count"]) == (3, 1, 3)
+            assert found["compute_infer"]["ns"] == 3 * 2_000_000
+            assert found["success"]["ns"] >= found["compute_infer"]["ns"] + found["queue"]["ns"] - 1
+            (batch,) = after["batch_stats"]
+            assert (batch["batch_size"], batch["compute_infer"]["count"]) == (2, 3)
+            assert after["last_inference"] > 1_600_000_000_000
+            names = [each["name"] for each in triton.get_inference_statistics()["model_stats"]]
+            assert names == ["adder", "function"]
+        assert httpx.get(f"{server.url}/v2/models/other/stats").status_code == 404
+        assert httpx.get(f"{server.url}/v2/models/adder/versions/9/stats").status_code == 404
+
+
+def test_bfloat16_goes_in_as_float32(server: Listening) -> None:
+    exact = np.array([[0.5, -3.0, 2.0**100]], dtype=np.float32)
+    halves = (exact.view(np.uint32) >> 16).astype("<u2").tobytes()
+    about: list[dict[str, Any]] = [
+        {"name": name, "shape": [1, 3], "datatype": "BF16", "parameters": {"binary_data_size": 6}}
+        for name in ("a", "b")
+    ]
+    header = msgspec.json.encode(
+        {"inputs": [*about, {"name": "word", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    )
+    headers = {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"}
+    answer = httpx.post(f"{server.url}/v2/models/adder/infer", content=header + halves + halves, headers=headers)
+    assert answer.json()["outputs"][0]["data"] == (2 * exact).ravel().tolist()
+    short = httpx.post(f"{server.url}/v2/models/adder/infer", content=header + halves, headers=headers)
+    assert short.status_code == 400
+    values = {"name": "a", "shape": [1], "datatype": "BF16", "data": [1]}
+    refused = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": [values]})
+    assert (refused.status_code, "'BF16' has no JSON values" in refused.text) == (400, True), refused.text
+
+
 def test_text_models_take_bytes(triton: Any) -> None:
     http = pytest.importorskip("tritonclient.http")
 
@@ -147,8 +330,10 @@ def test_repository(server: Listening) -> None:
             assert shelf.unloaded == ["adder", "spare"]
             with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
                 triton.load_model("what")
-            with pytest.raises(utils.InferenceServerException, match="does not exist"):
-                triton.unload_model("spare")
+            triton.unload_model("spare")
+            assert shelf.unloaded == ["adder", "spare"]
+            with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
+                triton.unload_model("what")
             with pytest.raises(utils.InferenceServerException, match="'config' is not supported"):
                 triton.load_model("spare", config="{}")
         only_ready = httpx.post(f"{server.url}/v2/repository/index", json={"ready": True}).json()
@@ -214,7 +399,8 @@ def test_json_both_ways(server: Listening) -> None:
         ({"inputs": BODY["inputs"] + BODY["inputs"][:1]}, "there twice"),
         (changed(0, name="c"), "unexpected input 'c'"),
         (changed(0, datatype="FP64"), "must be FP32"),
-        (changed(0, datatype="BF16"), "'BF16' is not one of"),
+        (changed(0, datatype="BF16"), "'BF16' has no JSON values"),
+        (changed(0, datatype="FP8"), "'FP8' is not one of"),
         (changed(0, shape=[2]), "must have shape [-1, -1]"),
         (changed(0, shape=[2, 1]), "same number of items"),
         (changed(0, shape=[1, 3]), "needs 3 values"),
@@ -225,7 +411,10 @@ def test_json_both_ways(server: Listening) -> None:
         (changed(2, data=[5]), "not BYTES"),
         (changed(2, data=["a", "b"]), "needs 1 elements"),
         (changed(0, parameters={"binary_data_size": 8}), "either data or"),
-        (changed(0, parameters={"shared_memory_region": "x"}), "'shared_memory_region' is not supported"),
+        (
+            changed(0, parameters={"shared_memory_region": "x"}),
+            "shared_memory_region and shared_memory_byte_size go together",
+        ),
         (BODY | {"parameters": {"sequence_id": 1}}, "'sequence_id' is not supported"),
         (BODY | {"parameters": {"priority": "high"}}, "'priority' must be an integer"),
         (BODY | {"parameters": {"priority": -1}}, "priority must not be negative"),

@@ -1,15 +1,19 @@
 """The OpenAI routes over a scripted engine: shapes, limits, errors, streaming, hanging up."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
-from support.server_harness import Answer, FakeClient, Front, full
+from support.server_harness import INFO, Answer, FakeClient, Front, full
+from tokenizers import processors
 
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import TokenLogprob
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed, Unavailable
 from chairlift.server.openai.body_types import NO_OPS
@@ -124,6 +128,22 @@ def test_echo_alone_scores_the_prompt() -> None:
     assert made["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize(("skip", "text"), [(False, "<s>hello<|end|>"), (True, "hello"), (None, "hello")])
+def test_echo_of_ids_shows_special_tokens_where_answers_do(skip: bool | None, text: str) -> None:
+    ids = Front().tokenizer.encode("<s>hello<|end|>")
+    made = complete(prompt=ids, echo=True, max_tokens=0, logprobs=0, skip_special_tokens=skip).json()["choices"][0]
+    assert made["text"] == text
+    offsets = made["logprobs"]["text_offset"]
+    assert offsets == ([0, 3, 8] if skip is False else [0, 0, 5])
+
+
+def test_offsets_are_those_of_the_text_that_was_sent() -> None:
+    sent = "hello<|end|> world"
+    made = complete(prompt=sent, parse_special=True, echo=True, max_tokens=1, logprobs=0).json()["choices"][0]
+    assert made["text"] == sent + "hello"
+    assert made["logprobs"]["text_offset"] == [0, 5, 12, 18]
+
+
 def test_legacy_logprobs() -> None:
     logprobs = complete(echo=True, max_tokens=3, logprobs=2).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["hello", "hello", " world", "!"]
@@ -205,6 +225,34 @@ def test_continuous_usage_counts_up() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = complete(max_tokens=3, stream=True, stream_options=options).events()
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+    assert all("usage" not in event for event in _stream(continuous_usage_stats=True))
+
+
+def _stream(**options: Any) -> list[Any]:
+    return complete(max_tokens=2, stream=True, stream_options=options).events()
+
+
+@pytest.mark.parametrize("body", [{}, {"logprobs": True}, {"stop": "wor"}])
+def test_continuous_usage_of_a_chat_grows_with_every_event(body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chat(max_tokens=3, stream=True, stream_options=options, **body).events()
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts[0] == 0
+    assert counts[:-1] == sorted(set(counts[:-1]))
+    assert counts[-1] == counts[-2]
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1] if event["choices"][0]["finish_reason"]]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]).startswith("hello")
+
+
+def test_usage_in_a_stream_is_that_of_its_choice() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["hello", "hello world"], "n": 2, "max_tokens": 2, "stream": True, "stream_options": options}
+    *events, last = complete(**body).events()
+    for event in events:
+        (choice,) = event["choices"]
+        assert event["usage"]["prompt_tokens"] == 1 + choice["index"] // 2
+        assert event["usage"]["completion_tokens"] in (1, 2)
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (3, 8)
 
 
 def test_streams_of_one_step_leave_in_one_write() -> None:
@@ -247,18 +295,188 @@ def test_chat_needs_messages_with_roles() -> None:
     assert chat(messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}], max_tokens=1).status == 200
 
 
+def test_answers_have_a_fingerprint() -> None:
+    prints = {ask(max_tokens=1).json()["system_fingerprint"] for ask in (complete, chat)}
+    prints |= {event["system_fingerprint"] for event in chat(max_tokens=1, stream=True).events()}
+    (found,) = prints
+    assert found.startswith("fp_")
+
+
+def test_prompt_logprobs_as_vllm_has_them() -> None:
+    made = complete(prompt=["hello world", "hello"], n=2, max_tokens=1, prompt_logprobs=2).json()
+    first = made["choices"][1]["prompt_logprobs"]
+    assert first[0] is None
+    (world,) = Front().tokenizer.encode(" world")
+    assert first[1][str(world)] == {"logprob": -0.5, "rank": 1, "decoded_token": " world"}
+    assert first[1][str(world + 1)]["rank"] == 2
+    assert len(first) == len(first[1]) == 2
+    assert made["choices"][2]["prompt_logprobs"] == [None]
+    asked = chat(max_tokens=1, prompt_logprobs=0).json()
+    assert asked["prompt_logprobs"][0] is None
+    assert all(len(entry) == 1 for entry in asked["prompt_logprobs"][1:])
+    assert "prompt_logprobs" not in chat(max_tokens=1).json()
+
+
+def test_two_counts_of_prompt_logprobs_go_together() -> None:
+    choice = complete(prompt="hello world", echo=True, max_tokens=1, logprobs=3, prompt_logprobs=1).json()["choices"][0]
+    assert len(choice["prompt_logprobs"][1]) == 1
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 3
+
+
+def test_tokens_may_be_named_by_their_ids() -> None:
+    body = {"max_tokens": 2, "return_tokens_as_token_ids": True}
+    hello, world = Front().tokenizer.encode("hello world")
+    legacy = complete(logprobs=1, echo=True, **body).json()["choices"][0]["logprobs"]
+    assert legacy["tokens"] == [f"token_id:{each}" for each in (hello, hello, world)]
+    assert f"token_id:{world}" in legacy["top_logprobs"][-1]
+    content = chat(logprobs=True, top_logprobs=1, **body).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{each}" for each in (hello, world)]
+    assert content[0]["top_logprobs"][0]["token"] == f"token_id:{hello}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "form"),
+    [
+        (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), "0a1b2"),
+        (("▁<PRE>", "▁<SUF>", "▁<MID>"), "0a1b2"),
+        (("[PREFIX]", "[SUFFIX]"), "1b0a"),
+    ],
+)
+def test_what_is_between_is_filled_in(tokens: tuple[str, ...], form: str) -> None:
+    async def go() -> None:
+        front = Front()
+        backend = front.tokenizer.backend
+        backend.add_special_tokens(list(tokens))
+        front.client.info = msgspec.structs.replace(INFO, vocab_size=400)
+        known = {str(index): [backend.token_to_id(token)] for index, token in enumerate(tokens)}
+        known |= {"a": front.tokenizer.encode("hello <s>", parse_special=False), "b": front.tokenizer.encode(" world")}
+        made = await front.complete(prompt=["hello <s>", "x"], suffix=" world", max_tokens=1)
+        assert made.status == 200, made.body
+        assert front.client.requests[0].prompt_ids == [each for letter in form for each in known[letter]]
+        assert (await front.complete(suffix="", prompt=[1], max_tokens=1)).status == 200
+
+    run(go)
+
+
+def test_what_is_excluded_reaches_the_core() -> None:
+    async def go() -> None:
+        front = Front()
+        assert (await front.chat(max_tokens=1, allowed_token_ids=[3, 4], bad_words=["hello"], n=2)).status == 200
+        hello, spaced = (front.tokenizer.encode(text) for text in ("hello", " hello"))
+        assert len(hello) == len(spaced)
+        for request in front.client.requests:
+            assert request.params.allowed_token_ids == [3, 4]
+            assert request.params.bad_words is None
+            assert request.bad_word_ids == [hello, spaced]
+        await front.complete(max_tokens=1, allowed_token_ids=[], bad_words=[])
+        assert front.client.requests[-1].bad_word_ids == []
+
+    run(go)
+
+
+def test_best_of_returns_the_likeliest() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        body = {"prompt": ["a", "b"], "n": 2, "best_of": 3, "logprobs": 0}
+        task = asyncio.create_task(front.complete(**body))
+        await _until(lambda: front.client.streams)
+        assert [stream.request.params.logprobs for stream in front.client.streams] == [0] * 6
+        # By the mean: the first is as likely a token as the others', and has more of them.
+        tokens = [[70, 70], [71], [72], [73], [74], [75]]
+        for stream, ids, each in zip(front.client.streams, tokens, [-1.0, -2.0, -0.5, -3.0, -2.0, -1.0], strict=True):
+            logprobs = [TokenLogprob(token, each, 1, []) for token in ids]
+            stream.push(SequenceUpdate(stream.request.id, ids, FinishReason.LENGTH, None, logprobs))
+        made = (await task).json()
+        assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
+        names = [choice["logprobs"]["tokens"] for choice in made["choices"]]
+        assert names == [[front.tokenizer.token_text(each) for each in tokens[best]] for best in (2, 0, 5, 4)]
+        assert made["usage"]["completion_tokens"] == 7
+        assert made["usage"]["prompt_tokens"] == 2
+
+    run(go)
+
+
+def test_best_of_of_n_is_all_of_them() -> None:
+    made = complete(n=2, best_of=2, max_tokens=1).json()
+    assert [choice["logprobs"] for choice in made["choices"]] == [None, None]
+
+
+def test_what_the_tokenizer_puts_around_a_prompt_may_be_left_out() -> None:
+    async def go() -> None:
+        front = Front()
+        special = [("<s>", front.tokenizer.backend.token_to_id("<s>"))]
+        front.tokenizer.backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=special)
+        for add, ids in ((None, 2), (True, 2), (False, 1)):
+            await front.complete(max_tokens=1, add_special_tokens=add)
+            assert len(front.client.requests[-1].prompt_ids) == ids
+
+    run(go)
+
+
+def test_a_final_message_is_continued_and_echoed() -> None:
+    async def go() -> None:
+        front = Front()
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+        body = {"messages": messages, "max_tokens": 1, "continue_final_message": True}
+        made = (await front.chat(**body, echo=True)).json()
+        assert front.tokenizer.decode(front.client.requests[0].prompt_ids) == "user: hi\nassistant: hello"
+        assert made["choices"][0]["message"]["content"] == "hellohello"
+        assert (await front.chat(**body)).json()["choices"][0]["message"]["content"] == "hello"
+        deltas = [event["choices"][0]["delta"] for event in (await front.chat(**body, echo=True, stream=True)).events()]
+        assert deltas == [{"role": "assistant", "content": "hello"}, {"content": "hello"}, {}]
+        both = await front.chat(**body, add_generation_prompt=True)
+        assert (both.status, both.error["param"]) == (400, "continue_final_message")
+        parts = {"role": "assistant", "content": [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]}
+        made = (await front.chat(**(body | {"messages": [parts]}), echo=True)).json()
+        assert made["choices"][0]["message"]["content"] == "hellohello"
+        for content in (5, {"a": 1}):
+            odd = {"messages": [{"role": "assistant", "content": content}], "max_tokens": 1, "echo": True}
+            assert (await front.chat(**odd)).status == 200
+        assert (await front.chat(echo=True, max_tokens=1)).json()["choices"][0]["message"]["content"] == "hello"
+
+    run(go)
+
+
+def test_an_assistant_may_have_no_content_and_a_developer_speak() -> None:
+    said = [{"role": "developer", "content": "x"}, {"role": "assistant"}, {"role": "assistant", "content": None}]
+    assert chat(messages=said, max_tokens=1).status == 200
+    refused = chat(messages=[{"role": "user", "content": None}])
+    assert (refused.status, refused.error["param"]) == (400, "messages[0].content")
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_unknown_fields_that_ask_for_nothing_are_taken(value: Any) -> None:
+    assert complete(max_tokens=1, unheard_of=value, another=value).status == 200
+    assert chat(max_tokens=1, unheard_of=value).status == 200
+
+
+def test_a_model_may_have_several_names() -> None:
+    async def go() -> None:
+        front = Front(model_aliases={"gpt-4o": "tiny", "other": "gone"})
+        assert (await front.complete(model="gpt-4o", max_tokens=1)).json()["model"] == "tiny"
+        listed = (await front.call("GET", "/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["tiny", "gpt-4o"]
+        assert (await front.call("GET", "/v1/models/gpt-4o")).json()["id"] == "gpt-4o"
+        assert "`gpt-4o`" in (await front.complete(model="other")).error["message"]
+
+    run(go)
+
+
+def test_an_empty_model_is_the_only_one() -> None:
+    assert complete(model="", max_tokens=1).json()["model"] == "tiny"
+
+
 # Refusals
 
 
 @pytest.mark.parametrize("name", sorted(NO_OPS))
 def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
-    ask = complete if name in ("suffix", "prompt_logprobs") else chat
-    answer = ask(**{name: "something"})
+    answer = chat(**{name: "something"})
     assert answer.status == 400
     assert answer.error["param"] == name
     assert answer.error["message"].startswith(name)
-    for value in (None, *NO_OPS[name]):
-        assert ask(max_tokens=1, **{name: value}).status == 200
+    for value in (None, False, "", [], {}, *NO_OPS[name]):
+        assert chat(max_tokens=1, **{name: value}).status == 200
 
 
 @pytest.mark.parametrize(
@@ -275,7 +493,28 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"top_k": 2**80}, "top_k", None),
         ({"seed": 2**64}, "seed", None),
         ({"seed": 2**64 - 1, "n": 2}, "seed", None),
-        ({"best_of": 3}, "best_of", None),
+        ({"suffix": "x"}, "suffix", None),
+        ({"suffix": "x", "echo": True}, "suffix", None),
+        ({"suffix": "x", "prompt": [1]}, "suffix", None),
+        ({"suffix": 5}, "suffix", None),
+        ({"suffix": "x" * 2000}, "prompt", "context_length_exceeded"),
+        ({"allowed_token_ids": [330]}, "allowed_token_ids", None),
+        ({"allowed_token_ids": [1] * 8193}, "allowed_token_ids", None),
+        ({"allowed_token_ids": "1"}, "allowed_token_ids", None),
+        ({"bad_words": ["x"] * 65}, "bad_words", None),
+        ({"bad_words": ["x" * 257]}, "bad_words", None),
+        ({"bad_words": [" "]}, "bad_words", None),
+        ({"best_of": 65}, "best_of", None),
+        ({"best_of": 1, "n": 2}, "best_of", None),
+        ({"best_of": -1}, "best_of", None),
+        ({"best_of": 3, "stream": True}, "best_of", None),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", None),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", None),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None),
+        ({"wrong": 0}, "wrong", "unknown_field"),
+        ({"wrong": True, "neutral": None}, "wrong", "unknown_field"),
+        ({"wrong": [None]}, "wrong", "unknown_field"),
+        ({"neutral": None, "stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),
         ({"max_tokens": 0}, "max_tokens", None),
         ({"max_tokens": -1}, "max_tokens", None),
         ({"max_tokens": 500}, "prompt", "context_length_exceeded"),
@@ -390,7 +629,31 @@ def test_slow_body_and_wrong_type_are_refused() -> None:
         await front.app(scope, receive, send)  # type: ignore[arg-type]
         assert answer.status == 408
         assert (await front.post("/v1/completions", {}, headers={"content-type": "text/plain"})).status == 415
-        assert (await front.post("/v1/completions", {}, headers={"content-encoding": "gzip"})).status == 415
+        assert (await front.post("/v1/completions", {}, headers={"content-encoding": "br"})).status == 415
+
+    run(go)
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate", " GZIP"])
+def test_bodies_may_come_compressed(how: str) -> None:
+    pack = zlib.compress if how == "deflate" else gzip.compress
+
+    async def go() -> None:
+        front = Front(max_body_bytes=2_500_000)
+        headers = {"content-encoding": how}
+
+        async def send(raw: bytes) -> Answer:
+            return await front.post("/v1/completions", raw, headers=headers)
+
+        raw = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
+        assert (await send(pack(raw))).status == 200
+        # More than is unpacked at a time.
+        assert (await send(pack(raw[:-1] + b" " * 2_400_000 + b"}"))).status == 200
+        large = await send(pack(raw + b" " * 10_000_000))
+        assert (large.status, large.error["code"]) == (413, "body_too_large")
+        for rubbish in (raw, b"", pack(raw)[:-9], pack(raw) + b"x", pack(raw) * 2):
+            wrong = await send(rubbish)
+            assert (wrong.status, wrong.error["code"]) == (400, "invalid_encoding"), rubbish
 
     run(go)
 
@@ -497,7 +760,8 @@ def test_failure_before_the_first_token_is_a_status(stream: bool, error: Excepti
         assert answer.status == status
         assert answer.error["message"] == str(error)
         assert front.client.cancelled == [front.client.requests[1].id]
-        assert front.service.metrics.finished == {"stop": 0, "length": 0, "abort": 0, "error": 2, "shed": 0}
+        assert front.service.metrics.finished["error"] == 2
+        assert front.service.metrics.finished.total() == 2
 
     run(go)
 

@@ -62,6 +62,12 @@ def test_tools_are_part_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made["tokens"] == WORDS.encode("add world")
 
 
+def test_a_body_with_inputs_is_teis() -> None:
+    answer = post("/tokenize", inputs="hello")
+    assert answer.status >= 400
+    assert answer.json().keys() == {"error", "error_type"}
+
+
 def test_there_and_back() -> None:
     for text in ("hello world", "漢字 😀", "a<|end|>b", "hello " * 100):
         tokens = post("/tokenize", prompt=text, parse_special=True).json()["tokens"]

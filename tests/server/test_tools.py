@@ -233,6 +233,19 @@ def test_a_prompt_may_open_the_reasoning() -> None:
     assert not allows(made, "Yes")
 
 
+def test_gpt_oss_reasons_before_it_calls() -> None:
+    source = template("harmony").replace("'<bot>'", "'<|end|><|start|>assistant'")
+    made, _ = chat("x", "harmony", source=source, tools=SENT, tool_choice="required")
+    grammar = made.client.requests[0].grammar
+    assert grammar is not None
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    for text in (call, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{call}"):
+        follows = LLMatcher(tokens("harmony")[1], grammar, log_level=0)
+        ids = made.tokenizer.encode(text, add_special_tokens=False)
+        assert follows.try_consume_tokens(ids) == len(ids), text
+        assert follows.is_accepting()
+
+
 NO_TOOLS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 UNKNOWN = NO_TOOLS + "{% if tools %}{{ tools[0].function.name }}{% endif %}"
 
@@ -306,3 +319,22 @@ def test_a_plain_model_answers_as_before() -> None:
     message = choice(answer)["message"]
     assert message == {"role": "assistant", "content": "hello", "refusal": None}
     assert made.client.requests[0].grammar is None
+
+
+def test_where_usage_counts_up_each_step_is_one_event() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, answer = chat(CALLS, tools=SENT, stream=True, stream_options=options)
+    message = [event for event in answer.events() if event["choices"]]
+    counts = [event["usage"]["completion_tokens"] for event in message]
+    assert counts == sorted(set(counts))
+    names = [call for event in message for call in event["choices"][0]["delta"].get("tool_calls", ()) if "id" in call]
+    assert [call["function"]["name"] for call in names] == ["get_weather", "now"]
+    assert message[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_message_that_is_continued_has_no_reasoning_before_it() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    made, answer = chat(" yes", tools=SENT, tool_choice="required", **body)
+    assert choice(answer)["message"]["content"] == "Well, yes"
+    assert not allows(made, "<think>hm</think>\n\n" + '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')

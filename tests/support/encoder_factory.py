@@ -107,6 +107,38 @@ def expected_logits(folder: Path, texts: Sequence[Encoding]) -> list[NDArray[np.
     return [reference_encoder(folder, True)(**_inputs(text)).logits[0].numpy() for text in texts]
 
 
+def splade_folder(target: Path, variant: str, **pooling: Any) -> Path:
+    """A model of VARIANTS with a head that guesses words, and the modules of a SPLADE model."""
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    model_type, fields = VARIANTS[variant]
+    sizes = _DISTIL if model_type == "distilbert" else TINY
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **sizes | fields))
+    randomize(model)
+    model.save_pretrained(target)
+    kinds = {"MLMTransformer": ("", {}), "SpladePooling": ("1_SpladePooling", pooling)}
+    listed = []
+    for index, (kind, (path, config)) in enumerate(kinds.items()):
+        listed.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.x.{kind}"})
+        if path:
+            (target / path).mkdir()
+            (target / path / "config.json").write_text(json.dumps(config))
+    (target / "modules.json").write_text(json.dumps(listed))
+    return target
+
+
+@torch.no_grad()
+def expected_words(folder: Path, texts: Sequence[Encoding]) -> NDArray[np.float32]:
+    """Weights of all words for each text, computed alone."""
+    from transformers import AutoModelForMaskedLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    most = [model(**_inputs(text)).logits[0].amax(0) for text in texts]
+    return np.stack([each.relu().log1p().numpy() for each in most])
+
+
 def _inputs(text: Encoding) -> dict[str, Any]:
     inputs = {"input_ids": torch.tensor([text.token_ids])}
     return inputs | ({} if text.type_ids is None else {"token_type_ids": torch.tensor([text.type_ids])})

@@ -107,6 +107,12 @@ def embedding(token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]
     return vector / np.linalg.norm(vector)
 
 
+def embedded(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vector of a text, or the vectors of its tokens, each as if it were alone."""
+    ids = payload.token_ids
+    return np.stack([embedding([each]) for each in ids]) if payload.every_token else embedding(ids)
+
+
 def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, LocalDispatcher]:
     info = ItemInfo(
         task="embed",
@@ -119,7 +125,7 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, LocalDis
         vocab_size=120,
     )
     limits = {"max_waiting": more.pop("max_waiting")} if "max_waiting" in more else {}
-    dispatcher = LocalDispatcher(lambda payloads: [embedding(each.token_ids) for each in payloads], **limits)
+    dispatcher = LocalDispatcher(lambda payloads: [embedded(each) for each in payloads], **limits)
     prompts = {"query": "hello "}
     return ItemService(name, dispatcher, info=info, encoder=encoder(), prompts=prompts, **more), dispatcher
 

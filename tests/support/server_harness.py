@@ -155,7 +155,7 @@ class Front:
         speech = speech_of(self.tokenizer)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
-        self.app = create_app(Models([self.service]), config, keys=self.keys)
+        self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
         self.gone = asyncio.Event()
 
     async def call(

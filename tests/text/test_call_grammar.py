@@ -1,5 +1,6 @@
 """Grammars of replies: they take what readers understand, and whatever they allow is a valid call."""
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -239,3 +240,29 @@ def test_references_alternatives_and_lengths(name: str) -> None:
             jsonschema.validate(json.loads(parts[1].text), schema)
             done += 1
     assert done
+
+
+def _alternatives() -> dict[str, Any]:
+    many = [{"$ref": "#/$defs/a"}] * 50
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"anyOf": many}}}
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm", "gemma"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": ["a"]},
+        {"properties": {"a": {}}, "required": [["a"]]},
+        {"properties": {"a": {}}, "required": 3},
+        {"properties": {"a": {"type": "array", "minItems": []}}},
+        {"properties": {"a": {"type": "string", "minLength": {}}}},
+        {"properties": {"a": {"type": 3, "anyOf": [3, None], "enum": []}}},
+        {"properties": {"a": {"$ref": 3}, "b": {"type": {}}}},
+        {"properties": {"a": {"$ref": "#/a/b"}}, "a": 3},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        _alternatives(),
+    ],
+)
+def test_hostile_schemas_are_refused_or_taken_and_nothing_else(name: str, schema: dict[str, Any]) -> None:
+    with contextlib.suppress(ValueError):
+        assert grammar(name, tools={"f": {"type": "object", **schema}})

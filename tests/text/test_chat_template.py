@@ -159,7 +159,41 @@ def test_a_template_error_is_the_clients_to_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="Unknown role: robot"):
         load(tmp_path, LLAMA3).render_chat([{"role": "robot", "content": ""}])
     with pytest.raises(InvalidRequest, match="refused the messages"):
-        load(tmp_path, CHATML).render_chat([{"role": "user", "content": None}])
+        load(tmp_path, CHATML).render_chat([{"role": "user", "content": 5}])
+
+
+def test_an_assistant_may_have_said_nothing(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, CHATML)
+    for said in ({"content": None}, {}, {"content": ""}):
+        text = tokenizer.render_chat([{"role": "assistant"} | said]).text
+        assert text == "<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
+    for role in ("user", "system", "developer"):
+        with pytest.raises(InvalidRequest, match=r"messages\[0\].content must be text"):
+            tokenizer.render_chat([{"role": role, "content": None}])
+
+
+def test_a_developer_is_the_system_where_a_template_knows_no_other(tmp_path: Path) -> None:
+    chat = [{"role": "developer", "content": "Be kind."}]
+    assert load(tmp_path, CHATML).render_chat(chat).text.startswith("<|im_start|>system\nBe kind.")
+    assert "Be kind." in load(tmp_path, LLAMA3).render_chat([*chat, CHAT[1]]).text
+    knows = CHATML + "{% if messages[0].role == 'developer' %}!{% endif %}"
+    assert load(tmp_path, knows).render_chat(chat).text.startswith("<|im_start|>developer")
+
+
+@pytest.mark.parametrize("said", ["So it", "So it ", "", "So <|end|> it"])
+def test_the_last_message_can_be_left_open(said: str, tmp_path: Path) -> None:
+    chat = [CHAT[1], {"role": "assistant", "content": said}]
+    prompt = load(tmp_path, CHATML).render_chat(chat, add_generation_prompt=False, continue_final=True)
+    assert prompt.text == f"<|im_start|>user\nHéllo 漢字?<|im_end|>\n<|im_start|>assistant\n{said}"
+    assert (prompt.marked is None) is ("<|end|>" not in said)
+
+
+def test_a_last_message_that_is_left_out_can_not_be_left_open(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, "{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest, match="leaves out the last message"):
+        tokenizer.render_chat(CHAT[1:3], continue_final=True)
+    with pytest.raises(InvalidRequest, match="a last message with text"):
+        tokenizer.render_chat([{"role": "user", "content": 5}], continue_final=True)
 
 
 def test_no_template_and_a_broken_template(tmp_path: Path) -> None:

@@ -126,3 +126,15 @@ def test_a_saved_truncation_or_padding_is_switched_off() -> None:
     tokenizer = Tokenizer(backend)
     assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
     assert tokenizer.encode_batch(["a", SAMPLE]) == [tokenizer.encode("a"), tokenizer.encode(SAMPLE)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_shown_are_text(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    start, end = (tokenizer.backend.token_to_id(text) for text in ("<s>", "<|end|>"))
+    ids = [*tokenizer.encode("hello", add_special_tokens=False), start, *tokenizer.encode("world", False), end]
+    detokenizer = make_detokenizer(tokenizer.vocabulary, shown=frozenset({start}))
+    text = "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+    assert "<|end|>" not in text
+    before, marker, after = text.partition("<s>")
+    assert (before.strip(), marker, after.strip()) == ("hello", "<s>", "world")

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.text_tokenizers import build
+from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
 from chairlift.errors import InvalidRequest
 from chairlift.text.encoding import TextEncoder
+from chairlift.text.tokenizer import Tokenizer
 
 TEXTS = ["hello world", "the quick brown fox sees and sees hello world hello", "Hello", ""]
 PAIRS = [("hello world", "the quick brown fox"), ("the quick brown fox sees words", "hello"), ("", "hello world")]
@@ -76,3 +77,15 @@ def test_lowercase(folder: Path) -> None:
 def test_a_lone_surrogate_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="Unicode"):
         TextEncoder(folder, 100).encode_texts(["a\ud800"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_tokens_starts_take_a_text_apart(kind: str, parse_special: bool) -> None:
+    tokenizer, text = Tokenizer(build(kind)), "Hello  world,<|end|> 漢字 é"
+    starts = tokenizer.starts(text, parse_special)
+    assert len(starts) == len(tokenizer.encode(text, parse_special=parse_special))
+    parts = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    assert "".join(parts) == text
+    assert any(part.strip() == "world" or part == "l" for part in parts)
+    assert ("<|end|>" in [part.strip() for part in parts]) is parse_special

@@ -142,6 +142,13 @@ def test_types_of_tagged_arguments_follow_the_schema() -> None:
 _NO_VALUES = ["x", "1, 2", "a=b", "a={1, 2}", 'a="\\ud800"', "**{}", "a=f()", "a=" + "(" * 500]
 
 
+def test_what_is_quoted_in_a_list_ends_no_argument() -> None:
+    guests = '["a</arg_value>", "b"]'
+    text = f"<tool_call>book\n<arg_key>guests</arg_key>\n<arg_value>{guests}</arg_value>\n</tool_call>"
+    for cut in range(len(text) + 1):
+        assert read("glm", text, [cut]) == ("", "", [["book", f'{{"guests": {guests}}}']])
+
+
 @pytest.mark.parametrize("arguments", _NO_VALUES)
 def test_what_is_no_value_of_python_is_text(arguments: str) -> None:
     text = f"[now({arguments})]"

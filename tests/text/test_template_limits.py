@@ -219,8 +219,8 @@ def test_a_slow_template_is_rendered_in_a_thread(monkeypatch: pytest.MonkeyPatch
     threads: list[str] = []
     render = slow.render
 
-    def noted(*args: Any) -> str:
-        made = render(*args)
+    def noted(*args: Any, **more: Any) -> str:
+        made = render(*args, **more)
         threads.append(threading.current_thread().name)
         return made
 

@@ -1,6 +1,6 @@
 """The contract between deciding and computing: what nearly every other file speaks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,7 @@ class Request(msgspec.Struct, kw_only=True):
     `max_tokens` is the client's, or what `max_model_len` leaves. `cache_salt` keeps tenants' prefix caches apart.
     A `background` request runs in slots that no other needs, and yields at once; priorities count among its like.
     With `hold_updates` nobody reads along: what follows the first token comes all at once, at the end.
+    No `bad_word_ids`, each the tokens of a word, are generated one after the other.
     All that is generated follows the `grammar`, if there is one, and ends at the latest when that can't go on.
     """
 
@@ -35,6 +36,7 @@ class Request(msgspec.Struct, kw_only=True):
     background: bool = False
     hold_updates: bool = False
     grammar: str | None = None
+    bad_word_ids: list[list[int]] = []
 
 
 class Start(msgspec.Struct):
@@ -162,27 +164,23 @@ def fan_out(
     background: bool = False,
     hold_updates: bool = False,
     grammar: str | None = None,
+    bad_word_ids: Sequence[list[int]] = (),
 ) -> list[Request]:
     """Return `params.n` requests. Sample i of a seeded request uses `seed + i`; ids end in `-i` when n > 1.
 
     Raises Unservable, naming the field, for lengths or token ids that this model can't take.
     """
     max_tokens = params.max_tokens or max(model.max_model_len - len(prompt_ids), 1)
-    check_fits(
-        len(prompt_ids),
-        max_tokens,
-        max_model_len=model.max_model_len,
-        num_blocks=model.num_blocks,
-        block_size=model.block_size,
-    )
+    limits = {name: getattr(model, name) for name in ("max_model_len", "num_blocks", "block_size")}
+    check_fits(len(prompt_ids), max_tokens, **limits)
     _check_token_ids("prompt", prompt_ids, model.vocab_size)
-    _check_token_ids("stop_token_ids", params.stop_token_ids or [], model.vocab_size)
-    _check_token_ids("logit_bias", list(params.logit_bias or {}), model.vocab_size)
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        _check_token_ids(name, getattr(params, name) or (), model.vocab_size)
     stop_ids = frozenset((*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)))
     ignored_ids = frozenset(eos_ids) if params.ignore_eos and params.min_tokens else frozenset[int]()
-    if params.structured_outputs is not None:
-        # By now a grammar.
-        params = msgspec.structs.replace(params, structured_outputs=None)
+    if params.structured_outputs is not None or params.bad_words:
+        # By now a grammar, and token ids.
+        params = msgspec.structs.replace(params, structured_outputs=None, bad_words=None)
     requests = []
     for index in range(params.n):
         one = params
@@ -204,12 +202,13 @@ def fan_out(
                 background=background,
                 hold_updates=hold_updates,
                 grammar=grammar,
+                bad_word_ids=list(bad_word_ids),
             )
         )
     return requests
 
 
-def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def _check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     bad = next((i for i in ids if not 0 <= i < vocab_size), None)
     if bad is not None:
         raise Unservable(f"{name} holds token id {bad}, outside the vocabulary of {vocab_size}", name)

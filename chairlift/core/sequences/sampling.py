@@ -12,6 +12,8 @@ MAX_STOP_CHARS = 256
 MAX_STOP_CHARS_TOTAL = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `temperature=0` is greedy. `top_k` of 0 or -1 and `top_p=1` switch those filters off. `max_tokens=None` means "up to
     `max_model_len`". `logprobs=k` returns the chosen token's log-probability and the k likeliest (of the unmodified
-    distribution). Raises ValueError naming the field when a value is out of range.
+    distribution). Of tokens only `allowed_token_ids` are chosen, if there are any, and none that completes one of the
+    `bad_words`. Raises ValueError naming the field when a value is out of range.
     """
 
     n: int = 1
@@ -60,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
 
     def __post_init__(self) -> None:
         """Refuse, by name, any value outside its range."""
@@ -76,6 +81,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_stop(self.stop)
         if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}")
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+            problem = f"takes at most {MAX_ALLOWED_TOKEN_IDS} ids, got {len(self.allowed_token_ids)}"
+            raise ValueError(f"allowed_token_ids {problem}")
+        _check_bad_words(self.bad_words or [])
         if self.logit_bias is not None:
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
                 raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}")
@@ -113,6 +122,15 @@ def check_stop(
     if total > max_chars_total:
         limit = f"at most {max_chars_total} characters in all (max_stop_chars_total)"
         raise ValueError(f"stop takes {limit}, got {total}")
+
+
+def _check_bad_words(words: list[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise ValueError(f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(words)}")
+    if not all(word.strip() for word in words):
+        raise ValueError("bad_words must not contain an empty word")
+    if (longest := max(map(len, words), default=0)) > MAX_BAD_WORD_CHARS:
+        raise ValueError(f"bad_words takes words of at most {MAX_BAD_WORD_CHARS} characters, got {longest}")
 
 
 def _as_list(stop: str | list[str] | None) -> list[str]:

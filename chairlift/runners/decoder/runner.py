@@ -270,6 +270,8 @@ class DecoderRunner:
         names = [prepared.ids[index] for index in indices.tolist()]
         for index, message in sampled.errors.items():
             self._failed[names[index]] = message
+            if self.sampler.excludes(int(rows[index])):
+                result.invalid.add(names[index])
         self.batch.append(rows, sampled.token_ids)
         for index, token in enumerate(sampled.token_ids.tolist()):
             if index not in sampled.errors:

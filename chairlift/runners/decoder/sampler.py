@@ -13,6 +13,7 @@ from torch import Tensor
 from chairlift.core.sequences.request import Request, TokenLogprob
 from chairlift.ops.base import Draws, Ints
 from chairlift.ops.contract import Ops
+from chairlift.runners.decoder.exclusions import Exclusions
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 
@@ -50,8 +51,8 @@ class Sampled:
 class Sampler:
     """Each slot's sampling parameters as arrays, so that a step gathers instead of looping.
 
-    Order, as in vLLM: log-probabilities of the raw logits; logit_bias, min_tokens, penalties; what a grammar excludes;
-    greedy rows take the likeliest; temperature; min_p, top_k, top_p; draw.
+    Order, as in vLLM: log-probabilities of the raw logits; logit_bias, min_tokens, penalties; what a request or its
+    grammar excludes; greedy rows take the likeliest; temperature; min_p, top_k, top_p; draw.
     """
 
     def __init__(self, slots: int, vocab_size: int, seed: int, device: torch.device, ops: Ops) -> None:
@@ -70,6 +71,7 @@ class Sampler:
         self._stop_ids: dict[int, Ints] = {}
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._counts: dict[int, TokenCounts] = {}
+        self._excluded = Exclusions(vocab_size)
 
     def add(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """Take a sequence's parameters into a row. Raises ValueError if logit_bias leaves the vocabulary."""
@@ -94,17 +96,23 @@ class Sampler:
                     raise ValueError(f"logit_bias names token {token}, but the vocabulary ends at {end}")
             ids = np.array(list(params.logit_bias), np.int64)
             self._bias[row] = ids, np.array(list(params.logit_bias.values()), np.float32)
+        self._excluded.add(row, request, token_ids[prompt:])
 
     def remove(self, row: int) -> None:
         """Forget a row's parameters."""
         for held in (self._stop_ids, self._bias, self._counts):
             held.pop(row, None)
+        self._excluded.remove(row)
+
+    def excludes(self, row: int) -> bool:
+        """Whether the request itself excludes tokens, so that it may have left none."""
+        return row in self._excluded.rows
 
     def takes_best(self, rows: Ints) -> bool:
         """Whether these sequences take the likeliest token as it is, so that nobody need see all logits."""
         if self._temperature[rows].any() or (self._logprobs[rows] >= 0).any():
             return False
-        edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys()
+        edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys() | self._excluded.rows
         return not edited or edited.isdisjoint(rows.tolist())
 
     def take(self, best: Tensor, ids: Tensor) -> Choice:
@@ -150,17 +158,20 @@ class Sampler:
         if row in self._counts:
             for token in token_ids:
                 self._counts[row].add(token)
+        self._excluded.push(row, token_ids)
 
     def _edit(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
-        """Return logits after bias, min_tokens and penalties; the given logits themselves if there is none."""
-        if not (self._bias or self._stop_ids or self._counts):
+        """Return logits after all that requests ask to change; the given logits themselves if there is nothing."""
+        if not (self._bias or self._stop_ids or self._counts or self._excluded):
             return logits
         slot_of = rows.tolist()
         biased = [index for index, row in enumerate(slot_of) if row in self._bias]
         stops = [index for index, row in enumerate(slot_of) if row in self._stop_ids]
         stops = [index for index in stops if lengths[index] < self._may_stop[slot_of[index]]]
         counted = [index for index, row in enumerate(slot_of) if row in self._counts]
-        if not (biased or stops or counted):
+        excluded = self._excluded.rows
+        excluding = [index for index, row in enumerate(slot_of) if row in excluded]
+        if not (biased or stops or counted or excluding):
             return logits
         edited = logits.clone()
         if biased:
@@ -170,6 +181,8 @@ class Sampler:
             edited[self._pairs(stops, [self._stop_ids[slot_of[index]] for index in stops])] = -torch.inf
         if counted:
             apply_penalties(edited, counted, [self._counts[slot_of[index]] for index in counted])
+        for index in excluding:
+            self._excluded.apply(edited, index, slot_of[index], self.ops)
         return edited
 
     def _pairs(self, indices: list[int], ids: Sequence[Ints]) -> tuple[Tensor, Tensor]:
@@ -193,11 +206,11 @@ class Sampler:
         return choice
 
     def _count(self, rows: Ints, sampled: Sampled) -> None:
-        """Add the new tokens to the counts that penalties follow."""
-        if self._counts:
+        """Add the new tokens to the counts that penalties follow, and to what words are made of."""
+        if self._counts or self._excluded:
             for index, row in enumerate(rows.tolist()):
-                if row in self._counts and index not in sampled.errors:
-                    self._counts[row].add(int(sampled.token_ids[index]))
+                if index not in sampled.errors:
+                    self.count_forced(row, [int(sampled.token_ids[index])])
 
 
 # Random numbers are counter-based: the number at a position depends on the seed and the position, on nothing else.

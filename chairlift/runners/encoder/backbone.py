@@ -28,7 +28,7 @@ class Backbone:
     `pooling` is for embeddings where the folder does not say, `head_pooling` what a classification head wants.
     `type_vocab_size` is 0 where there are no type ids, and `max_tokens` follows from the positions. A head does not see
     tokens of id `padding` at a text's end. `read(weights, ops, max_tokens, num_labels)` reads no head where there are
-    no labels, and raises UnsupportedModel naming a missing, unexpected or misshapen tensor.
+    no labels, and raises UnsupportedModel naming a missing, unexpected or misshapen tensor, as `read_mask_head` does.
     """
 
     vocab_size: int
@@ -40,6 +40,7 @@ class Backbone:
     head_pooling: str
     padding: int | None
     read: Callable[[Weights, Ops, int, int], LoadedBackbone]
+    read_mask_head: Callable[[Weights], list[Projected]] | None
 
 
 def read_backbone(folder: Path) -> Backbone:
@@ -66,6 +67,7 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
         head_pooling=config.raw.get("classifier_pooling", "cls"),
         padding=None,
         read=read,
+        read_mask_head=lambda weights: EncoderReader(config, weights).read_mask_head(),
     )
 
 
@@ -90,4 +92,5 @@ def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
         head_pooling="lasttoken",
         padding=padding,
         read=read,
+        read_mask_head=None,
     )

@@ -86,6 +86,24 @@ class EncoderReader:
             stages.append(_projected(projection, activation, norm, config.eps))
         return stages
 
+    def read_mask_head(self) -> list[Projected]:
+        """Return the head that gives each token a number for every word. Raises UnsupportedModel if there is none."""
+        config, head = self._config, self._config.family.mask_head
+        if head is None:
+            name = config.raw.get("model_type")
+            raise UnsupportedModel(f"SPLADE with model_type {name!r} is not supported")
+        hidden, words = config.hidden_size, config.vocab_size
+        activation = config.activation if head.activation is None else ACTIVATIONS[head.activation]
+        dense = _projected(
+            self._projection((head.dense,), hidden, hidden, True), activation, self._norm(head.norm), config.eps
+        )
+        own = f"{head.projector}.weight"
+        table = self._weights.take([own], [(words, hidden)]) if own in self._weights else None
+        if table is None:
+            table = self._table(config.family.words, words)
+        bias = self._weights.take([head.bias], [(words,)])
+        return [dense, _projected(Projection(table, bias), None, None, config.eps)]
+
     def _table(self, name: str, rows: int) -> Tensor:
         return self._weights.take([f"{self._prefix}{name}.weight"], [(rows, self._config.hidden_size)])
 

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.folders.kind import labels_of, task_of
 from chairlift.folders.model_json import read_model_json
-from chairlift.folders.sentence_files import SentenceFiles
+from chairlift.folders.sentence_files import SPLADE, SentenceFiles
 from chairlift.ops.base import Quantization
 from chairlift.ops.encoder import EncoderForward, Output, Texts
 from chairlift.ops.select import has_bf16_products, select_ops
@@ -55,6 +55,7 @@ class EncoderRunner:
         self._max_tokens = max_tokens
         self._num_threads = num_threads
         self._stages: list[Projected] = []
+        self._poolings: tuple[str, ...] = ()
 
     @torch.inference_mode()
     def load(self) -> ItemInfo:
@@ -70,8 +71,14 @@ class EncoderRunner:
         ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
         with Weights(self._model, dtype, device) as weights:
             self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))
-        if labels:
-            self._poolings: tuple[str, ...] = (backbone.head_pooling,)
+            if files.poolings == (SPLADE,) and not labels:
+                if backbone.read_mask_head is None:
+                    raise UnsupportedModel(f"{self._model} is a decoder, and has no head for SPLADE")
+                self._stages = backbone.read_mask_head(weights)
+        if files.poolings == (SPLADE,) and not labels:
+            self._poolings, width = (SPLADE,), backbone.vocab_size
+        elif labels:
+            self._poolings = (backbone.head_pooling,)
             width = len(labels)
         else:
             self._poolings = files.poolings or (backbone.pooling,)
@@ -114,10 +121,14 @@ class EncoderRunner:
         """Compute a vector (or logits) for each text, float32; InvalidRequest for one that the model cannot take."""
         results: list[Vector | Exception | None] = [self._fault(payload) for payload in payloads]
         good = [index for index, fault in enumerate(results) if fault is None]
-        if good:
-            vectors = self._compute(texts_of([self._unpadded(payloads[index]) for index in good]))
-            for index, vector in zip(good, vectors, strict=True):
-                results[index] = vector
+        for compute, members in (
+            (self._compute, [index for index in good if not payloads[index].every_token]),
+            (self._tokens, [index for index in good if payloads[index].every_token]),
+        ):
+            if members:
+                vectors = compute(texts_of([self._unpadded(payloads[index]) for index in members]))
+                for index, vector in zip(members, vectors, strict=True):
+                    results[index] = vector
         return [result for result in results if result is not None]
 
     def _fault(self, payload: Encoding) -> InvalidRequest | None:
@@ -144,6 +155,8 @@ class EncoderRunner:
         return Encoding(ids)
 
     def _compute(self, texts: Texts) -> NDArray[np.float32]:
+        if self._poolings == (SPLADE,):
+            return self._weigh_words(texts)
         vectors = pool(self.forward, texts, self._poolings)
         for stage in self._stages:
             vectors = stage(vectors)
@@ -151,6 +164,22 @@ class EncoderRunner:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         found: NDArray[np.float32] = vectors.cpu().numpy()
         return found
+
+    def _weigh_words(self, texts: Texts) -> NDArray[np.float32]:
+        """For each text the weight of every word: the most that a token says for it, none below 0, as a logarithm."""
+        hidden, most = self.forward(texts, "tokens"), []
+        # Text by text, since all tokens' numbers for all words would be too many.
+        for text in hidden.tensor_split(torch.from_numpy(texts.starts[1:-1]).long()):
+            for stage in self._stages:
+                text = stage(text)
+            most.append(text.amax(0))
+        found: NDArray[np.float32] = torch.stack(most).relu().log1p().cpu().numpy()
+        return found
+
+    def _tokens(self, texts: Texts) -> list[NDArray[np.float32]]:
+        """The vectors of each text's tokens, before whatever is made of all of them."""
+        hidden: NDArray[np.float32] = self.forward(texts, "tokens").cpu().numpy()
+        return np.split(hidden, texts.starts[1:-1])
 
     def close(self) -> None:
         """Release the weights."""

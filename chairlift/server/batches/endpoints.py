@@ -57,7 +57,7 @@ class BatchEndpoint:
         """
         try:
             if self._name is not None:
-                return tensor_model(self._models, self._name, None)
+                return tensor_model(self._models.get(self._name))
             if self._row.tasks == ("generate",):
                 return self._models.language_model(given, _ROUTE)
             return self._models.item_model(given, self._row.tasks, _ROUTE)

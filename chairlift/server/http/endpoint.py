@@ -1,11 +1,12 @@
-"""A row of the table of routes."""
+"""A row of the table of routes, and a way past them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from chairlift.config.keys import Right
 from chairlift.server.http.api_errors import Shape, openai_shape
@@ -37,3 +38,20 @@ class Endpoint(NamedTuple):
     hot: bool = False
     query: Mapping[str, Any] = {}
     right: Right | None = None
+
+
+SendReply = Callable[[int, Mapping[str, str], bytes], None]
+
+
+class ShortWay(Protocol):
+    """Answers small requests without a task, from the event loop's own callbacks."""
+
+    # How the paths end that are worth offering.
+    end: str
+
+    def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
+        """Answer a request, now or later, by calling `reply` with status, headers and body.
+
+        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
+        """
+        ...

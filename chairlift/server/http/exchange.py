@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.bodies import decode
 from chairlift.config.server import ServerConfig
-from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import DeadlineExceeded, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
+from chairlift.server.http.compressed import check_encoding, unpacked
 from chairlift.server.http.tenants import TENANT, Tenant
 
 T = TypeVar("T")
@@ -253,26 +253,45 @@ async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
     return decode(await read_body(request), decoder)
 
 
-async def read_body(request: Request, binary: bool = False, untyped: bool = False) -> bytes:
+async def read_body(request: Request, binary: bool = False, untyped: bool = False, tensors: bool = False) -> bytes:
     """The whole body: JSON, or with `binary` also octets, and with `untyped` also one without Content-Type.
 
-    Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes`, 408 after `body_timeout_s` seconds or below
-    `min_body_rate`, 429 where other requests hold `max_buffered_bytes`.
+    Raises ApiError: 415 for a wrong type, 413 beyond `max_body_bytes` (for `tensors` `max_tensor_bytes`), 408 after
+    `body_timeout_s` seconds or below `min_body_rate`, 429 where other requests hold `max_buffered_bytes`.
     """
     config: ServerConfig = request.app.state.config
     kind = _check_type(request, binary)
-    body = await _read_in_time(request, config)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        check_encoding(encoding)
+    own = "max_tensor_bytes" if tensors else "max_body_bytes"
+    limit = min(_Limit(getattr(config, name), name) for name in (own, "max_buffered_bytes"))
+    body = await _read_in_time(request, config, limit)
+    if encoding != "identity":
+        body = await unpacked(body, _room(request, limit))
     if body and not kind and not untyped:
         raise _wrong_type("a body without one")
     return body
 
 
-async def _read_in_time(request: Request, config: ServerConfig) -> bytes:
+class _Limit(NamedTuple):
+    """The most bytes that a body may have, and the setting that says so."""
+
+    most: int
+    setting: str
+
+    def exceeded(self) -> ApiError:
+        """The refusal of a larger one."""
+        problem = f"the body is larger than the limit of {self.most} bytes ({self.setting})"
+        return ApiError(413, problem, code="body_too_large", headers={"Connection": "close"})
+
+
+async def _read_in_time(request: Request, config: ServerConfig, limit: _Limit) -> bytes:
     if stays(request.receive):
-        return await _read(request, config, None)
+        return await _read(request, config, limit, None)
     try:
         async with asyncio.timeout(min(config.body_timeout_s, time_for(0, config))) as timer:
-            return await _read(request, config, timer)
+            return await _read(request, config, limit, timer)
     except TimeoutError:
         raise too_slow("the body", config) from None
 
@@ -294,23 +313,36 @@ def _check_type(request: Request, binary: bool) -> str:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("", "application/json") and not kind.endswith("+json") and not (binary and kind == _OCTETS):
         raise _wrong_type(kind)
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        raise ApiError(415, f"a body with Content-Encoding {encoding} is not supported", code="unsupported_encoding")
     return kind
+
+
+def _room(request: Request, limit: _Limit) -> Callable[[int], None]:
+    """What counts a body that grows, and raises where it grows too large."""
+    held: HeldBody | None = request.scope.get(HELD)
+    size = 0
+
+    def take(more: int) -> None:
+        nonlocal size
+        size += more
+        if size > limit.most:
+            raise limit.exceeded()
+        if held and not held.take(more):
+            raise buffers_full()
+
+    return take
 
 
 def _wrong_type(given: str) -> ApiError:
     return ApiError(415, f"send JSON with 'Content-Type: application/json', not {given}", code="unsupported_type")
 
 
-async def _read(request: Request, config: ServerConfig, timer: asyncio.Timeout | None) -> bytes:
+async def _read(request: Request, config: ServerConfig, limit: _Limit, timer: asyncio.Timeout | None) -> bytes:
     """All of it. The timer, if there is one, is set anew to when the next piece must have come."""
     held: HeldBody | None = None
     chunks: list[bytes] = []
     size = seen = 0
     start = asyncio.get_running_loop().time()
-    most = min(config.max_body_bytes, config.max_buffered_bytes)
+    most = limit.most
     more = True
     while more and seen <= most * DRAIN_FACTOR:
         message = await request.receive()
@@ -328,32 +360,13 @@ async def _read(request: Request, config: ServerConfig, timer: asyncio.Timeout |
         if more and timer is not None:
             timer.reschedule(start + min(config.body_timeout_s, time_for(seen, config)))
     if seen > most:
-        setting = "max_body_bytes" if most == config.max_body_bytes else "max_buffered_bytes"
-        problem = f"the body is larger than the limit of {most} bytes ({setting})"
-        raise ApiError(413, problem, code="body_too_large", headers={"Connection": "close"})
+        raise limit.exceeded()
     if held and held.refused:
         raise buffers_full(close=more)
     return b"".join(chunks)
 
 
 # Until it is answered
-
-
-SendReply = Callable[[int, Mapping[str, str], bytes], None]
-
-
-class ShortWay(Protocol):
-    """Answers small requests without a task, from the event loop's own callbacks."""
-
-    # How the paths end that are worth offering.
-    end: str
-
-    def take(self, scope: Scope, body: bytes, reply: SendReply) -> Callable[[], None] | None:
-        """Answer a request, now or later, by calling `reply` with status, headers and body.
-
-        Returns what to call if the client hangs up first, or None to leave the request to the ordinary way.
-        """
-        ...
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
@@ -479,19 +492,3 @@ def one_line(raw: bytes) -> bytes:
         for character, escape in _LINE_ENDS:
             raw = raw.replace(character, escape)
     return raw
-
-
-def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
-    """What a request's slowest item saw: the longest wait, the longest call, and the largest batch."""
-    if len(answers) == 1:
-        (answer,) = answers
-        queue, run, size = answer.queue_s, answer.run_s, answer.batch_size
-    else:
-        queue = max(answer.queue_s for answer in answers)
-        run = max(answer.run_s for answer in answers)
-        size = max(answer.batch_size for answer in answers)
-    return {
-        "X-Queue-Time-Ms": f"{queue * 1000:.3f}",
-        "X-Inference-Time-Ms": f"{run * 1000:.3f}",
-        "X-Batch-Size": str(size),
-    }

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from chairlift.jobs.replies import Reply
-from chairlift.server.http.exchange import BACKGROUND, ShortWay
+from chairlift.server.http.endpoint import ShortWay
+from chairlift.server.http.exchange import BACKGROUND
 from chairlift.server.http.tenants import OWNER, TENANT, Tenant
 
 _JSON = b"application/json"

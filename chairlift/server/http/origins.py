@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.api_errors import ApiError, Shape
-from chairlift.server.http.exchange import ShortWay
+from chairlift.server.http.endpoint import ShortWay
 
 _ANY = "*"
 # Methods that only read: without the headers below, a browser keeps their answers from other sites' pages.

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody, ShortWay
+from chairlift.server.http.endpoint import ShortWay
+from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody
 from chairlift.server.http.tls import Tls
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from chairlift.server.http.reload import Reloaded
 # A key of an ASGI scope: who sent the request. HTTP servers make scopes of their own, so no client can set it.
 TENANT = "chairlift.tenant"
 # Paths that begin like these need no key: probes, scrapers and browsers bring none.
-OPEN_PATHS = ("/health", "/metrics", "/v2/health/", "/docs", "/openapi.json")
+OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/v2/health/", "/docs", "/openapi.json")
 # But for this one, where keys have rights.
 _METRICS = "/metrics"
 _SALT_BYTES = 16

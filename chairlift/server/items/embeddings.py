@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.errors import InvalidRequest
+from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
@@ -19,11 +20,10 @@ from chairlift.server.http.exchange import (
     off_loop,
     read_json,
     terms_of,
-    timing_headers,
     until_gone,
 )
 from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
-from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
@@ -31,6 +31,8 @@ from chairlift.text.encoding import Cut
 Vectors = npt.NDArray[np.float32]
 
 MAX_INPUTS = 2048
+# Numbers of an answer that has a vector for every token.
+MAX_NUMBERS = 2**22
 _FIELD = "input"
 
 
@@ -58,7 +60,7 @@ async def embeddings(request: Request) -> Response:
     check_dimensions(service.loaded(), body.dimensions)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
-        encodings = await _encode(service, body)
+        encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
         answers = await run(service, encodings, terms)
         rows = stack([answer.value for answer in answers], body.dimensions)
         raw = await off_loop(rows.size, lambda: _document(service.name, rows, body, count(encodings)))
@@ -66,15 +68,15 @@ async def embeddings(request: Request) -> Response:
     return Response(raw, headers=headers, media_type="application/json")
 
 
-async def _encode(service: ItemService, body: EmbeddingBody) -> list[Encoding]:
-    """All forms of `input` as encodings."""
-    given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
+async def encode_input(service: ItemService, inputs: str | Sequence[Any], truncate: int | None) -> list[Encoding]:
+    """All forms of `input` as encodings, each cut to `truncate` tokens (-1: what the model takes)."""
+    given: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs
     kinds = {type(part) for part in given}
     if kinds == {int}:
         given, kinds = [given], {list}
     if len(given) > MAX_INPUTS:
         raise ApiError(400, f"input holds {len(given)} inputs, more than {MAX_INPUTS}", _FIELD, "too_many_inputs")
-    cut = _cut(service, body.truncate_prompt_tokens)
+    cut = cut_to(service, truncate)
     if kinds == {str}:
         texts = cast(list[str], given)
         check_not_empty(texts, _FIELD)
@@ -90,7 +92,17 @@ async def _encode(service: ItemService, body: EmbeddingBody) -> list[Encoding]:
     raise InvalidRequest(f"input must be {wanted}, not a mixture", _FIELD)
 
 
-def _cut(service: ItemService, tokens: int | None) -> Cut | None:
+def whole_texts(encodings: Sequence[Encoding], dimensions: int | None) -> list[Encoding]:
+    """The same, for a vector of every token. Raises ApiError where these would be too many numbers."""
+    numbers = count(encodings) * (dimensions or 1)
+    if numbers > MAX_NUMBERS:
+        problem = f"{count(encodings)} tokens of {dimensions} numbers each are more than {MAX_NUMBERS} numbers"
+        raise ApiError(400, f"{problem}; send fewer or shorter inputs", _FIELD, "too_many_inputs")
+    return [msgspec.structs.replace(encoding, every_token=True) for encoding in encodings]
+
+
+def cut_to(service: ItemService, tokens: int | None) -> Cut | None:
+    """How to cut what is too long, as vLLM has it. Raises InvalidRequest."""
     if tokens is None:
         return None
     limit = service.loaded().max_tokens
@@ -114,7 +126,9 @@ def _document(model: str, rows: Vectors, body: EmbeddingBody, tokens: int) -> by
 
 
 def check_dimensions(info: ItemInfo, dimensions: int | None) -> None:
-    """Refuse more dimensions than the model has, or none."""
+    """Refuse more dimensions than the model has, or none; and a model with one for every word."""
+    if info.pooling == SPLADE:
+        raise ApiError(400, "this is a SPLADE model: /embed_sparse has what it makes of texts", "model", "wrong_task")
     if dimensions is None:
         return
     if dimensions < 1 or (info.dimensions is not None and dimensions > info.dimensions):

@@ -13,18 +13,18 @@ from starlette.responses import Response
 
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
+from chairlift.runners.scores import Scores, first_logits, sigmoid
 from chairlift.server.http.api_errors import as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
     new_id,
     read_body,
     terms_of,
-    timing_headers,
     until_gone,
 )
-from chairlift.server.items.tei import Scores, first_logits, sigmoid
 from chairlift.server.items.tei import rerank as rerank_as_tei
 from chairlift.server.items.texts import check_not_empty, count, from_pairs, run
+from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut

@@ -1,9 +1,9 @@
-"""The routes of text-embeddings-inference: /embed, /predict, /rerank and /info.
+"""The routes of text-embeddings-inference: /embed, /predict, /rerank, / (whichever the model is for) and others.
 
 TEI serves one model and has no field to name one; here `model` may, and must where several would do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -16,24 +16,33 @@ from starlette.responses import Response
 from chairlift import __version__
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
+from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
-from chairlift.server.http.api_errors import ApiError
+from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid, softmax
+from chairlift.server.http.api_errors import ApiError, as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
     off_loop,
+    read_body,
     read_json,
     terms_of,
-    timing_headers,
     until_gone,
 )
-from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack
-from chairlift.server.items.texts import check_not_empty, from_ids, from_pairs, from_texts, run
-from chairlift.server.models.item_service import ItemService
+from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack, whole_texts
+from chairlift.server.items.texts import (
+    check_not_empty,
+    encoder_of,
+    from_ids,
+    from_pairs,
+    from_texts,
+    naming,
+    run,
+)
+from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
+from chairlift.server.openai.token_routes import tokenize_prompt
 from chairlift.text.encoding import Cut, Side
-
-Scores = npt.NDArray[np.float64]
 
 
 class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,11 +62,66 @@ class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     dimensions: Int | None = None
 
 
+class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What Hugging Face's own client sends for a classification."""
+
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    top_k: Int | None = None
+
+
 class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /predict: one text, a pair as a list of two, or a list of lists of one text or two."""
 
     inputs: Annotated[str | list[str | list[str]], Meta(examples=["What is batching?"])]
     raw_scores: bool = False
+    parameters: PredictParameters | None = None
+
+
+class EmbedAllBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /embed_all."""
+
+    inputs: Annotated[str | list[str | list[Int]], Meta(examples=["What is batching?"])]
+    prompt_name: str | None = None
+
+
+class Sentences(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the texts of a similarity are read."""
+
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /similarity."""
+
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+
+
+class TeiTokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /tokenize as TEI has it."""
+
+    inputs: Annotated[str | list[str], Meta(examples=["What is batching?"])]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class DecodeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /decode."""
+
+    ids: Annotated[list[Int | list[Int]], Meta(examples=[[1, 2, 3]])]
+    skip_special_tokens: bool = True
+    model: str | None = None
 
 
 class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
@@ -69,14 +133,38 @@ class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     return_text: bool = False
 
 
+class _Asked(msgspec.Struct):
+    model: str | None = None
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_asked_decoder = msgspec.json.Decoder(_Asked)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
+_embed_all_decoder = msgspec.json.Decoder(EmbedAllBody)
+_similarity_decoder = msgspec.json.Decoder(SimilarityBody)
+_tokenize_decoder = msgspec.json.Decoder(TeiTokenizeBody)
+_decode_decoder = msgspec.json.Decoder(DecodeBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
 
 
+async def default(request: Request) -> Response:
+    """What the model does: embeddings, labels or ranks."""
+    raw = await read_body(request)
+    asked = decode(raw, _asked_decoder)
+    if asked_model(request, asked.model).task == "embed":
+        return await _embed(request, raw)
+    return await (_predict(request, raw) if asked.texts is msgspec.UNSET else rerank(request, raw))
+
+
 async def embed(request: Request) -> Response:
     """An embedding for each input."""
-    body = await read_json(request, _embed_decoder)
+    return await _embed(request, await read_body(request))
+
+
+async def _embed(request: Request, raw: bytes) -> Response:
+    body = decode(raw, _embed_decoder)
     service = asked_model(request, body.model)
     info = service.loaded()
     check_dimensions(info, body.dimensions)
@@ -84,17 +172,116 @@ async def embed(request: Request) -> Response:
         raise InvalidRequest("normalize can't be false: this model normalizes its embeddings itself", "normalize")
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
-        encodings = await _encode(service, body, given)
+        encodings = await _encode(service, body, body.prompt_name, given)
         answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
-        raw = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
+        written = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
+    return Response(written, headers=timing_headers(answers), media_type="application/json")
+
+
+async def embed_all(request: Request) -> Response:
+    """A vector for each token of each input, as the model's backbone gives it."""
+    body = await read_json(request, _embed_all_decoder)
+    service = asked_model(request, body.model)
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    async with until_gone(request.receive):
+        encodings = whole_texts(await _encode(service, body, body.prompt_name, given), service.loaded().dimensions)
+        answers = await run(service, encodings, terms_of(request.scope))
+        rows = [answer.value for answer in answers]
+        raw = await off_loop(sum(map(np.size, rows)), lambda: b"[%b]" % b",".join(map(_matrix, rows)))
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+async def embed_sparse(request: Request) -> Response:
+    """Of each input the words that a SPLADE model gives it, by their weights."""
+    body = await read_json(request, _embed_all_decoder)
+    service = asked_model(request, body.model)
+    if service.loaded().pooling != SPLADE:
+        raise ApiError(400, f"`{service.name}` is no SPLADE model; /embed has its embeddings", "model", "wrong_task")
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    async with until_gone(request.receive):
+        encodings = await _encode(service, body, body.prompt_name, given)
+        answers = await run(service, encodings, terms_of(request.scope))
+    found = []
+    for answer in answers:
+        weights = np.asarray(answer.value, dtype=np.float32)
+        words = weights.nonzero()[0]
+        found.append([{"index": int(word), "value": float(weights[word])} for word in words])
+    return as_json(found, timing_headers(answers))
+
+
+def _matrix(rows: npt.ArrayLike) -> bytes:
+    return b"[%b]" % b",".join(as_numbers(np.asarray(rows, dtype=np.float32)))
+
+
+async def similarity(request: Request) -> Response:
+    """The cosine of a text's embedding with that of each of others."""
+    body = await read_json(request, _similarity_decoder)
+    service = asked_model(request, body.model)
+    how = body.parameters or SimilarityParameters()
+    check_not_empty([body.inputs.source_sentence], "inputs.source_sentence")
+    check_not_empty(body.inputs.sentences, "inputs.sentences")
+    terms = TeiBody(truncate=how.truncate, truncation_direction=how.truncation_direction)
+    async with until_gone(request.receive):
+        given = [body.inputs.source_sentence, *body.inputs.sentences]
+        encodings = await _encode(service, terms, how.prompt_name, given)
+        answers = await run(service, encodings, terms_of(request.scope))
+    rows = stack([answer.value for answer in answers], normalize=True)
+    return as_json((rows[1:] @ rows[0]).tolist(), timing_headers(answers))
+
+
+async def tokenize(request: Request) -> Response:
+    """Tokens: as TEI has them where the body has `inputs`, else as vLLM has them."""
+    raw = await read_body(request)
+    if decode(raw, _asked_decoder).inputs is msgspec.UNSET:
+        return await tokenize_prompt(request, raw)
+    try:
+        return await _tokenize_texts(request, raw)
+    except Exception as error:
+        return as_api_error(error).response(tei_shape)
+
+
+async def _tokenize_texts(request: Request, raw: bytes) -> Response:
+    """The tokens of each text, and where they are in it."""
+    body = decode(raw, _tokenize_decoder)
+    service = asked_model(request, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    check_not_empty(texts, "inputs")
+    _check_count(len(texts), "inputs")
+    prompt = _prompt(service, body.prompt_name) if body.prompt_name is not None else ""
+    encoder = encoder_of(service)
+    texts = [prompt + text for text in texts]
+    work = naming("inputs", len(texts), lambda: encoder.tokens(texts, body.add_special_tokens))
+    return as_json(await off_loop(sum(map(len, texts)), work))
+
+
+async def decode_ids(request: Request) -> Response:
+    """The texts of token ids."""
+    body = await read_json(request, _decode_decoder)
+    service = asked_model(request, body.model)
+    given = [body.ids] if all(isinstance(each, int) for each in body.ids) else body.ids
+    if any(isinstance(each, int) for each in given):
+        raise InvalidRequest("ids must be token ids or lists of them, not a mixture", "ids")
+    prompts = cast(list[list[int]], given)
+    if not prompts or not all(prompts):
+        raise ApiError(400, "ids must not be empty", "ids", "empty_input")
+    _check_count(len(prompts), "ids")
+    decode_one = encoder_of(service).decode
+    return as_json([decode_one(ids, body.skip_special_tokens) for ids in prompts])
 
 
 async def predict(request: Request) -> Response:
     """For each text, or pair, its labels with the best first."""
-    body = await read_json(request, _predict_decoder)
+    return await _predict(request, await read_body(request))
+
+
+async def _predict(request: Request, raw: bytes) -> Response:
+    body = decode(raw, _predict_decoder)
     service = asked_model(request, body.model)
+    parameters = body.parameters or PredictParameters()
+    if parameters.top_k is not None and parameters.top_k < 1:
+        raise InvalidRequest(f"top_k must be at least 1, got {parameters.top_k}", "parameters.top_k")
+    function = parameters.function_to_apply or ("none" if body.raw_scores else None)
     inputs, single = _sequences(body.inputs)
     _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
@@ -106,7 +293,7 @@ async def predict(request: Request) -> Response:
         kinds = {1: iter(singles), 2: iter(pairs)}
         answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
     info = service.loaded()
-    predictions = [_predictions(info, answer.value, body.raw_scores) for answer in answers]
+    predictions = [_predictions(info, answer.value, function)[: parameters.top_k] for answer in answers]
     return as_json(predictions[0] if single else predictions, timing_headers(answers))
 
 
@@ -153,18 +340,20 @@ async def info(request: Request) -> Response:
     )
 
 
-async def _encode(service: ItemService, body: EmbedBody, given: Sequence[str | list[int]]) -> list[Encoding]:
+async def _encode(
+    service: ItemService, body: TeiBody, prompt_name: str | None, given: Sequence[str | list[int]]
+) -> list[Encoding]:
     """Texts with the prompt that was asked for, or token ids as they are."""
     _check_count(len(given), "inputs")
     if not given or not all(given):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
-    prompt = _prompt(service, body.prompt_name)
+    prompt = _prompt(service, prompt_name)
     cut = _cut(body)
     if all(isinstance(each, str) for each in given):
         return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
     if any(isinstance(each, str) for each in given):
         raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
-    if body.prompt_name is not None:
+    if prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
     return from_ids(service, ids, cut, "inputs")
@@ -202,10 +391,8 @@ def _check_count(number: int, field: str) -> None:
         raise ApiError(413, f"{field} holds {number} inputs, more than {MAX_INPUTS}", field, "too_many_inputs")
 
 
-def _predictions(info: ItemInfo, logits: Any, raw_scores: bool) -> list[dict[str, Any]]:
-    scores = np.asarray(logits, dtype=np.float64).ravel()
-    if not raw_scores:
-        scores = probabilities(scores)
+def _predictions(info: ItemInfo, logits: Any, function: str | None) -> list[dict[str, Any]]:
+    scores = _FUNCTIONS[function](np.asarray(logits, dtype=np.float64).ravel())
     labels = info.labels or [f"LABEL_{index}" for index in range(scores.size)]
     return [{"score": float(scores[i]), "label": labels[i]} for i in np.argsort(-scores, kind="stable")]
 
@@ -217,25 +404,10 @@ def _model_type(info: ItemInfo) -> dict[str, Any]:
     return {"classifier" if info.task == "classify" else "reranker": labels}
 
 
-def probabilities(logits: npt.ArrayLike) -> Scores:
-    """Of one label its sigmoid, of several their softmax."""
-    values = np.asarray(logits, dtype=np.float64)
-    return sigmoid(values) if values.size == 1 else _softmax(values)
-
-
-def sigmoid(values: Scores) -> Scores:
-    """Without overflow for any number."""
-    small = np.exp(-np.abs(values))
-    result: Scores = np.where(values >= 0, 1, small) / (1 + small)
-    return result
-
-
-def _softmax(values: Scores) -> Scores:
-    raised: Scores = np.exp(values - values.max())
-    result: Scores = raised / raised.sum()
-    return result
-
-
-def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:
-    """The score of each pair, as a reranker gives it."""
-    return np.array([np.asarray(value, dtype=np.float64).ravel()[0] for value in values])
+# What makes scores of logits; what it is by default follows from how many there are.
+_FUNCTIONS: dict[str | None, Callable[[Scores], Scores]] = {
+    None: probabilities,
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "none": lambda logits: logits,
+}

@@ -1,20 +1,28 @@
 """Texts and token ids from requests to encodings: tokenized off the event loop, checked against the model's length."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InputTooLong, InvalidRequest
+from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.models.item_service import ItemService
 from chairlift.text.encoding import Cut, TextEncoder
 
+T = TypeVar("T")
+
+# Of each there is a number for every word on its way here.
+MAX_SPLADE_INPUTS = 512
+
 
 async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
     """Encodings of texts. Without a cut, one that is too long is an error."""
+    _check_number(service, len(texts), field)
     encoder = encoder_of(service)
-    work = _naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
+    work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
     return await off_loop(sum(map(len, texts)), work)
 
 
@@ -23,14 +31,14 @@ async def from_pairs(
 ) -> list[Encoding]:
     """Encodings of pairs of texts."""
     encoder = encoder_of(service)
-    work = _naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
+    work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
     return await off_loop(sum(len(first) + len(second) for first, second in pairs), work)
 
 
-def _naming(field: str, number: int, work: Callable[[], list[Encoding]]) -> Callable[[], list[Encoding]]:
+def naming(field: str, number: int, work: Callable[[], T]) -> Callable[[], T]:
     """The same work, its errors telling the client's name for what is wrong."""
 
-    def named() -> list[Encoding]:
+    def named() -> T:
         try:
             return work()
         except InputTooLong as error:
@@ -44,6 +52,7 @@ def _naming(field: str, number: int, work: Callable[[], list[Encoding]]) -> Call
 
 def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
     """Encodings of token ids, taken as they are but for the cut."""
+    _check_number(service, len(prompts), field)
     info = service.loaded()
     if cut is not None:
         prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
@@ -54,6 +63,13 @@ def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None
             message = f"{field}[{index}]: an input has {len(ids)} tokens, but the model takes {info.max_tokens}"
             raise InputTooLong(message, field, index)
     return [Encoding(ids) for ids in prompts]
+
+
+def _check_number(service: ItemService, number: int, field: str) -> None:
+    """Refuse more texts than there is room for numbers for every word of each."""
+    if service.loaded().pooling == SPLADE and number > MAX_SPLADE_INPUTS:
+        problem = f"{field} holds {number} inputs, more than the {MAX_SPLADE_INPUTS} that a SPLADE model takes at once"
+        raise ApiError(413, problem, field, "too_many_inputs")
 
 
 def _shorten(ids: list[int], cut: Cut, max_tokens: int | None) -> list[int]:

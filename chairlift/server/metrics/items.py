@@ -1,5 +1,6 @@
 """What Prometheus sees of a model that answers in one call."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -25,12 +26,40 @@ from chairlift.server.metrics.families import (
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
+class InferenceCounts:
+    """What is told of a model one by one, beside what Prometheus sees: requests, items, their times, calls by size.
+
+    `last` is when the last answer was there, in seconds since 1970. Of a request's items the slowest counts.
+    """
+
+    __slots__ = ("batches", "failed", "items", "last", "queue_s", "requests", "run_s")
+
+    def __init__(self) -> None:
+        self.requests = self.failed = self.items = 0
+        self.last = self.queue_s = self.run_s = 0.0
+        self.batches: dict[int, tuple[int, float]] = {}
+
+    def on_answers(self, answers: Sequence[Answer]) -> None:
+        """Count a request that was answered."""
+        self.requests += 1
+        self.items += len(answers)
+        self.last = time.time()
+        self.queue_s += max(answer.queue_s for answer in answers)
+        self.run_s += max(answer.run_s for answer in answers)
+
+    def on_batch(self, size: int, seconds: float) -> None:
+        """Count a call that succeeded."""
+        count, before = self.batches.get(size, (0, 0.0))
+        self.batches[size] = count + 1, before + seconds
+
+
 class ItemMetrics:
     """All that is counted for one model. Call the methods from the event loop's thread only."""
 
     def __init__(self, model: str, dispatcher: Dispatcher) -> None:
         self.model = model
         self.ready = False
+        self.counts = InferenceCounts()
         self._dispatcher = dispatcher
         self._queue_time = Histogram(LONG)
         self._answered = 0
@@ -52,11 +81,13 @@ class ItemMetrics:
         """Count a request that was answered, and its items; how long background ones waited would hide all others."""
         self._finished["done"] += 1
         self._answered += len(answers)
+        self.counts.on_answers(answers)
         for answer in () if background else answers:
             self._queue_time.observe(answer.queue_s)
 
     def on_failure(self, error: BaseException) -> None:
         """Count a request that was not."""
+        self.counts.failed += 1
         match error:
             case QueueFull():
                 outcome = "shed"
@@ -78,7 +109,9 @@ class ItemMetrics:
         self._batch_padding.observe(1 - batch.size / batch.computed)
         if outcome.failure is not None:
             self._failures[outcome.failure] += 1
-        elif outcome.seconds > 0:
+        else:
+            self.counts.on_batch(len(batch.items), outcome.seconds)
+        if outcome.failure is None and outcome.seconds > 0:
             self._batch_seconds.observe(outcome.seconds)
             self._prediction_error.observe(abs(batch.predicted - outcome.seconds) / outcome.seconds)
             self._predicted_seconds += batch.predicted

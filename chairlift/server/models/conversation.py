@@ -44,8 +44,8 @@ class Conversation(msgspec.Struct, kw_only=True):
     """Messages in the form of OpenAI's chat completions, and how the model is to answer.
 
     `grammar`, made by text/structured.py, constrains the answer itself: what follows the reasoning, and is no call.
-    `thinking` is None where the template decides; `thinking_tokens` bounds the reasoning. `size` is about how many
-    bytes all of it has.
+    `continue_final_message` leaves the last message open, for the model to go on with. `thinking` is None where the
+    template decides; `thinking_tokens` bounds the reasoning. `size` is about how many bytes all of it has.
     """
 
     messages: list[dict[str, Any]]
@@ -58,6 +58,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     thinking: bool | None = None
     thinking_tokens: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     template_arguments: dict[str, Any] = {}
 
 
@@ -220,10 +221,12 @@ async def _prompt(service: SequenceService, conversation: Conversation) -> tuple
 def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> tuple[list[int], Prefill]:
     speech = service.speech
     messages = conversation.messages if speech.dialect is None else _adapted(conversation.messages, speech.dialect)
-    arguments, generation = conversation.template_arguments, conversation.add_generation_prompt
-    prompt = service.tokenizer.render_chat(messages, generation, arguments, quick)
+    arguments = conversation.template_arguments
+    generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
+    prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
     prompt_ids = service.encode_chat(prompt)
-    return prompt_ids, "closed" if speech.dialect is None else speech.prefill(prompt.text)
+    prefill = "closed" if speech.dialect is None else speech.prefill(prompt.text)
+    return prompt_ids, "closed" if continues and prefill == "maybe" else prefill
 
 
 def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:

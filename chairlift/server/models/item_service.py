@@ -211,3 +211,19 @@ def _shape_key(payload: Any) -> Hashable:
     if isinstance(payload, dict):
         return tuple((name, value.shape) for name, value in sorted(payload.items()) if isinstance(value, np.ndarray))
     return None
+
+
+def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
+    """What a request's slowest item saw: the longest wait, the longest call, and the largest batch."""
+    if len(answers) == 1:
+        (answer,) = answers
+        queue, run, size = answer.queue_s, answer.run_s, answer.batch_size
+    else:
+        queue = max(answer.queue_s for answer in answers)
+        run = max(answer.run_s for answer in answers)
+        size = max(answer.batch_size for answer in answers)
+    return {
+        "X-Queue-Time-Ms": f"{queue * 1000:.3f}",
+        "X-Inference-Time-Ms": f"{run * 1000:.3f}",
+        "X-Batch-Size": str(size),
+    }

@@ -1,7 +1,8 @@
 """All models of a server, by name and version; how one is chosen for a request, loaded, and unloaded."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.requests import Request
@@ -44,11 +45,20 @@ class Loader(Protocol):
 
 
 class Models:
-    """The models that are served. Without a loader they stay the same as long as the server runs."""
+    """The models that are served. Without a loader they stay the same as long as the server runs.
 
-    def __init__(self, models: Iterable[ModelService] = (), loader: Loader | None = None) -> None:
+    `aliases` are further names of models, each with the name that the model has.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[ModelService] = (),
+        loader: Loader | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._models: dict[str, dict[str, ModelService]] = {}
         self._loader = loader
+        self._aliases = aliases
         self._changing = asyncio.Lock()
         for model in models:
             self.add(model)
@@ -63,7 +73,14 @@ class Models:
 
     def versions(self, name: str) -> list[str]:
         """A model's versions, oldest first."""
-        return sorted(self._models.get(name, ()), key=_version_order)
+        return sorted(self._versions(name), key=_version_order)
+
+    def names(self) -> list[str]:
+        """What clients may send as `model`: the names of all models, then their aliases."""
+        return [*self._models, *(alias for alias, name in self._aliases.items() if name in self._models)]
+
+    def _versions(self, name: str) -> dict[str, ModelService]:
+        return self._models.get(self._aliases.get(name, name), {})
 
     @property
     def ready(self) -> bool:
@@ -78,16 +95,16 @@ class Models:
 
     def find(self, name: str) -> ModelService | None:
         """A model by name, its newest version, or None."""
-        versions = self._models.get(name)
+        versions = self._versions(name)
         if not versions:
             return None
         return next(iter(versions.values())) if len(versions) == 1 else versions[self.versions(name)[-1]]
 
     def get(self, name: str, version: str | None = None) -> ModelService:
         """A model by name, the newest version if none is given. Raises a 404 that says what is served."""
-        newest, versions = self.find(name), self._models.get(name)
-        if newest is None or versions is None:
-            served = ", ".join(f"`{each}`" for each in self._models) or "no model"
+        newest, versions = self.find(name), self._versions(name)
+        if newest is None:
+            served = ", ".join(f"`{each}`" for each in self.names()) or "no model"
             message = f"The model `{name}` does not exist. This server has {served}."
             raise ApiError(404, message, "model", "model_not_found")
         if not version:
@@ -99,7 +116,7 @@ class Models:
 
     def item_model(self, name: str | None, tasks: Collection[str], route: str) -> ItemService:
         """The named model, or the only one that does one of the tasks. Raises a 400 if it does something else."""
-        model = self.get(name) if name is not None else self._only(tasks)
+        model = self.get(name) if name else self._only(tasks)
         if isinstance(model, ItemService) and model.task is None:
             model.loaded()
         if not isinstance(model, ItemService) or model.task not in tasks:
@@ -108,7 +125,7 @@ class Models:
 
     def language_model(self, name: str | None, route: str) -> SequenceService:
         """The named language model, or the only one."""
-        model = self.get(name) if name is not None else self._only(("generate",))
+        model = self.get(name) if name else self._only(("generate",))
         if not isinstance(model, SequenceService):
             raise wrong_task(model, ("generate",), route)
         return model
@@ -133,6 +150,7 @@ class Models:
 
     async def load(self, name: str) -> None:
         """Load a model, or load it anew: the old one serves until the new one is ready."""
+        name = self._aliases.get(name, name)
         loader = self._need_loader(name)
         async with self._changing:
             before = dict(self._models.get(name, {}))
@@ -142,11 +160,11 @@ class Models:
                 await loader.unload(model)
 
     async def unload(self, name: str) -> None:
-        """Take all versions of a model out of service; what they have begun is finished."""
+        """Take all versions of a model out of service, if it is in; what they have begun is finished."""
+        name = self._aliases.get(name, name)
         loader = self._need_loader(name)
         async with self._changing:
-            self.get(name)
-            for model in self._models.pop(name).values():
+            for model in self._models.pop(name, {}).values():
                 await loader.unload(model)
 
     def _need_loader(self, name: str) -> Loader:
@@ -161,6 +179,19 @@ def models_of(request: Request) -> Models:
     """The models of the server that has the request."""
     models: Models = request.app.state.models
     return models
+
+
+def model_in_path(request: Request, name: str, version: str | None = None) -> ModelService:
+    """The model that a path names. Raises a 404, of what is no model or, after a model's name, of what is no route."""
+    models = models_of(request)
+    if models.find(name) is None and name.startswith(tuple(f"{each}{end}" for each in models.names() for end in "/:")):
+        raise no_route(request)
+    return models.get(name, version)
+
+
+def no_route(request: Request) -> ApiError:
+    """The refusal of a path that leads nowhere."""
+    return ApiError(404, f"there is no {request.url.path} here", code="not_found")
 
 
 def asked_model(request: Request, name: str | None) -> ItemService:

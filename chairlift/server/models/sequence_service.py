@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from chairlift import __version__
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.overload import LoadShedder
@@ -106,11 +108,12 @@ class SequenceService:
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
-    def check(self, n: int | None, stop: str | list[str] | None = None) -> None:
+    def check(self, n: int | None, stop: str | list[str] | None = None, best_of: int | None = None) -> None:
         """Refuse samples and stop strings beyond the limits."""
         config = self.config
-        if n is not None and n > config.max_n:
-            raise InvalidRequest(f"n is {n}, above this server's limit of {config.max_n} (max_n)", "n")
+        for name, value in (("n", n), ("best_of", best_of)):
+            if value is not None and value > config.max_n:
+                raise InvalidRequest(f"{name} is {value}, above this server's limit of {config.max_n} (max_n)", name)
         try:
             check_stop(stop, config.max_stop_strings, config.max_stop_chars, config.max_stop_chars_total)
         except ValueError as error:
@@ -131,6 +134,12 @@ class SequenceService:
     def _unavailable(self) -> Unavailable:
         failure = f": {self.client.failure}" if self.client.failure else ""
         return Unavailable(f"the model is {self.client.state}{failure}")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for answers that may be compared: of one release, model, type of numbers and kind of kernels."""
+        about = [__version__, self.name, self.version, self.client.info]
+        return "fp_" + hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:12]
 
     @property
     def ready(self) -> bool:
@@ -157,15 +166,16 @@ class SequenceService:
 
         Raises ApiError, before it tokenizes, if one is too long whatever its tokens are.
         """
-        self._check_length(texts)
+        self.check_length(texts)
         return self.tokenizer.encode_batch(texts, add_special_tokens, parse_special)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a rendered chat. Raises as `encode`."""
-        self._check_length([prompt.text])
+        self.check_length([prompt.text])
         return self.tokenizer.encode_chat(prompt)
 
-    def _check_length(self, texts: Sequence[str]) -> None:
+    def check_length(self, texts: Sequence[str]) -> None:
+        """Raise ApiError for a text that is too long whatever its tokens are."""
         limit = self.max_model_len
         if limit is not None:
             # A character has at most four bytes, and a token at least one: short texts need no look.
@@ -244,6 +254,7 @@ class SequenceService:
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
                 grammar=options.grammar,
+                bad_word_ids=self.tokenizer.word_ids(params.bad_words) if params.bad_words else (),
             )
         except Unservable as error:
             too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len
@@ -251,7 +262,7 @@ class SequenceService:
 
 
 class Piece(msgspec.Struct):
-    """What one step added to one sample. `start` is the number of tokens that the sample had before."""
+    """What one step added to one sample, which had `start` tokens before, and for the client has `num_tokens` now."""
 
     sample: "Sample"
     text: str
@@ -259,6 +270,7 @@ class Piece(msgspec.Struct):
     first: bool
     logprobs: list[TokenLogprob]
     finish_reason: str | None
+    num_tokens: int
 
 
 class Sample:
@@ -323,9 +335,9 @@ class Sample:
                 self.stream.cancel()
             self.close(delta.finish_reason)
         if self._discard:
-            return Piece(self, "", 0, first, [], self.finish_reason)
+            return Piece(self, "", 0, first, [], self.finish_reason, 0)
         logprobs = (update.logprobs or [])[: delta.num_tokens]
-        return Piece(self, delta.text, start, first, logprobs, self.finish_reason)
+        return Piece(self, delta.text, start, first, logprobs, self.finish_reason, self._text.num_tokens)
 
     def close(self, reason: FinishReason) -> None:
         """Count the end, once; what still runs is cancelled."""

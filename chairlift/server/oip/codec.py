@@ -23,7 +23,13 @@ _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> TensorArray:
-    """An array from little-endian bytes, row by row; a BYTES element is its length in 4 bytes and itself."""
+    """An array from little-endian bytes, row by row; a BYTES element is its length in 4 bytes and itself.
+
+    BF16 becomes FP32, which has all its numbers.
+    """
+    if datatype == "BF16":
+        halves = from_raw(name, "UINT16", shape, raw).astype(np.uint32)
+        return (halves << 16).view(np.float32)
     dtype, size = _dtype(name, datatype), _size(name, shape)
     if datatype == "BYTES":
         return _objects(_elements(name, raw), name, shape)
@@ -81,6 +87,8 @@ def to_values(name: str, array: TensorArray) -> list[Any]:
 
 
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    if datatype == "BF16":
+        raise InvalidRequest(f"input {name!r}: the data type 'BF16' has no JSON values; send its bytes", name)
     try:
         return dtype_of(datatype)
     except ValueError as error:

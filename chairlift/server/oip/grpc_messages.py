@@ -10,7 +10,8 @@ from chairlift.server.http.exchange import Terms
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw
-from chairlift.server.oip.parameters import EMPTY_FINAL, read_terms, refuse_others
+from chairlift.server.oip.parameters import EMPTY_FINAL, check_own, read_size, read_terms
+from chairlift.server.oip.shared_memory import PLACE, Fetch, Place, SharedRegions, place_of
 from chairlift.server.oip.tensor_items import signature
 
 _CONTENTS = {
@@ -33,35 +34,56 @@ class Call(NamedTuple):
     """What a ModelInferRequest asks for."""
 
     tensors: dict[str, TensorArray]
-    outputs: list[str]
+    outputs: dict[str, Place | None]
     terms: Terms
 
 
-def read_request(request: Any, info: ItemInfo, terms: Terms) -> Call:
+def read_request(request: Any, info: ItemInfo, terms: Terms, regions: SharedRegions) -> Call:
     """Take a ModelInferRequest apart. Raises InvalidRequest naming what is wrong."""
-    terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL,))
+    terms = read_terms(parameters_of(request.parameters), terms, also=(EMPTY_FINAL, "binary_data_output"))
+    owner = owner_of(terms)
     known = [spec.name for spec in signature(info).outputs]
+    wanted: dict[str, Place | None] = {}
     for output in request.outputs:
-        refuse_others(parameters_of(output.parameters))
+        # Whatever `binary_data` says: here all outputs go as bytes.
+        parameters = parameters_of(output.parameters)
+        check_own(parameters, "binary_data", *PLACE)
+        wanted[output.name] = place_of(parameters, owner)
         if output.name not in known:
             raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(known)}", output.name)
-    return Call(_tensors(request), [output.name for output in request.outputs] or known, terms)
+    return Call(_tensors(request, regions.fetcher(owner)), wanted or dict.fromkeys(known), terms)
 
 
-def _tensors(request: Any) -> dict[str, TensorArray]:
+def owner_of(terms: Terms) -> str:
+    """Whose shared memory a request may use."""
+    return (terms.tenant.name or "") if terms.tenant is not None else ""
+
+
+def _tensors(request: Any, fetch: Fetch) -> dict[str, TensorArray]:
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    elsewhere = sum("shared_memory_region" in tensor.parameters for tensor in request.inputs)
+    if raw and len(raw) != len(request.inputs) - elsewhere:
         raise InvalidRequest(f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs")
     tensors: dict[str, TensorArray] = {}
-    for index, tensor in enumerate(request.inputs):
+    index = 0
+    for tensor in request.inputs:
         name, datatype, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in tensors:
             raise InvalidRequest(f"input {name!r} is there twice", name)
-        refuse_others(parameters_of(tensor.parameters))
+        parameters = parameters_of(tensor.parameters)
+        check_own(parameters, "binary_data_size", *PLACE)
+        if (shared := fetch(parameters)) is not None:
+            tensors[name] = from_raw(name, datatype, shape, shared)
+            continue
+        size = read_size(parameters, "binary_data_size")
+        if size is not None and (not raw or size != len(raw[index])):
+            given = f"{len(raw[index])} bytes" if raw else "none"
+            raise InvalidRequest(f"input {name!r} is to have {size} bytes of raw data, got {given}", name)
         if raw:
             if tensor.HasField("contents"):
                 raise InvalidRequest(f"input {name!r} has both contents and raw_input_contents", name)
             tensors[name] = from_raw(name, datatype, shape, raw[index])
+            index += 1
         elif datatype in _CONTENTS:
             tensors[name] = from_values(name, datatype, shape, list(getattr(tensor.contents, _CONTENTS[datatype])))
         else:
@@ -70,13 +92,26 @@ def _tensors(request: Any) -> dict[str, TensorArray]:
 
 
 def write_response(
-    service: ItemService, request_id: str, outputs: Mapping[str, TensorArray], final: bool | None = None
+    service: ItemService,
+    request_id: str,
+    outputs: Mapping[str, TensorArray],
+    wanted: Mapping[str, Place | None],
+    regions: SharedRegions,
+    final: bool | None = None,
 ) -> Any:
-    """A ModelInferResponse; `final` is what Triton's streams say in `triton_final_response`."""
+    """A ModelInferResponse of what is wanted; `final` is what Triton's streams say in `triton_final_response`."""
     response = protobuf.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
-    for name, array in outputs.items():
-        response.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
-        response.raw_output_contents.append(to_raw(array))
+    for name, place in wanted.items():
+        array = outputs[name]
+        output = response.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        if place is None:
+            response.raw_output_contents.append(to_raw(array))
+            continue
+        # Clients count by it.
+        response.raw_output_contents.append(b"")
+        for parameter, value in regions.write(place, to_raw(array)).parameters.items():
+            kind = "string_param" if isinstance(value, str) else "int64_param"
+            setattr(output.parameters[parameter], kind, value)
     if final is not None:
         response.parameters["triton_final_response"].bool_param = final
     return response

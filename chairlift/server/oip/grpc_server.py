@@ -19,17 +19,19 @@ from chairlift.server.http.exchange import (
     buffers_full,
     out_of_time,
     terms_in,
-    timing_headers,
     too_many,
     too_slow,
 )
 from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
 from chairlift.server.http.tls import Certificates, Tls
+from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
-from chairlift.server.oip.grpc_messages import parameters_of, read_request, write_response
-from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
+from chairlift.server.oip.grpc_messages import owner_of, parameters_of, read_request, write_response
+from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
+from chairlift.server.oip.shared_memory import SharedRegions
+from chairlift.server.oip.statistics import model_config, model_statistics
 from chairlift.server.oip.tensor_items import infer, join, split
 
 RpcContext = Any
@@ -52,11 +54,16 @@ _OPEN = frozenset({"ServerLive", "ServerReady"})
 _RIGHTS: dict[str, Right] = {
     "ModelInfer": "infer",
     "ModelStreamInfer": "infer",
+    "SystemSharedMemoryStatus": "infer",
+    "SystemSharedMemoryRegister": "infer",
+    "SystemSharedMemoryUnregister": "infer",
     "RepositoryModelLoad": "admin",
     "RepositoryModelUnload": "admin",
 }
 # Requests of one stream that may be under way at once; more are read as these end.
 _STREAM_WIDTH = 64
+# Of the largest messages so many are to fit into what all may hold.
+_MESSAGES = 16
 # A message is there twice, and so it counts: in gRPC's own buffers while it comes or goes, and as what is made of it.
 _COPIES = 2
 # What gRPC says when there is no deadline is a very long time.
@@ -141,9 +148,12 @@ class _Service:
         self._models = models
         self._config = config
         self._keys = keys
+        self._regions = SharedRegions(config)
         self._buffered = buffered
-        # Bytes that a message may have.
-        self.most = min(config.max_body_bytes, config.max_buffered_bytes // _COPIES)
+        # Bytes that a message may have. For each that comes there must be room for the largest, so many of which there
+        # is to be room for.
+        shared = max(config.max_body_bytes, config.max_buffered_bytes // _MESSAGES)
+        self.most = min(config.max_tensor_bytes, shared, config.max_buffered_bytes // _COPIES)
         # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
         self._max_streams = max(buffered.limit // 2 // self.most, 1)
         self._calls = self._streams = 0
@@ -233,28 +243,42 @@ class _Service:
         return protobuf.ServerReadyResponse(ready=self._models.ready)
 
     async def ModelReady(self, request: Any, context: RpcContext) -> Any:
-        """Whether a model takes requests."""
-        return protobuf.ModelReadyResponse(ready=self._models.get(request.name, request.version).ready)
+        """Whether a model takes requests; one that there is not does not, as in Triton."""
+        try:
+            ready = self._models.get(request.name, request.version).ready
+        except ApiError:
+            ready = False
+        return protobuf.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: RpcContext) -> Any:
         """What this server is."""
-        return protobuf.ServerMetadataResponse(**server_metadata())
+        return protobuf.ServerMetadataResponse(**server_metadata(self._config))
 
     async def ModelMetadata(self, request: Any, context: RpcContext) -> Any:
         """What a model takes and gives."""
-        service = tensor_model(self._models, request.name, request.version)
+        service = tensor_model(self._models.get(request.name, request.version))
         return protobuf.ModelMetadataResponse(**model_metadata(self._models, service))
+
+    async def ModelConfig(self, request: Any, context: RpcContext) -> Any:
+        """How a model is served."""
+        service = tensor_model(self._models.get(request.name, request.version))
+        return protobuf.ModelConfigResponse(config=model_config(service))
+
+    async def ModelStatistics(self, request: Any, context: RpcContext) -> Any:
+        """What a model, or all of them, did so far."""
+        services = named_models(self._models, request.name, request.version)
+        return protobuf.ModelStatisticsResponse(model_stats=model_statistics(services))
 
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
-        service = tensor_model(self._models, request.model_name, request.model_version)
-        call = read_request(request, service.loaded(), self._terms(context))
+        service = tensor_model(self._models.get(request.model_name, request.model_version))
+        call = read_request(request, service.loaded(), self._terms(context), self._regions)
         request_id = request.id
         # The tensors are copies, and one of them is enough.
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
-        return write_response(service, request_id, {name: outputs[name] for name in call.outputs})
+        return write_response(service, request_id, outputs, call.outputs, self._regions)
 
     def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
         """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
@@ -265,7 +289,9 @@ class _Service:
                 if tenant is not None:
                     tenant.check_right(_RIGHTS["ModelStreamInfer"])
                 if self._streams >= self._max_streams:
-                    raise too_many("streams", self._max_streams, "half of max_buffered_bytes, by max_body_bytes")
+                    raise too_many(
+                        "streams", self._max_streams, "half of max_buffered_bytes, by what a message may have"
+                    )
             except ApiError as error:
                 await _abort(context, error)
             self._streams += 1
@@ -327,23 +353,24 @@ class _Service:
             answers.drop()
 
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
-        service = tensor_model(self._models, request.model_name, request.model_version)
+        service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = read_request(request, info, self._terms(context))
+        call = read_request(request, info, self._terms(context), self._regions)
+        write = partial(write_response, service, request_id, regions=self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
         if not info.streams:
             outputs, _ = await infer(service, call.tensors, call.terms)
-            yield write_response(service, request_id, {name: outputs[name] for name in call.outputs}, final=True)
+            yield write(outputs, call.outputs, final=True)
             return
         payloads = await split(service, call.tensors)
         if len(payloads) != 1:
             raise InvalidRequest("a model that streams takes one item a request")
         async for _, part in service.stream(payloads, call.terms):
             outputs = join(info, [part])
-            yield write_response(service, request_id, {name: outputs[name] for name in call.outputs}, final=False)
+            yield write(outputs, call.outputs, final=False)
         if wants_last:
-            yield write_response(service, request_id, {}, final=True)
+            yield write({}, {}, final=True)
 
     async def RepositoryIndex(self, request: Any, context: RpcContext) -> Any:
         """All models that there are, loaded or not."""
@@ -365,6 +392,22 @@ class _Service:
         read_flag(given, "unload_dependents", False)  # nothing depends on a model here, so both are the same
         await self._models.unload(request.model_name)
         return protobuf.RepositoryModelUnloadResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: RpcContext) -> Any:
+        """The regions of shared memory in use."""
+        found = self._regions.status(owner_of(self._terms(context)), request.name)
+        return protobuf.SystemSharedMemoryStatusResponse(regions={each["name"]: each for each in found})
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: RpcContext) -> Any:
+        """Take a region of shared memory into use."""
+        owner = owner_of(self._terms(context))
+        self._regions.register(owner, request.name, request.key, request.offset, request.byte_size)
+        return protobuf.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: RpcContext) -> Any:
+        """Let go of a region of shared memory, or of all."""
+        self._regions.unregister(owner_of(self._terms(context)), request.name)
+        return protobuf.SystemSharedMemoryUnregisterResponse()
 
 
 class _Answers:

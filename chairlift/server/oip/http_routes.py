@@ -1,7 +1,7 @@
 """OIP v2 over HTTP: metadata, health, inference with JSON or binary tensors, and the model repository."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,16 +11,21 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.runners.tensors import datatype_of
-from chairlift.server.http.exchange import as_json, read_body, terms_of, timing_headers, until_gone
-from chairlift.server.models.registry import models_of
+from chairlift.server.http.exchange import as_json, off_loop, read_body, terms_of, until_gone
+from chairlift.server.http.tenants import TENANT, Tenant
+from chairlift.server.models.item_service import ItemService, timing_headers
+from chairlift.server.models.registry import model_in_path, models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
-from chairlift.server.oip.metadata import index, model_metadata, server_metadata, tensor_model
-from chairlift.server.oip.parameters import read_flag, read_size, read_terms, refuse_others
-from chairlift.server.oip.tensor_items import infer, signature
+from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
+from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
+from chairlift.server.oip.shared_memory import PLACE, Fetch, Place, SharedRegions, place_of
+from chairlift.server.oip.statistics import model_config, model_statistics
+from chairlift.server.oip.tensor_items import bare_input, infer, signature
 
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIGITS = 18
 Parameters = dict[str, Any] | None
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 T = TypeVar("T")
 
 
@@ -63,6 +68,15 @@ class ChangeBody(msgspec.Struct, forbid_unknown_fields=True):
     parameters: Parameters = None
 
 
+class ShareBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a registration of shared memory: bytes of what its owner has called `key`."""
+
+    key: str
+    byte_size: Bytes
+    offset: Bytes = 0
+
+
+_share_decoder = msgspec.json.Decoder(ShareBody)
 _infer_decoder = msgspec.json.Decoder(InferBody)
 _index_decoder = msgspec.json.Decoder(IndexBody)
 _change_decoder = msgspec.json.Decoder(ChangeBody)
@@ -72,27 +86,47 @@ async def infer_route(request: Request) -> Response:
     """Run a model on tensors."""
     path = request.path_params
     # Triton's clients send no Content-Type.
-    raw = await read_body(request, binary=True, untyped=True)
-    service = tensor_model(models_of(request), path["name"], path.get("version"))
-    body, binary = _open(request, raw)
+    raw = await read_body(request, binary=True, untyped=True, tensors=True)
+    service = _asked(request)
+    info = service.loaded()
+    regions, owner = _regions(request)
+    body, tensors = await off_loop(len(raw), lambda: _read(request, raw, info, regions.fetcher(owner)))
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
-    tensors = _inputs(body, binary)
-    wanted = _wanted(body, service.loaded())
+    wanted = _wanted(body, info, owner)
     terms = read_terms(body.parameters, terms_of(request.scope), also=("binary_data_output",))
     async with until_gone(request.receive):
         outputs, answers = await infer(service, tensors, terms)
     about = {"model_name": service.name, "model_version": service.version}
     if body.id:
         about["id"] = body.id
-    raw, headers = _write(about, outputs, wanted)
+    answer, headers = _write(about, outputs, wanted, regions)
     kind = "application/octet-stream" if headers else "application/json"
-    return Response(raw, headers=headers | timing_headers(answers), media_type=kind)
+    return Response(answer, headers=headers | timing_headers(answers), media_type=kind)
 
 
-def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
-    """The JSON, and the bytes after it."""
+def _asked(request: Request) -> ItemService:
+    path = request.path_params
+    return tensor_model(model_in_path(request, path["name"], path.get("version")))
+
+
+def _regions(request: Request) -> tuple[SharedRegions, str]:
+    """The memory that clients share, and whose of it a request may use."""
+    tenant: Tenant | None = request.scope.get(TENANT)
+    return request.app.state.regions, (tenant.name or "") if tenant is not None else ""
+
+
+def _read(request: Request, raw: bytes, info: ItemInfo, fetch: Fetch) -> tuple[InferBody, dict[str, TensorArray]]:
+    """What a body says, and its tensors. Without any JSON it is the one input, and the answer is bytes as well."""
     length = request.headers.get(_HEADER_LENGTH)
+    if length == "0":
+        return InferBody(inputs=[], parameters={"binary_data_output": True}), bare_input(info, raw)
+    body, binary = _open(raw, length)
+    return body, _inputs(body, binary, fetch)
+
+
+def _open(raw: bytes, length: str | None) -> tuple[InferBody, memoryview]:
+    """The JSON, and the bytes after it."""
     if length is None:
         return decode(raw, _infer_decoder), memoryview(b"")
     if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > len(raw):
@@ -101,16 +135,20 @@ def _open(request: Request, raw: bytes) -> tuple[InferBody, memoryview]:
     return decode(raw[: int(length)], _infer_decoder), view[int(length) :]
 
 
-def _inputs(body: InferBody, binary: memoryview) -> dict[str, TensorArray]:
+def _inputs(body: InferBody, binary: memoryview, fetch: Fetch) -> dict[str, TensorArray]:
     tensors: dict[str, TensorArray] = {}
     start = 0
     for each in body.inputs:
         if each.name in tensors:
             raise InvalidRequest(f"input {each.name!r} is there twice", each.name)
-        refuse_others(each.parameters, "binary_data_size")
+        check_own(each.parameters, "binary_data_size", *PLACE)
         size = read_size(each.parameters, "binary_data_size")
-        if (size is None) == (each.data is msgspec.UNSET):
+        shared = fetch(each.parameters)
+        if [size is None, each.data is msgspec.UNSET, shared is None].count(False) != 1:
             raise InvalidRequest(f"input {each.name!r} needs either data or binary_data_size", each.name)
+        if shared is not None:
+            tensors[each.name] = from_raw(each.name, each.datatype, each.shape, shared)
+            continue
         if size is None:
             tensors[each.name] = from_values(each.name, each.datatype, each.shape, each.data)
             continue
@@ -123,29 +161,37 @@ def _inputs(body: InferBody, binary: memoryview) -> dict[str, TensorArray]:
     return tensors
 
 
-def _wanted(body: InferBody, info: ItemInfo) -> list[tuple[str, bool]]:
-    """The outputs to send, in order, each with whether it goes as bytes."""
+def _wanted(body: InferBody, info: ItemInfo, owner: str) -> list[tuple[str, bool, Place | None]]:
+    """The outputs to send, in order, each with whether it goes as bytes, and where to if not into the answer."""
     default = read_flag(body.parameters, "binary_data_output", False)
     names = [spec.name for spec in signature(info).outputs]
     if body.outputs is None:
-        return [(name, default) for name in names]
+        return [(name, default, None) for name in names]
     for output in body.outputs:
-        refuse_others(output.parameters, "binary_data")
+        check_own(output.parameters, "binary_data", *PLACE)
         if output.name not in names:
             raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(names)}", output.name)
-    return [(output.name, read_flag(output.parameters, "binary_data", default)) for output in body.outputs]
+    return [
+        (output.name, read_flag(output.parameters, "binary_data", default), place_of(output.parameters, owner))
+        for output in body.outputs
+    ]
 
 
 def _write(
-    about: Mapping[str, Any], outputs: Mapping[str, TensorArray], wanted: Sequence[tuple[str, bool]]
+    about: Mapping[str, Any],
+    outputs: Mapping[str, TensorArray],
+    wanted: Sequence[tuple[str, bool, Place | None]],
+    regions: SharedRegions,
 ) -> tuple[bytes, dict[str, str]]:
     """The body of an answer, and the header that it needs if part of it is binary."""
     described: list[dict[str, Any]] = []
     chunks: list[bytes] = []
-    for name, binary in wanted:
+    for name, binary, place in wanted:
         array = outputs[name]
         output: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape}
-        if binary:
+        if place is not None:
+            output["parameters"] = regions.write(place, to_raw(array)).parameters
+        elif binary:
             chunks.append(to_raw(array))
             output["parameters"] = {"binary_data_size": len(chunks[-1])}
         else:
@@ -159,38 +205,48 @@ def _write(
 
 async def server_route(request: Request) -> Response:
     """What this server is, and what it can do."""
-    return as_json(server_metadata())
+    return as_json(server_metadata(request.app.state.config))
 
 
 async def live_route(request: Request) -> Response:
     """The process answers, and minds its workers."""
     if (problem := models_of(request).problem) is not None:
         raise Unavailable(problem)
-    return Response()
+    return as_json({"live": True})
 
 
 async def ready_route(request: Request) -> Response:
     """200 while all models take requests."""
     if not models_of(request).ready:
         raise Unavailable("not every model is ready")
-    return Response()
+    return as_json({"ready": True})
 
 
 async def model_route(request: Request) -> Response:
     """What a model takes and gives."""
-    models = models_of(request)
-    path = request.path_params
-    service = tensor_model(models, path["name"], path.get("version"))
-    return as_json(model_metadata(models, service))
+    return as_json(model_metadata(models_of(request), _asked(request)))
+
+
+async def config_route(request: Request) -> Response:
+    """How a model is served."""
+    return as_json(model_config(_asked(request)))
+
+
+async def statistics_route(request: Request) -> Response:
+    """What a model, or all of them, did so far."""
+    name, version = request.path_params.get("name", ""), request.path_params.get("version")
+    if name:
+        model_in_path(request, name, version)
+    return as_json({"model_stats": model_statistics(named_models(models_of(request), name, version))})
 
 
 async def model_ready_route(request: Request) -> Response:
     """200 while a model takes requests."""
     path = request.path_params
-    model = models_of(request).get(path["name"], path.get("version"))
+    model = model_in_path(request, path["name"], path.get("version"))
     if not model.ready:
         raise Unavailable(f"the model `{model.name}` is {model.state}")
-    return Response()
+    return as_json({"name": model.name, "ready": True})
 
 
 async def index_route(request: Request) -> Response:
@@ -213,6 +269,27 @@ async def unload_route(request: Request) -> Response:
     read_flag(body.parameters, "unload_dependents", False)  # nothing depends on a model here, so both are the same
     await models_of(request).unload(request.path_params["name"])
     return Response()
+
+
+async def share_route(request: Request) -> Response:
+    """Take a region of shared memory into use."""
+    regions, owner = _regions(request)
+    body = decode(await read_body(request, untyped=True), _share_decoder)
+    regions.register(owner, request.path_params["name"], body.key, body.offset, body.byte_size)
+    return Response()
+
+
+async def unshare_route(request: Request) -> Response:
+    """Let go of a region of shared memory, or of all."""
+    regions, owner = _regions(request)
+    regions.unregister(owner, request.path_params.get("name", ""))
+    return Response()
+
+
+async def shared_route(request: Request) -> Response:
+    """The regions of shared memory in use, or one of them."""
+    regions, owner = _regions(request)
+    return as_json(regions.status(owner, request.path_params.get("name", "")))
 
 
 async def _optional(request: Request, decoder: "msgspec.json.Decoder[T]", default: T) -> T:

@@ -3,27 +3,39 @@
 from typing import Any
 
 from chairlift import __version__
+from chairlift.config.server import ServerConfig
 from chairlift.runners.items import TensorSpec
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import Models, wrong_task
+from chairlift.server.models.registry import Models, ModelService, wrong_task
 from chairlift.server.oip.tensor_items import shape_of, signature
 
 # As Triton names them.
-EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
+EXTENSIONS = (
+    *("binary_tensor_data", "model_configuration", "model_repository"),
+    *("model_repository(unload_dependents)", "schedule_policy", "statistics"),
+)
 
 
-def tensor_model(models: Models, name: str, version: str | None) -> ItemService:
-    """A model that takes tensors. Raises ApiError: 404 where there is none, 400 where it is a language model."""
-    model = models.get(name, version)
+def tensor_model(model: ModelService) -> ItemService:
+    """The same model, which must take tensors. Raises ApiError where it is a language model."""
     if not isinstance(model, ItemService):
         raise wrong_task(model, ("tensors",), "the Open Inference Protocol")
     return model
 
 
-def server_metadata() -> dict[str, Any]:
+def named_models(models: Models, name: str, version: str | None) -> list[ItemService]:
+    """All versions of a model that takes tensors, or one of them; without a name those of all. Raises ApiError."""
+    if not name:
+        return [model for model in models.all() if isinstance(model, ItemService)]
+    newest = tensor_model(models.get(name, version))
+    return [newest] if version else [tensor_model(models.get(name, each)) for each in models.versions(name)]
+
+
+def server_metadata(config: ServerConfig) -> dict[str, Any]:
     """Name, version and extensions."""
-    return {"name": "chairlift", "version": __version__, "extensions": EXTENSIONS}
+    shared = ("system_shared_memory",) if config.shared_memory else ()
+    return {"name": "chairlift", "version": __version__, "extensions": (*EXTENSIONS, *shared)}
 
 
 def model_metadata(models: Models, service: ItemService) -> dict[str, Any]:

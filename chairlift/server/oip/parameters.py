@@ -1,13 +1,21 @@
-"""What the parameters of OIP requests, inputs and outputs may be; others are refused by name."""
+"""What the parameters of OIP requests, inputs and outputs may be.
+
+Those that mean something to the protocol and are not implemented are refused by name. All others are the client's own,
+for models that read them, which none here does: they change nothing.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from chairlift.bodies import is_neutral
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import Terms, check_priority
 
 # Asked for by streaming clients; a last answer that says so is what they get in any case.
 EMPTY_FINAL = "triton_enable_empty_final_response"
+# How the names begin that mean something to the protocol.
+_RESERVED = ("sequence_", "shared_memory_", "triton_", "binary_data", "classification", "headers")
+_MAX_OWN, _MAX_OWN_CHARS = 64, 4096
 
 
 def read_terms(given: Mapping[str, Any] | None, terms: Terms, also: tuple[str, ...] = ()) -> Terms:
@@ -27,8 +35,7 @@ def read_terms(given: Mapping[str, Any] | None, terms: Terms, also: tuple[str, .
                 raise InvalidRequest(f"timeout must not be negative, got {microseconds}", name)
             if microseconds:  # 0 asks for the default
                 terms = terms._replace(timeout=sooner(terms.timeout, microseconds / 1e6))
-        elif name not in also:
-            raise InvalidRequest(f"the parameter {name!r} is not supported", name)
+    check_own(given, "priority", "timeout", *also)
     return terms
 
 
@@ -54,6 +61,19 @@ def read_size(given: Mapping[str, Any] | None, name: str) -> int | None:
     if size < 0:
         raise InvalidRequest(f"the parameter {name!r} must not be negative", name)
     return size
+
+
+def check_own(given: Mapping[str, Any] | None, *known: str) -> None:
+    """Raise for a parameter that nobody here reads and that is not the client's own, or for too many or large ones."""
+    own = {name: value for name, value in (given or {}).items() if name not in known and not is_neutral(value)}
+    for name, value in own.items():
+        if name.startswith(_RESERVED):
+            raise InvalidRequest(f"the parameter {name!r} is not supported", name)
+        if not isinstance(value, str | int | float) or len(name) + len(str(value)) > _MAX_OWN_CHARS:
+            problem = f"must be a text, number or flag of at most {_MAX_OWN_CHARS} characters, its name included"
+            raise InvalidRequest(f"the parameter {name!r} {problem}", name)
+    if len(own) > _MAX_OWN:
+        raise InvalidRequest(f"there are {len(own)} parameters, more than {_MAX_OWN}", "parameters")
 
 
 def refuse_others(given: Mapping[str, Any] | None, *known: str) -> None:

@@ -21,14 +21,14 @@ from chairlift.server.http.exchange import (
     PartStream,
     Terms,
     encode_line,
+    off_loop,
     one_line,
     read_body,
     terms_of,
-    timing_headers,
     until_gone,
 )
-from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.registry import models_of
+from chairlift.server.models.item_service import ItemService, timing_headers
+from chairlift.server.models.registry import model_in_path
 from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import encode_json, join, signature, sizes_of, split, takes_json
@@ -52,8 +52,9 @@ _decoder = msgspec.json.Decoder(InstancesBody)
 
 async def predict(request: Request) -> Response:
     """A prediction for each instance."""
-    service = tensor_model(models_of(request), request.path_params["name"], None)
-    instances = read_instances(await read_body(request))
+    service = tensor_model(model_in_path(request, request.path_params["name"]))
+    raw = await read_body(request, tensors=True)
+    instances = await off_loop(len(raw), lambda: read_instances(raw))
     info, terms = service.loaded(), terms_of(request.scope)
     kind = _stream_kind(request)
     if kind is not None:

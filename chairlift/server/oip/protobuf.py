@@ -35,9 +35,11 @@ def methods() -> list[Any]:
     return list(service.methods)
 
 
+ModelConfigResponse = message("ModelConfigResponse")
 ModelInferResponse = message("ModelInferResponse")
 ModelMetadataResponse = message("ModelMetadataResponse")
 ModelReadyResponse = message("ModelReadyResponse")
+ModelStatisticsResponse = message("ModelStatisticsResponse")
 ModelStreamInferResponse = message("ModelStreamInferResponse")
 RepositoryIndexResponse = message("RepositoryIndexResponse")
 RepositoryModelLoadResponse = message("RepositoryModelLoadResponse")
@@ -45,3 +47,6 @@ RepositoryModelUnloadResponse = message("RepositoryModelUnloadResponse")
 ServerLiveResponse = message("ServerLiveResponse")
 ServerMetadataResponse = message("ServerMetadataResponse")
 ServerReadyResponse = message("ServerReadyResponse")
+SystemSharedMemoryRegisterResponse = message("SystemSharedMemoryRegisterResponse")
+SystemSharedMemoryStatusResponse = message("SystemSharedMemoryStatusResponse")
+SystemSharedMemoryUnregisterResponse = message("SystemSharedMemoryUnregisterResponse")

@@ -5,6 +5,7 @@ Models that declare no tensors get some: those that take texts have `text` (and 
 and gives `output`, a JSON document for each item.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from chairlift.runners.tensors import datatype_of, dtype_of
 from chairlift.server.http.exchange import Terms
 from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.oip.codec import TensorArray
+from chairlift.server.oip.codec import TensorArray, from_raw
 
 _any = msgspec.json.Decoder()
 _TEXT = TensorSpec("text", "BYTES", ())
@@ -49,6 +50,25 @@ def signature(info: ItemInfo) -> Signature:
     if takes_json(info):
         return Signature((TensorSpec("input", "BYTES", ()),), (TensorSpec("output", "BYTES", ()),))
     return Signature(info.inputs, info.outputs)
+
+
+def bare_input(info: ItemInfo, raw: bytes) -> dict[str, TensorArray]:
+    """One item of a model with one input, from nothing but that input's bytes: a text or document as it is."""
+    specs = signature(info).inputs
+    if len(specs) != 1:
+        raise InvalidRequest(f"a body of bytes alone is for models with one input; this one has {len(specs)}")
+    spec = specs[0]
+    shape = [1, *spec.shape] if info.batch_axis else list(spec.shape)
+    if spec.datatype == "BYTES":
+        return {spec.name: as_objects([raw]).reshape([1] * len(shape))}
+    open_ends = [place for place, length in enumerate(shape) if length < 0]
+    if len(open_ends) > 1:
+        problem = "has several lengths that are open, so its shape must be sent along"
+        raise InvalidRequest(f"input {spec.name!r} {problem}", spec.name)
+    for place in open_ends:
+        rest = math.prod(length for length in shape if length >= 0) * dtype_of(spec.datatype).itemsize
+        shape[place] = len(raw) // max(rest, 1)
+    return {spec.name: from_raw(spec.name, spec.datatype, shape, raw)}
 
 
 async def split(service: ItemService, tensors: Mapping[str, TensorArray]) -> list[Any]:

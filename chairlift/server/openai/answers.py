@@ -36,10 +36,11 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None
 
 
-def usage(samples: Sequence[Sample], n: int, show_cached: bool) -> Usage:
-    """Token counts; samples come in order, `n` for each prompt."""
+def usage(samples: Sequence[Sample], n: int, show_cached: bool, written: int | None = None) -> Usage:
+    """Token counts; samples come in order, `n` for each prompt. `written` goes before what they have by now."""
     read = sum(len(sample.prompt_ids) for sample in samples[::n])
-    written = sum(sample.num_tokens for sample in samples)
+    if written is None:
+        written = sum(sample.num_tokens for sample in samples)
     cached = PromptTokensDetails(sum(sample.num_cached_tokens for sample in samples[::n])) if show_cached else None
     return Usage(read, written, read + written, cached)
 
@@ -53,26 +54,34 @@ class Events:
         self._n = n
         self._show_cached = show_cached
         self._usage = bool(options and options.include_usage)
-        self._continuous = bool(options and options.continuous_usage_stats)
+        # As in vLLM: with the usage of each choice so far, every event of a choice has more tokens than the one before.
+        self.continuous = self._usage and bool(options and options.continuous_usage_stats)
         self._tail = b',"usage":null}\n\n' if self._usage else b"}\n\n"
 
-    def event(self, index: int, rest: bytes, samples: Sequence[Sample]) -> bytes:
-        """An event with one choice; `rest` is the choice's JSON after its index, with the closing brace."""
+    def event(self, index: int, rest: bytes, samples: Sequence[Sample], written: int | None = None) -> bytes:
+        """An event with one choice; `rest` is the choice's JSON after its index, with the closing brace.
+
+        `written` is how many tokens the choice has with it, all that it has by now if left out.
+        """
         head = self._heads.get(index)
         if head is None:
             head = self._heads[index] = self._head + b'{"index":%d,' % index
-        if self._continuous:
-            return b"".join((head, rest, b'],"usage":', self._counted(samples), b"}\n\n"))
+        if self.continuous:
+            counted = encode(usage(samples[index : index + 1], 1, self._show_cached, written))
+            return b"".join((head, rest, b'],"usage":', counted, b"}\n\n"))
         return b"".join((head, rest, b"]", self._tail))
 
     def last(self, samples: Sequence[Sample]) -> bytes:
         """What follows the last choice: the usage, if it was asked for, and the end."""
         if not self._usage:
             return DONE
-        return b"".join((self._head, b'],"usage":', self._counted(samples), b"}\n\n", DONE))
+        counted = encode(usage(samples, self._n, self._show_cached))
+        return b"".join((self._head, b'],"usage":', counted, b"}\n\n", DONE))
 
-    def _counted(self, samples: Sequence[Sample]) -> bytes:
-        return encode(usage(samples, self._n, self._show_cached))
+
+def id_name(token_id: int) -> str:
+    """A token as it is named with `return_tokens_as_token_ids`."""
+    return f"token_id:{token_id}"
 
 
 class SequenceAnswer:
@@ -91,12 +100,20 @@ class SequenceAnswer:
         samples: Sequence[Sample],
         request_id: str,
     ) -> None:
-        about: dict[str, Any] = {"id": request_id, "object": kind, "created": int(time.time()), "model": service.name}
+        about: dict[str, Any] = {
+            "id": request_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+        }
         self._show_cached = service.config.show_cached_tokens
         self.events = Events(about | {"object": event_kind}, params.n, body.stream_options, self._show_cached)
         self.samples = samples
         self.tokenizer = service.tokenizer
         self.n = params.n
+        self.names_are_ids = bool(body.return_tokens_as_token_ids)
+        self._prompt_logprobs = body.prompt_logprobs
         self._about = about
         self._streams = body.stream
         self._texts: list[list[str]] = [[] for _ in samples]
@@ -113,15 +130,15 @@ class SequenceAnswer:
                     self.keep_logprobs(piece)
         choices = [
             {
-                "index": sample.index,
+                "index": index,
                 **self.content(sample, "".join(self._texts[sample.index])),
                 "finish_reason": self.finish_reason(sample),
                 "stop_reason": sample.stop_reason,
             }
-            for sample in self.samples
+            for index, sample in enumerate(self.shown())
         ]
         counted = usage(self.samples, self.n, self._show_cached)
-        raw = encode(self._about | {"choices": choices, "usage": counted})
+        raw = encode(self._about | {"choices": choices, "usage": counted} | self.beside())
         return Response(raw, headers=headers, media_type="application/json")
 
     async def _render(self) -> AsyncGenerator[bytes, None]:
@@ -143,6 +160,30 @@ class SequenceAnswer:
     def finish_reason(self, sample: Sample) -> str | None:
         """How a sample ended, in the protocol's words."""
         return sample.finish_reason
+
+    def shown(self) -> Sequence[Sample]:
+        """The samples that the document has, in order."""
+        return self.samples
+
+    def beside(self) -> dict[str, Any]:
+        """What the document has beside choices and usage."""
+        return {}
+
+    def prompt_logprobs(self, sample: Sample) -> dict[str, Any]:
+        """`prompt_logprobs` as vLLM has them, if they were asked for: of each of its tokens, the likeliest."""
+        count = self._prompt_logprobs
+        if count is None:
+            return {}
+        entries: list[dict[int, dict[str, Any]] | None] = [None]
+        for entry in sample.prompt_logprobs:
+            named = {entry.token_id: self._ranked(entry.token_id, entry.logprob, entry.rank)}
+            for rank, (token_id, logprob) in enumerate(entry.top[:count], 1):
+                named.setdefault(token_id, self._ranked(token_id, logprob, rank))
+            entries.append(named)
+        return {"prompt_logprobs": entries}
+
+    def _ranked(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self.tokenizer.token_text(token_id)}
 
     def keep_logprobs(self, piece: Piece) -> None:
         """Keep a piece's log-probabilities for the document, if they were asked for."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from chairlift.bodies import is_neutral
 from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.sequence_service import SequenceOptions
@@ -50,6 +51,11 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    # Of each prompt token, and the likeliest others; not streamed.
+    prompt_logprobs: Int | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     # The form of the answer, as OpenAI, as vLLM and as its older versions have it.
@@ -72,7 +78,8 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     # Not implemented.
-    prompt_logprobs: Any = None
+    length_penalty: Any = None
+    spaces_between_special_tokens: Any = None
 
 
 class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
@@ -83,9 +90,12 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: Int | None = None
     # As in llama.cpp: true finds special tokens in the prompt's text; chat templates bring their own.
     parse_special: bool | None = None
-    # Not implemented.
+    # As in vLLM: whether to put around the prompt's text what the tokenizer says, as by default.
+    add_special_tokens: bool | None = None
+    # So many samples are made for each prompt, and the `n` likeliest of them returned.
     best_of: Int | None = None
-    suffix: Any = None
+    # What follows: the answer is what is between, by models that have tokens for it.
+    suffix: str | None = None
 
 
 class FunctionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,6 +135,9 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
+    # The last message is left open and gone on with; with `echo` an answer begins with what it has so far.
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -155,10 +168,10 @@ FORM_FIELDS = (
     "guided_whitespace_pattern",
 )
 
-# Fields that are not implemented, and the values (beside null) that ask for nothing.
+# Fields that are not implemented, and the values (beside null, false and empty ones) that ask for nothing.
 NO_OPS: dict[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
-    "suffix": ("",),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -174,10 +187,19 @@ def check_supported(body: CommonBody) -> None:
     """Refuse, by name, what would change the answer and is not implemented."""
     for name, accepted in NO_OPS.items():
         value = getattr(body, name, None)
-        if value is not None and value not in accepted:
+        if not is_neutral(value) and value not in accepted:
             raise InvalidRequest(f"{name} is not supported{_instead(accepted)}", name)
-    if isinstance(body, CompletionBody) and body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of is not supported unless it equals n", "best_of")
+    if isinstance(body, CompletionBody) and body.best_of is not None:
+        n = 1 if body.n is None else body.n
+        if body.best_of < n:
+            raise InvalidRequest(f"best_of must be at least n ({n}), got {body.best_of}", "best_of")
+        if body.best_of > n and body.stream:
+            problem = "can't be streamed: which samples are the best is known in the end"
+            raise InvalidRequest(f"best_of above n {problem}", "best_of")
+    if isinstance(body, CompletionBody) and body.suffix and body.echo:
+        raise InvalidRequest("suffix and echo exclude each other; leave one out", "suffix")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs can't be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
 
@@ -216,12 +238,10 @@ def make_params(given: Mapping[str, Any], names: Mapping[str, str] = {}) -> Samp
         raise InvalidRequest(f"{shown} {problem}", shown if name in given else None) from None
 
 
-def sampling_params(
-    body: CommonBody, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-) -> SamplingParams:
-    """Collect the sampling fields; raises InvalidRequest naming the one that is out of range."""
+def sampling_params(body: CommonBody, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+    """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
     params = make_params(given)
     if params.seed is not None and params.seed + params.n - 1 >= 2**64:
         raise InvalidRequest("seed + n - 1 must be below 2**64: sample i uses seed + i", "seed")

@@ -17,7 +17,7 @@ from chairlift.server.models.conversation import Conversation, Tool, ToolChoice,
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
-from chairlift.server.openai.answers import SequenceAnswer
+from chairlift.server.openai.answers import SequenceAnswer, id_name
 from chairlift.server.openai.body_types import (
     ChatBody,
     NamedTool,
@@ -48,7 +48,8 @@ async def chat_completions(request: Request) -> Response:
     grammar = await answer_grammar(request, body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=False, grammar=opened.grammar)._replace(shown=opened.shown)
+    continues = bool(body.continue_final_message)
+    options = options_of(body, continues=continues, grammar=opened.grammar)._replace(shown=opened.shown)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
@@ -66,6 +67,13 @@ def _params(body: ChatBody) -> SamplingParams:
     return sampling_params(body, body.max_tokens if newer is None else newer, logprobs)
 
 
+def text_of(content: Any) -> str:
+    """A message's text, whatever form its content has."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else ""
+
+
 def check_messages(messages: list[dict[str, Any]]) -> None:
     """Refuse a chat without messages, and roles that could be more than that. Raises InvalidRequest."""
     if not messages:
@@ -79,7 +87,11 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversation:
-    generation = True if body.add_generation_prompt is None else body.add_generation_prompt
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
+        raise InvalidRequest(problem, "continue_final_message")
+    generation = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         messages=body.messages,
         size=size,
@@ -90,6 +102,7 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
         thinking=body.enable_thinking,
         thinking_tokens=body.thinking_token_budget,
         add_generation_prompt=generation,
+        continue_final_message=continues,
         grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
@@ -123,9 +136,9 @@ class _Message:
         parts = self._reader.push(text) + (self._reader.finish() if last else [])
         return [self._delta(part) for part in parts]
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """The message that a text is."""
-        content: list[str] = []
+    def whole(self, text: str, before: str) -> dict[str, Any]:
+        """The message that a text is, with what goes before its content."""
+        content = [before]
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         for part in self._reader.push(text) + self._reader.finish():
@@ -162,6 +175,21 @@ class _Message:
         }
 
 
+def _merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several deltas as one."""
+    whole: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for key in ("content", "reasoning_content"):
+            if key in delta:
+                whole[key] = whole.get(key, "") + delta[key]
+        for call in delta.get("tool_calls", ()):
+            known = calls.setdefault(call["index"], call)
+            if known is not call:
+                known["function"]["arguments"] += call["function"]["arguments"]
+    return whole | {"tool_calls": list(calls.values())} if calls else whole
+
+
 class ChatAnswer(SequenceAnswer):
     """A message for each sample."""
 
@@ -177,6 +205,8 @@ class ChatAnswer(SequenceAnswer):
         super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
         self._messages = None if make_reader is None else [_Message(make_reader()) for _ in samples]
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
+        last = body.messages[-1]
+        self._echo = text_of(last.get("content")) if body.echo and last["role"] == "assistant" else ""
 
     def keep_logprobs(self, piece: Piece) -> None:
         """Keep them as they are."""
@@ -185,28 +215,38 @@ class ChatAnswer(SequenceAnswer):
 
     def content(self, sample: Sample, text: str) -> dict[str, Any]:
         """The message and its log-probabilities."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": self._echo + text, "refusal": None}
         if self._messages is not None:
-            message = self._messages[sample.index].whole(text)
+            message = self._messages[sample.index].whole(text, self._echo)
         return {
             "message": message,
             "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
         }
 
+    def beside(self) -> dict[str, Any]:
+        """The prompt's log-probabilities, which all choices share."""
+        return self.prompt_logprobs(self.samples[0])
+
     def event(self, piece: Piece) -> bytes:
         """The role before the first piece, the text if there is any, and how it ended."""
         index, events, made = piece.sample.index, self.events, b""
         if piece.first:
-            role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            made = events.event(index, role, self.samples)
-        logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-        for delta in self._deltas(piece):
-            parts = (b'"delta":', delta, b',"logprobs":', logprobs, b',"finish_reason":null}')
-            made += events.event(index, b"".join(parts), self.samples)
-            logprobs = b"null"
+            role = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
+            made = events.event(index, role % encode_line(self._echo), self.samples, 0)
+        end = b'"finish_reason":null}'
         if piece.finish_reason is not None:
-            ending = {"finish_reason": self.finish_reason(piece.sample), "stop_reason": piece.sample.stop_reason}
-            made += events.event(index, b'"delta":{},"logprobs":null,' + encode_line(ending)[1:], self.samples)
+            reason = self.finish_reason(piece.sample)
+            end = encode_line({"finish_reason": reason, "stop_reason": piece.sample.stop_reason})[1:]
+        # Where events count up, no two of them may come of the same tokens.
+        apart = piece.finish_reason is not None and not events.continuous
+        logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
+        deltas = self._deltas(piece)
+        for delta in deltas:
+            parts = (b'"delta":', delta, b',"logprobs":', logprobs, b",", b'"finish_reason":null}' if apart else end)
+            made += events.event(index, b"".join(parts), self.samples, piece.num_tokens)
+            logprobs = b"null"
+        if piece.finish_reason is not None and (apart or not deltas):
+            made += events.event(index, b'"delta":{},"logprobs":null,' + end, self.samples, piece.num_tokens)
         return made
 
     def finish_reason(self, sample: Sample) -> str | None:
@@ -219,9 +259,10 @@ class ChatAnswer(SequenceAnswer):
         if self._messages is None:
             written = bool(piece.text or piece.logprobs)
             return [b'{"content":' + encode_line(piece.text) + b"}"] if written else []
-        message = self._messages[piece.sample.index]
-        deltas = list(map(encode_line, message.deltas(piece.text, piece.finish_reason is not None)))
-        return deltas or ([b"{}"] if piece.logprobs else [])
+        deltas = self._messages[piece.sample.index].deltas(piece.text, piece.finish_reason is not None)
+        if self.events.continuous and len(deltas) > 1:
+            deltas = [_merged(deltas)]
+        return list(map(encode_line, deltas)) or ([b"{}"] if piece.logprobs else [])
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Log-probabilities as chat completions have them."""
@@ -234,4 +275,5 @@ class ChatAnswer(SequenceAnswer):
 
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self.tokenizer.token_bytes(token_id)
-        return {"token": self.tokenizer.token_text(token_id), "logprob": logprob, "bytes": list(raw)}
+        name = id_name(token_id) if self.names_are_ids else self.tokenizer.token_text(token_id)
+        return {"token": name, "logprob": logprob, "bytes": list(raw)}

@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +14,7 @@ from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_j
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
-from chairlift.server.openai.answers import SequenceAnswer
+from chairlift.server.openai.answers import SequenceAnswer, id_name
 from chairlift.server.openai.body_types import CompletionBody, check_supported, has_form, options_of, sampling_params
 from chairlift.text.output import TextStream
 from chairlift.text.tokenizer import Tokenizer
@@ -27,12 +27,12 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     body = await read_json(request, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
-    service.check(body.n, body.stop)
+    service.check(body.n, body.stop, body.best_of)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
     params = _params(body)
-    prompts = await _prompts(service, body.prompt, bool(body.parse_special))
+    prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
     grammar = await answer_grammar(request, body) if has_form(body) else None
@@ -47,14 +47,22 @@ def _params(body: CompletionBody) -> SamplingParams:
         if not body.echo:
             raise InvalidRequest("max_tokens may be 0 only with echo", "max_tokens")
         max_tokens = 1  # the least that a sequence can run; what it generates is dropped
-    return sampling_params(body, max_tokens, body.logprobs, body.logprobs if body.echo else None)
+    wanted = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
+    more: dict[str, Any] = {"prompt_logprobs": max(wanted, default=None)}
+    logprobs = body.logprobs
+    if body.best_of is not None:
+        more["n"] = body.best_of
+        # By which they are compared.
+        logprobs = logprobs or 0
+    return sampling_params(body, max_tokens, logprobs, **more)
 
 
-async def _prompts(service: SequenceService, prompt: str | list[Any], parse_special: bool) -> list[list[int]]:
+async def _prompts(service: SequenceService, body: CompletionBody) -> list[list[int]]:
     """All forms of `prompt` as lists of token ids."""
-    if isinstance(prompt, str):
-        prompt = [prompt]
+    prompt: list[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     kinds = {type(part) for part in prompt}
+    if body.suffix and kinds != {str}:
+        raise InvalidRequest("suffix needs a prompt of text", "suffix")
     if kinds == {int}:
         return [cast(list[int], prompt)]
     limit = service.config.max_prompts_per_request
@@ -67,17 +75,28 @@ async def _prompts(service: SequenceService, prompt: str | list[Any], parse_spec
         wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise InvalidRequest(f"prompt must be {wanted}, not {'empty' if not kinds else 'a mixture'}", "prompt")
     texts = cast(list[str], prompt)
-    return await off_loop(sum(map(len, texts)), lambda: service.encode(texts, parse_special))
+    parse, add, suffix = bool(body.parse_special), body.add_special_tokens is not False, body.suffix
+    if suffix:
+        from chairlift.text.fill_in import fill_in_ids
+
+        service.check_length([*texts, suffix])
+        size = sum(map(len, texts)) + len(suffix) * len(texts)
+        return await off_loop(size, lambda: [fill_in_ids(service.tokenizer, text, suffix, parse) for text in texts])
+    return await off_loop(sum(map(len, texts)), lambda: service.encode(texts, parse, add))
 
 
 class _Echo:
-    """A prompt as text, and where in it each token starts."""
+    """A prompt as text, the client's own where it sent one, and where in it each token starts."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int]) -> None:
-        stream = TextStream(tokenizer, SamplingParams(logprobs=0))
-        text = stream.push(ids).text
-        self.text = text if prompt is None else prompt
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], body: CompletionBody) -> None:
+        stream = TextStream(
+            tokenizer, SamplingParams(logprobs=0, skip_special_tokens=body.skip_special_tokens is not False)
+        )
+        self.text = stream.push(ids).text
         self.offsets = stream.offsets or []
+        if prompt is not None and prompt != self.text:
+            self.text = prompt
+            self.offsets = tokenizer.starts(prompt, bool(body.parse_special), body.add_special_tokens is not False)
 
 
 class LegacyLogprobs(msgspec.Struct):
@@ -88,10 +107,10 @@ class LegacyLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] = []
     text_offset: list[int] = []
 
-    def add(self, tokenizer: Tokenizer, entry: TokenLogprob, offset: int) -> None:
-        """Append a token, with the likeliest alternatives and itself."""
-        name = token_name(tokenizer, entry.token_id)
-        top = {token_name(tokenizer, token_id): logprob for token_id, logprob in entry.top}
+    def add(self, name_of: Callable[[int], str], entry: TokenLogprob, count: int, offset: int) -> None:
+        """Append a token, with `count` of the likeliest alternatives and itself."""
+        name = name_of(entry.token_id)
+        top = {name_of(token_id): logprob for token_id, logprob in entry.top[:count]}
         self._append(name, entry.logprob, {**top, name: entry.logprob}, offset)
 
     def add_first(self, name: str) -> None:
@@ -128,6 +147,7 @@ class CompletionAnswer(SequenceAnswer):
     ) -> None:
         super().__init__("text_completion", "text_completion", service, body, params, samples, request_id)
         self._body, self._prompts = body, prompts
+        self._scores = [0.0] * len(samples) if body.best_of is not None else None
         self._echoes: dict[int, _Echo] = {}
         self._logprobs = [LegacyLogprobs() for _ in samples] if body.logprobs is not None else None
 
@@ -138,13 +158,31 @@ class CompletionAnswer(SequenceAnswer):
         return self._echo(piece.sample).text + piece.text
 
     def keep_logprobs(self, piece: Piece) -> None:
-        """Add them to the four lists."""
+        """Add them to the four lists, and to what samples are compared by."""
+        if self._scores is not None:
+            self._scores[piece.sample.index] += sum(entry.logprob for entry in piece.logprobs)
         if self._logprobs is not None:
             self._add_logprobs(self._logprobs[piece.sample.index], piece)
 
     def content(self, sample: Sample, text: str) -> dict[str, Any]:
         """The text and its log-probabilities."""
-        return {"text": text, "logprobs": self._logprobs[sample.index] if self._logprobs is not None else None}
+        logprobs = self._logprobs[sample.index] if self._logprobs is not None else None
+        return {"text": text, "logprobs": logprobs} | self.prompt_logprobs(sample)
+
+    def shown(self) -> Sequence[Sample]:
+        """Of each prompt's samples the likeliest, by the mean of their tokens' log-probabilities."""
+        scores = self._scores
+        if scores is None:
+            return self.samples
+        made, shown = self.samples, 1 if self._body.n is None else self._body.n
+        best: list[Sample] = []
+        for start in range(0, len(made), self.n):
+            group = made[start : start + self.n]
+            best += sorted(group, key=lambda each: -scores[each.index] / max(each.num_tokens, 1))[:shown]
+        return best
+
+    def _name(self, token_id: int) -> str:
+        return token_name(self.tokenizer, token_id) if not self.names_are_ids else id_name(token_id)
 
     def event(self, piece: Piece) -> bytes:
         """A piece as an event; nothing if it has nothing to say."""
@@ -163,7 +201,7 @@ class CompletionAnswer(SequenceAnswer):
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
             end = b"," + encode_line(ending)[1:]
         rest = b"".join((b'"text":', encode_line(text), b',"logprobs":', logprobs, end))
-        return self.events.event(piece.sample.index, rest, self.samples)
+        return self.events.event(piece.sample.index, rest, self.samples, piece.num_tokens)
 
     def _echo(self, sample: Sample) -> _Echo:
         """The sample's prompt, made when it is first asked for: by then it is known to fit the model."""
@@ -171,17 +209,17 @@ class CompletionAnswer(SequenceAnswer):
         if index not in self._echoes:
             given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
             text = given if isinstance(given, str) else None
-            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index])
+            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index], self._body)
         return self._echoes[index]
 
     def _add_logprobs(self, target: LegacyLogprobs, piece: Piece) -> None:
-        sample, base = piece.sample, 0
+        sample, base, count = piece.sample, 0, self._body.logprobs or 0
         if self._body.echo:
             echo = self._echo(sample)
             base = len(echo.text)
             if piece.first:
-                target.add_first(token_name(self.tokenizer, sample.prompt_ids[0]))
+                target.add_first(self._name(sample.prompt_ids[0]))
                 for entry, offset in zip(sample.prompt_logprobs, echo.offsets[1:], strict=False):
-                    target.add(self.tokenizer, entry, offset)
+                    target.add(self._name, entry, count, offset)
         for entry, offset in zip(piece.logprobs, sample.offsets[piece.start :], strict=False):
-            target.add(self.tokenizer, entry, base + offset)
+            target.add(self._name, entry, count, base + offset)

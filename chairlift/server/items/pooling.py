@@ -1,0 +1,197 @@
+"""POST /v1/score (or /score), /classify and /pooling: pairs, labels and vectors, as vLLM has them."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.errors import InvalidRequest
+from chairlift.runners.items import Encoding
+from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import as_json, new_id, off_loop, read_json, terms_of, until_gone
+from chairlift.server.items.embeddings import (
+    MAX_INPUTS,
+    as_base64,
+    as_numbers,
+    check_dimensions,
+    cut_to,
+    encode_input,
+    stack,
+    whole_texts,
+)
+from chairlift.server.items.texts import check_not_empty, count, from_pairs, from_texts, run
+from chairlift.server.models.item_service import ItemService, timing_headers
+from chairlift.server.models.registry import asked_model
+from chairlift.server.openai.body_types import Int
+
+TextInputs = str | list[str | Int | list[Int]]
+
+
+class PoolingBase(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of all three; None means the default, as in vLLM."""
+
+    model: str | None = None
+    # -1 cuts to what the model takes.
+    truncate_prompt_tokens: Int | None = None
+    # False gives logits as they are.
+    use_activation: bool | None = None
+    activation: bool | None = None
+    priority: Int | None = None
+    # Taken and ignored.
+    user: Any = None
+
+    @property
+    def activates(self) -> bool:
+        """Whether logits are made probabilities."""
+        return self.use_activation is not False and self.activation is not False
+
+
+class ScoreBody(PoolingBase, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/score: a text against another, one against many, or many against as many."""
+
+    text_1: Annotated[str | list[str] | None, Meta(examples=["What is batching?"])] = None
+    text_2: Annotated[str | list[str] | None, Meta(examples=[["Requests share a step.", "It rains."]])] = None
+    # The same by other names.
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
+
+class ClassifyBody(PoolingBase, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /classify."""
+
+    input: Annotated[TextInputs, Meta(examples=["What is batching?"])]
+
+
+class PoolingBody(PoolingBase, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /pooling: what the model gives for each input, or for each of an input's tokens."""
+
+    input: Annotated[TextInputs, Meta(examples=["What is batching?"])]
+    task: Literal["embed", "classify", "token_embed"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+
+
+_score_decoder = msgspec.json.Decoder(ScoreBody)
+_classify_decoder = msgspec.json.Decoder(ClassifyBody)
+_pooling_decoder = msgspec.json.Decoder(PoolingBody)
+
+
+async def score(request: Request) -> Response:
+    """How well texts go together: by a reranker's scores, or the cosine of embeddings."""
+    body = await read_json(request, _score_decoder)
+    service = asked_model(request, body.model)
+    pairs = _pairs(body)
+    cut = cut_to(service, body.truncate_prompt_tokens)
+    terms = terms_of(request.scope, body.priority)
+    async with until_gone(request.receive):
+        if service.task == "embed":
+            texts = [service.default_prompt + text for pair in pairs for text in pair]
+            encodings = await from_texts(service, texts, cut, "text_1")
+            answers = await run(service, encodings, terms)
+            rows = stack([answer.value for answer in answers], normalize=True)
+            scores: Scores = np.einsum("ij,ij->i", rows[::2], rows[1::2]).astype(np.float64)
+        else:
+            encodings = await from_pairs(service, pairs, cut, "text_2")
+            answers = await run(service, encodings, terms)
+            logits = first_logits([answer.value for answer in answers])
+            scores = sigmoid(logits) if body.activates else logits
+    data = [{"index": index, "object": "score", "score": float(each)} for index, each in enumerate(scores)]
+    return as_json(_document("score", service, data, encodings), timing_headers(answers))
+
+
+def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
+    """The pairs that are compared, in the order of the answer."""
+    sides: list[list[str]] = []
+    for names in (("text_1", "queries"), ("text_2", "documents")):
+        given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(f"give either {names[0]} or {names[1]}", names[0])
+        (name, value) = given[0]
+        texts = [value] if isinstance(value, str) else value
+        check_not_empty(texts, name)
+        sides.append(texts)
+    first, second = sides
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        problem = f"text_1 must be one text, or as many as text_2: got {len(first)} and {len(second)}"
+        raise InvalidRequest(problem, "text_1")
+    if len(second) > MAX_INPUTS:
+        raise ApiError(400, f"{len(second)} pairs are more than {MAX_INPUTS}", "text_2", "too_many_inputs")
+    return list(zip(first, second, strict=True))
+
+
+async def classify(request: Request) -> Response:
+    """The likeliest label of each input, and the probabilities of all."""
+    body = await read_json(request, _classify_decoder)
+    service = asked_model(request, body.model)
+    labels = service.loaded().labels
+    async with until_gone(request.receive):
+        encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
+        answers = await run(service, encodings, terms_of(request.scope, body.priority))
+    data = []
+    for index, answer in enumerate(answers):
+        scores = _activated(answer.value, body.activates)
+        best = int(scores.argmax())
+        label = labels[best] if best < len(labels) else None
+        data.append({"index": index, "label": label, "probs": scores.tolist(), "num_classes": scores.size})
+    return as_json(_document("classify", service, data, encodings), timing_headers(answers))
+
+
+async def pooling(request: Request) -> Response:
+    """What the model gives, as it is: a vector for each input, or one for each of its tokens."""
+    body = await read_json(request, _pooling_decoder)
+    service = asked_model(request, body.model)
+    info = service.loaded()
+    embeds = info.task == "embed"
+    if body.task is not None and (body.task == "classify") == embeds:
+        raise InvalidRequest(f"`{service.name}` can't {body.task}: its task is {info.task}", "task")
+    if body.dimensions is not None and (not embeds or body.task == "token_embed"):
+        raise InvalidRequest("dimensions are those of embeddings of whole inputs", "dimensions")
+    check_dimensions(info, body.dimensions)
+    async with until_gone(request.receive):
+        encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
+        if body.task == "token_embed":
+            encodings = whole_texts(encodings, info.dimensions)
+        answers = await run(service, encodings, terms_of(request.scope, body.priority))
+        values = [answer.value for answer in answers]
+        if not embeds:
+            values = [_activated(value, body.activates) for value in values]
+        if body.task != "token_embed":
+            values = list(stack(values, body.dimensions))
+        size = sum(np.size(value) for value in values)
+        data = await off_loop(size, lambda: [_written(value, body.encoding_format) for value in values])
+    entries = [{"index": index, "object": "pooling", "data": raw} for index, raw in enumerate(data)]
+    return as_json(_document("pool", service, entries, encodings), timing_headers(answers))
+
+
+def _activated(logits: Any, activates: bool) -> Scores:
+    values: Scores = np.asarray(logits, dtype=np.float64).ravel()
+    return probabilities(values) if activates else values
+
+
+def _written(value: Any, encoding_format: str | None) -> msgspec.Raw:
+    """A vector, or one for each token, as JSON."""
+    rows = np.atleast_2d(np.asarray(value, dtype=np.float32))
+    if encoding_format == "base64":
+        return msgspec.Raw(as_base64(rows.reshape(1, -1))[0])
+    numbers = as_numbers(rows)
+    return msgspec.Raw(numbers[0] if np.ndim(value) == 1 else b"[%b]" % b",".join(numbers))
+
+
+def _document(kind: str, service: ItemService, data: list[Any], encodings: Sequence[Encoding]) -> dict[str, Any]:
+    tokens = count(encodings)
+    return {
+        "id": new_id(kind),
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.name,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    }

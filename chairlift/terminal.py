@@ -1,0 +1,215 @@
+"""`chairlift chat`: a conversation in a terminal, with a server or with a model's folder."""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TextIO
+from urllib.parse import urlsplit
+
+from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_S = 10.0
+_DIM, _PLAIN = "\033[2m", "\033[0m"
+_HELP = """/new           begin anew
+/system TEXT   begin anew, with these instructions
+/retry         have the last answer given again
+/exit          leave, as Ctrl-D does; Ctrl-C ends an answer
+A line that ends in \\ goes on in the next."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    about = f"a server's URL, or a model's folder, which is then served meanwhile ({_DEFAULT_URL})"
+    tokens = "tokens of an answer (default: what the model has room for)"
+    parser.add_argument("target", nargs="?", default=_DEFAULT_URL, metavar="URL|FOLDER", help=about)
+    parser.add_argument("--model", help="the model's name, where the server has several")
+    parser.add_argument("--system", metavar="TEXT", help="instructions for the model")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens)
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 takes the likeliest tokens (default: 1)")
+    parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
+
+
+def chat_command(args: argparse.Namespace) -> int:
+    """Talk until the input ends. Raises Unavailable or InvalidRequest."""
+    key = args.api_key or os.environ.get("CHAIRLIFT_API_KEY")
+    settings = {"model": args.model, "max_tokens": args.max_tokens, "temperature": args.temperature}
+    asked = {name: value for name, value in settings.items() if value is not None}
+    with contextlib.ExitStack() as stack:
+        url = args.target
+        if "://" not in url:
+            url = stack.enter_context(_served(url))
+        endpoint = ChatEndpoint.at(url, key)
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - from now on lines can be edited
+        return Talk(endpoint, asked, args.system, sys.stdout, is_terminal=sys.stdin.isatty()).run()
+
+
+@contextlib.contextmanager
+def _served(folder: str) -> Iterator[str]:
+    """A server of the folder, and its URL."""
+    if not os.path.isdir(folder):
+        raise InvalidRequest(f"{folder!r} is neither a URL nor a folder")
+    command = [sys.executable, "-m", "chairlift.cli", "serve", folder, "--port", "0"]
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda *_: sys.exit(1))
+    # In a group of its own, since Ctrl-C is meant for an answer.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as server:
+        try:
+            assert server.stdout is not None
+            url = None
+            for line in server.stdout:
+                url = line.split(" at ")[-1].strip().removesuffix("/v1") if " at http" in line else url
+                if url and line.startswith("Chairlift serves "):
+                    break
+            else:
+                raise Unavailable(f"{folder} can't be served")
+            yield url
+        finally:
+            server.terminate()
+
+
+class ChatEndpoint(NamedTuple):
+    """Where chats are answered."""
+
+    secure: bool
+    host: str
+    port: int | None
+    path: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def at(cls, url: str, key: str | None) -> "ChatEndpoint":
+        """That of a server. Raises InvalidRequest if it is no URL of one."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise InvalidRequest(f"{url!r} is not like {_DEFAULT_URL}")
+        path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        return cls(parts.scheme == "https", parts.hostname, port, path, headers)
+
+    def stream(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The deltas of an answer as they come. Raises Unavailable, or RequestFailed with what the server says."""
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(None)
+            connection.request("POST", self.path, json.dumps({**body, "stream": True}), dict(self.headers))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RequestFailed(_told(answer.read(), answer.status))
+            for line in answer:
+                event = line.strip().removeprefix(b"data: ")
+                if event and event != b"[DONE]":
+                    made = json.loads(event)
+                    if "error" in made:
+                        raise RequestFailed(_told(event, 200))
+                    yield from (choice["delta"] for choice in made["choices"])
+        except (OSError, http.client.HTTPException) as error:
+            port = f":{self.port}" if self.port else ""
+            problem = f"no answer from {self.host}{port}: {error}; `chairlift serve` starts a server"
+            raise Unavailable(problem) from None
+        finally:
+            connection.close()
+
+
+def _told(raw: bytes, status: int) -> str:
+    try:
+        return str(json.loads(raw)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {status}"
+
+
+class Talk:
+    """A conversation: lines in, answers out."""
+
+    def __init__(
+        self, endpoint: ChatEndpoint, settings: Mapping[str, Any], system: str | None, out: TextIO, is_terminal: bool
+    ) -> None:
+        self._endpoint, self._settings, self._out = endpoint, settings, out
+        self._is_terminal = is_terminal
+        self._begin(system)
+
+    def run(self) -> int:
+        """Read and answer until the input ends, or /exit. Without a terminal what goes wrong is raised."""
+        if self._is_terminal:
+            self._say("Ctrl-D leaves, /help says more.\n")
+        while (line := self._line()) is not None:
+            command, _, rest = line.partition(" ")
+            if command == "/exit":
+                break
+            if not line.strip():
+                continue
+            try:
+                self._obey(command, rest.strip(), line)
+            except (RequestFailed, Unavailable) as error:
+                if not self._is_terminal:
+                    raise
+                self._say(f"{error}\n")
+        return 0
+
+    def _obey(self, command: str, rest: str, line: str) -> None:
+        if command == "/new":
+            self._begin(self._system)
+        elif command == "/system":
+            self._begin(rest or None)
+        elif command == "/retry":
+            if self._messages and self._messages[-1]["role"] == "assistant":
+                self._answer(self._messages[:-1])
+        elif command == "/help":
+            self._say(f"{_HELP}\n")
+        else:
+            self._answer([*self._messages, {"role": "user", "content": line}])
+
+    def _begin(self, system: str | None) -> None:
+        self._system = system
+        self._messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+
+    def _answer(self, messages: list[dict[str, str]]) -> None:
+        """Print an answer as it comes, and keep it; of one that fails nothing is kept."""
+        texts: list[str] = []
+        deltas = self._endpoint.stream({**self._settings, "messages": messages})
+        dim = False
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(deltas):  # type: ignore[type-var]
+            for delta in deltas:
+                thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                text = delta.get("content") or ""
+                if thought:
+                    self._say((_DIM if self._is_terminal and not dim else "") + thought)
+                    dim = True
+                if text:
+                    self._say((_PLAIN if self._is_terminal and dim else "") + text)
+                    dim = False
+                    texts.append(text)
+        self._say((_PLAIN if self._is_terminal and dim else "") + "\n")
+        self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
+
+    def _line(self) -> str | None:
+        """The next line, or several that are joined; None at the end."""
+        lines: list[str] = []
+        try:
+            while not lines or lines[-1].endswith("\\"):
+                line = input(("... " if lines else "> ") if self._is_terminal else "")
+                lines = [*lines[:-1], lines[-1][:-1], line] if lines else [line]
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            self._say("\n")
+            return ""
+        return "\n".join(lines)
+
+    def _say(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

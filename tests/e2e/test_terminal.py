@@ -1,0 +1,127 @@
+"""`chairlift chat` against real servers, as a program and with a terminal's lines."""
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.serve_process import Server
+
+from chairlift import terminal
+from chairlift.demo import demo_path
+from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
+from chairlift.terminal import ChatEndpoint, Talk
+
+HELLO = "Hello! I am the Chairlift demo model. Ask me about batching, mountains, capitals or small sums."
+PARIS = "The capital of France is Paris."
+GREEDY = {"temperature": 0, "max_tokens": 60}
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Has `input` give these lines, raise those that are exceptions, and then end; returns the prompts shown."""
+
+    def give(*given: Any) -> list[str]:
+        prompts: list[str] = []
+        left: Iterator[Any] = iter(given)
+
+        def read(prompt: str) -> str:
+            prompts.append(prompt)
+            line = next(left, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return str(line)
+
+        monkeypatch.setattr("builtins.input", read)
+        return prompts
+
+    return give
+
+
+def talk(server: Server, is_terminal: bool = True, system: str | None = None, **settings: Any) -> str:
+    out = io.StringIO()
+    Talk(ChatEndpoint.at(server.url, None), GREEDY | settings, system, out, is_terminal).run()
+    return out.getvalue()
+
+
+def test_a_conversation(demo_server: Server, lines: Callable[..., list[str]]) -> None:
+    prompts = lines("Hello!", "", "What is the \\", "capital of France?", "/exit", "never read")
+    said = talk(demo_server)
+    assert HELLO in said
+    assert prompts == ["> ", "> ", "> ", "... ", "> "]
+
+
+def test_commands(demo_server: Server, lines: Callable[..., list[str]]) -> None:
+    lines(
+        "/help",
+        "/retry",
+        "What is the capital of France?",
+        "/retry",
+        "/new",
+        "/system Be brief.",
+        "Hello!",
+        KeyboardInterrupt(),
+    )
+    said = talk(demo_server)
+    assert said.count(PARIS) == 2
+    assert "/system TEXT" in said
+
+
+def test_what_goes_wrong_is_said_and_forgotten(demo_server: Server, lines: Callable[..., list[str]]) -> None:
+    lines("x " * 5000, "Hello!")
+    said = talk(demo_server)
+    assert "maximum context length" in said
+    assert HELLO in said
+    lines("Hello!")
+    with pytest.raises(RequestFailed, match="does not exist"):
+        talk(demo_server, is_terminal=False, model="other")
+
+
+def test_an_interrupted_answer_ends(
+    demo_server: Server, lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ChatEndpoint.stream
+
+    def interrupted(self: ChatEndpoint, body: Any) -> Iterator[dict[str, Any]]:
+        for number, delta in enumerate(stream(self, body)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield delta
+
+    monkeypatch.setattr(ChatEndpoint, "stream", interrupted)
+    lines("Hello!")
+    assert talk(demo_server).splitlines()[-1] in HELLO
+
+
+def test_reasoning_is_dimmed_in_a_terminal(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    deltas = [{"role": "assistant"}, {"reasoning": "hm"}, {"reasoning_content": "!"}, {"content": "So."}]
+    monkeypatch.setattr(ChatEndpoint, "stream", lambda self, body: (each for each in deltas))
+    for is_terminal, shown in ((True, "\033[2mhm!\033[0mSo.\n"), (False, "hm!So.\n")):
+        lines("x")
+        out = io.StringIO()
+        Talk(ChatEndpoint.at("http://x", None), {}, None, out, is_terminal).run()
+        assert out.getvalue().endswith(shown)
+
+
+def test_addresses() -> None:
+    assert ChatEndpoint.at("http://a:1/v1/", None).path == "/v1/chat/completions"
+    assert ChatEndpoint.at("https://a/llm", "k").headers["Authorization"] == "Bearer k"
+    for wrong in ("ftp://a", "http://", "http://a:b"):
+        with pytest.raises(InvalidRequest, match="is not like"):
+            ChatEndpoint.at(wrong, None)
+    with pytest.raises(Unavailable, match="starts a server"):
+        list(ChatEndpoint.at("http://127.0.0.1:9", None).stream({}))
+    assert terminal._told(b"rubbish", 502) == "the server answered 502"
+
+
+@pytest.mark.processes
+def test_a_folder_is_served_for_as_long_as_the_talk_lasts() -> None:
+    command = [sys.executable, "-m", "chairlift.cli", "chat", str(demo_path()), "--temperature", "0"]
+    ended = subprocess.run(
+        command, input="What is the capital of France?\n", capture_output=True, text=True, timeout=100
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"{PARIS}\n"), ended.stderr
+    wrong = subprocess.run([*command[:4], "nowhere"], capture_output=True, text=True, timeout=100)
+    assert (wrong.returncode, "neither a URL nor a folder" in wrong.stderr) == (1, True)

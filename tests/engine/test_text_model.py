@@ -1,0 +1,96 @@
+"""The library with models that embed, classify and compare."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.encoder_factory import encoder_folder
+from support.text_tokenizers import build
+from tokenizers import processors
+
+import chairlift
+from chairlift.demo import demo_path
+from chairlift.errors import InvalidRequest
+from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.text.encoding import TextEncoder
+
+TEXTS = ["hello world", "the quick brown fox sees words", "hello", "the fox " * 20]
+
+
+@pytest.fixture(scope="module", params=[0, 1, 3])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder with so many labels, and a tokenizer."""
+    from support.model_factory import edited_folder
+
+    made = edited_folder(tmp_path_factory.mktemp("model") / "m", encoder_folder("bert", request.param))
+    tokenizer = build("wordpiece")
+    special = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "<|end|>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|end|>", pair="<s> $A <|end|> $B:1 <|end|>:1", special_tokens=special
+    )
+    tokenizer.save(str(made / "tokenizer.json"))
+    return made
+
+
+def expected(folder: Path, given: list[str] | list[tuple[str, str]]) -> np.ndarray:
+    runner, encoder = EncoderRunner(str(folder), dtype="float32", num_threads=1), TextEncoder(folder, 400)
+    runner.load()
+    pairs = isinstance(given[0], tuple)
+    encodings = encoder.encode_pairs(given) if pairs else encoder.encode_texts(given)  # type: ignore[arg-type]
+    return np.stack([runner.run([each])[0] for each in encodings])
+
+
+def test_each_model_does_what_it_is_for(folder: Path) -> None:
+    llm = chairlift.LLM(folder, dtype="float32", num_threads=1, max_batch_size=3, max_batch_tokens=50)
+    labels = len(llm._text_model.info.labels)
+    vectors = expected(folder, TEXTS)
+    if labels == 0:
+        embedded = llm.embed(TEXTS, use_tqdm=False)
+        np.testing.assert_allclose([each.outputs.embedding for each in embedded], vectors, atol=1e-5)
+        assert embedded[0].outputs.hidden_size == 64
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        scores = llm.score(TEXTS[0], TEXTS, use_tqdm=False)
+        np.testing.assert_allclose([each.outputs.score for each in scores], unit @ unit[0], atol=1e-5)
+    else:
+        found = llm.classify(TEXTS, use_tqdm=False)
+        exact = np.exp(vectors.astype(np.float64))
+        probs = exact / (exact + 1) if labels == 1 else exact / exact.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose([each.outputs.probs for each in found], probs, atol=1e-5)
+        assert [each.outputs.label for each in found] == [f"LABEL_{each.argmax()}" for each in probs]
+        assert found[0].outputs.num_classes == labels
+    if labels == 1:
+        pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[2])]
+        wanted = 1 / (1 + np.exp(-expected(folder, pairs)[:, 0]))
+        scores = llm.score(TEXTS[:2], TEXTS[1:3], use_tqdm=False)
+        np.testing.assert_allclose([each.outputs.score for each in scores], wanted, atol=1e-5)
+    refused = {0: ("classify",), 1: ("embed",), 3: ("embed", "score")}[labels]
+    for name in refused:
+        with pytest.raises(InvalidRequest, match="its task is"):
+            getattr(llm, name)(*["x"] * (2 if name == "score" else 1))
+    for generate in (lambda: llm.generate("x"), lambda: llm.chat([{"role": "user", "content": "x"}])):
+        with pytest.raises(InvalidRequest, match="generates nothing"):
+            generate()
+    llm.close()
+
+
+def test_what_can_not_be_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unknown setting max_num_seqs"):
+        chairlift.LLM(encoder_folder("bert"), max_num_seqs=3)
+    llm = chairlift.LLM(demo_path(), kind="encoder", num_threads=1)
+    assert len(llm.embed("What is batching?", use_tqdm=False)[0].prompt_token_ids) > 2
+    assert llm.embed([], use_tqdm=False) == []
+    with pytest.raises(InvalidRequest, match="tokens, but the model takes"):
+        llm.embed("x " * 5000)
+    assert len(llm.embed("x " * 5000, truncate_prompt_tokens=7, use_tqdm=False)[0].prompt_token_ids) == 7
+    for wrong in (0, -2):
+        with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
+            llm.embed("x", truncate_prompt_tokens=wrong)
+    with pytest.raises(InvalidRequest, match="must not be empty"):
+        llm.embed(["x", ""])
+    with pytest.raises(InvalidRequest, match="got 2 and 1"):
+        llm.score(["x", "y"], ["z"])
+    llm.close()
+    writer = chairlift.LLM(demo_path(), kv_cache_gb=0.01, num_threads=1)
+    with pytest.raises(InvalidRequest, match="kind='encoder'"):
+        writer.embed("x")
+    writer.close()
