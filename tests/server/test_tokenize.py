@@ -50,6 +50,12 @@ def test_messages_are_read_as_chats_read_them() -> None:
     assert shorter["tokens"] == WORDS.encode("user: hello\n")
 
 
+def test_a_body_with_inputs_is_teis() -> None:
+    answer = post("/tokenize", inputs="hello")
+    assert answer.status >= 400
+    assert answer.json().keys() == {"error", "error_type"}
+
+
 def test_there_and_back() -> None:
     for text in ("hello world", "漢字 😀", "a<|end|>b", "hello " * 100):
         tokens = post("/tokenize", prompt=text, parse_special=True).json()["tokens"]
