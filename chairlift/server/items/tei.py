@@ -19,7 +19,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid, softmax
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
     off_loop,
@@ -41,6 +41,7 @@ from chairlift.server.items.texts import (
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
+from chairlift.server.openai.token_routes import tokenize_prompt
 from chairlift.text.encoding import Cut, Side
 
 
@@ -106,8 +107,8 @@ class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /tokenize."""
+class TeiTokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /tokenize, as TEI has it."""
 
     inputs: Annotated[str | list[str], Meta(examples=["What is batching?"])]
     add_special_tokens: bool = True
@@ -135,13 +136,14 @@ class RanksBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
 class _Asked(msgspec.Struct):
     model: str | None = None
     texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _asked_decoder = msgspec.json.Decoder(_Asked)
 _embed_decoder = msgspec.json.Decoder(EmbedBody)
 _embed_all_decoder = msgspec.json.Decoder(EmbedAllBody)
 _similarity_decoder = msgspec.json.Decoder(SimilarityBody)
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_tokenize_decoder = msgspec.json.Decoder(TeiTokenizeBody)
 _decode_decoder = msgspec.json.Decoder(DecodeBody)
 _predict_decoder = msgspec.json.Decoder(TeiPredictBody)
 _ranks_decoder = msgspec.json.Decoder(RanksBody)
@@ -229,8 +231,19 @@ async def similarity(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
+    """The tokens of `inputs`, as TEI has it; or of a prompt or a chat, as vLLM has it."""
+    raw = await read_body(request)
+    if decode(raw, _asked_decoder).inputs is msgspec.UNSET:
+        return await tokenize_prompt(request, raw)
+    try:
+        return await _tokenize_texts(request, raw)
+    except Exception as error:
+        return as_api_error(error).response(tei_shape)
+
+
+async def _tokenize_texts(request: Request, raw: bytes) -> Response:
     """The tokens of each text, and where they are in it."""
-    body = await read_json(request, _tokenize_decoder)
+    body = decode(raw, _tokenize_decoder)
     service = asked_model(request, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_not_empty(texts, "inputs")

@@ -52,9 +52,8 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
-async def tokenize(request: Request) -> Response:
-    """The tokens of a prompt or a chat; nothing is generated."""
-    raw = await read_body(request)
+async def tokenize_prompt(request: Request, raw: bytes) -> Response:
+    """The tokens of a prompt or a chat, which the body has; nothing is generated."""
     body = decode(raw, _tokenize_decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     _check(body)
