@@ -44,6 +44,14 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     return found
 
 
+def convert(value: Any, kind: type[T], where: str) -> T:
+    """Plain data as what `kind` says, or InvalidRequest that names the field; `where` is the data's own."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _describe(str(error), where) from None
+
+
 def is_neutral(value: Any) -> bool:
     """Whether a field that has this value asks for nothing, whatever it may mean: null, false, or empty."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
@@ -85,9 +93,9 @@ def _too_deep(what: str) -> InvalidRequest:
     return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
 
 
-def _describe(message: str) -> InvalidRequest:
+def _describe(message: str, where: str = "") -> InvalidRequest:
     """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name."""
-    path = match[1].lstrip(".") if (match := _PATH.search(message)) else ""
+    path = (where + (match[1] if (match := _PATH.search(message)) else "")).lstrip(".")
     if field := _FIELD.match(message):
         name = f"{path}.{field[1]}" if path else field[1]
         if "unknown" in message:

@@ -51,10 +51,12 @@ ROOMS = {
         "metrics": "",
         "models": "http metrics",
         "openai": "http models",
+        "anthropic": "http models openai",
+        "responses": "http models openai",
         "items": "http models openai",
         "oip": "http items models",
         "batches": "http models oip",
-        ".": "batches http items models oip openai",
+        ".": "anthropic batches http items models oip openai responses",
     },
 }
 

@@ -91,6 +91,9 @@ HELP = {
     "max_batch_lines": "lines of a batch's input",
     "max_batches": "batches that are not over yet, beyond which a new one gets 429",
     "max_running_batches": "batches whose lines run at once; others wait for their turn",
+    "max_stored_responses": "responses kept in memory for each tenant; 0 keeps none",
+    "max_stored_bytes": "bytes of all kept responses together",
+    "max_background_responses": "responses in the background that a tenant may have under way; beyond it, 429",
     "log_level": "how much the server and its worker say",
 }
 

@@ -24,9 +24,11 @@ _AT_LEAST_ONE = (
     "max_buffered_bytes",
     "max_connections",
     "max_uploads",
+    "max_stored_bytes",
+    "max_background_responses",
 )
 _POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s")
-_NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s")
+_NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
     "max_stop_strings": MAX_STOP_STRINGS,
@@ -82,6 +84,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_batch_lines: int = 50_000
     max_batches: int = 100
     max_running_batches: int = 4
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * 2**20
+    max_background_responses: int = 64
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:

@@ -26,7 +26,16 @@ class LineUsage(msgspec.Struct):
     prompt_tokens_details: Details | None = None
 
 
+class ResponseUsage(msgspec.Struct):
+    """The same, as a response of /v1/responses names it."""
+
+    input_tokens: int
+    output_tokens: int
+    input_tokens_details: Details | None = None
+
+
 _usage = msgspec.json.Decoder(LineUsage)
+_response_usage = msgspec.json.Decoder(ResponseUsage)
 _NO_USAGE = LineUsage()
 
 
@@ -52,7 +61,12 @@ def usage_of(body: bytes) -> LineUsage:
     """What an answer says of its tokens; zeros if it says nothing."""
     found = _USAGE.search(body, max(len(body) - _USAGE_BYTES, 0))
     try:
-        return _usage.decode(found[1]) if found else _NO_USAGE
+        if found is None:
+            return _NO_USAGE
+        if b'"input_tokens":' in found[1]:
+            usage = _response_usage.decode(found[1])
+            return LineUsage(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
+        return _usage.decode(found[1])
     except msgspec.DecodeError:
         return _NO_USAGE
 

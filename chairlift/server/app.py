@@ -22,22 +22,28 @@ from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
 from chairlift.server.models.registry import Models, no_route
 from chairlift.server.oip.shared_memory import SharedRegions
+from chairlift.server.responses.response_store import ResponseStore
 from chairlift.server.routes import ENDPOINTS, shape_of
 from chairlift.server.status import Exposition
 
 
 def create_app(
-    models: Models, config: ServerConfig, batches: Batches | None = None, keys: Keys | None = None
+    models: Models,
+    config: ServerConfig,
+    batches: Batches | None = None,
+    keys: Keys | None = None,
+    responses: ResponseStore | None = None,
 ) -> ASGIApp:
     """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
 
     Where no batches are given they begin when the first request for them comes. The keys are those of the settings, and
-    their owner has them follow their file.
+    their owner has them follow their file. Of the responses that are kept, the owner cancels those in the background.
     """
     batches = batches or Batches(models, config)
     keys = keys or Keys(config)
     metrics = Exposition(models, batches.collect)
-    state = {"models": models, "config": config, "metrics": metrics, "batches": batches}
+    responses = responses or ResponseStore(config)
+    state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
     state["regions"] = SharedRegions(config)
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
@@ -169,7 +175,7 @@ class _AskForKey:
         if scope["type"] == "http" and not self._keys.is_open(scope["path"]):
             tenant = self._keys.find_in(scope)
             if tenant is None:
-                refusal = no_key("'Authorization: Bearer KEY'")
+                refusal = no_key("'Authorization: Bearer KEY' or 'x-api-key: KEY'")
                 await refusal.response(shape_of(scope["path"]))(scope, receive, send)
                 return
             scope[TENANT] = tenant

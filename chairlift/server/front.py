@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chairlift.server.batches.service import Batches
     from chairlift.server.http.tenants import Keys
+    from chairlift.server.responses.response_store import ResponseStore
 
 _BACKLOG = 2048
 # Files and sockets beside the connections of HTTP and as many of gRPC.
@@ -111,6 +112,7 @@ class _Front:
         self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
         self._batches: Batches | None = None
+        self._responses: ResponseStore | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
         self._failed = 0
@@ -152,11 +154,13 @@ class _Front:
         from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models
         from chairlift.server.oip.beside import grpc_beside
+        from chairlift.server.responses.response_store import ResponseStore
 
         models = Models([self._loader.prepare(each) for each in self._first], self._loader, self._config.model_aliases)
         self._batches = Batches(models, self._config)
         self._keys = keys = Keys(self._config)
-        app = create_app(models, self._config, self._batches, keys)
+        self._responses = ResponseStore(self._config)
+        app = create_app(models, self._config, self._batches, keys, self._responses)
         self._batches.open()
         buffered = Buffered(self._config.max_buffered_bytes)
         grpc = grpc_beside(models, self._config, keys, self._tls, buffered)
@@ -214,6 +218,8 @@ class _Front:
         if self._batches is not None:
             # First, so that slots are free for live requests to end; the next server does what was under way anew.
             await self._batches.leave()
+        if self._responses is not None:
+            await self._responses.leave()
         await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
         await self._stop()
         self._stop_server()

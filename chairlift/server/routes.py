@@ -3,6 +3,7 @@
 Another endpoint is a file with its handler and the struct of its body, and a row here.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import get_args
 
@@ -10,15 +11,18 @@ from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
 from chairlift.server import status
+from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
 from chairlift.server.http import docs
-from chairlift.server.http.api_errors import Shape, oip_shape, openai_shape, rerank_shape, tei_shape
+from chairlift.server.http.api_errors import Shape, anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.items import embeddings, pooling, rerank, tei
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
-from chairlift.server.openai import body_types, chat, completions
+from chairlift.server.openai import body_types, chat, completions, token_routes
+from chairlift.server.responses import response_body
+from chairlift.server.responses import response_routes as responses
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
 _TEXT_TASKS = ("embed", "classify", "rerank")
@@ -30,6 +34,9 @@ _generate = partial(
     batchable=True,
     right="infer",
 )
+_tokens = partial(_generate, "POST", answer="JSON", batchable=False)
+_messages = partial(_generate, "POST", shape=anthropic_shape, batchable=False)
+_kept = partial(Endpoint, tag="language models", right="infer")
 _items = partial(Endpoint, tag="embeddings, ranks and predictions", right="infer")
 _rank = partial(_items, "POST", handler=rerank.rerank, shape=rerank_shape, tasks=("rerank",))
 _tei = partial(_items, shape=tei_shape)
@@ -52,12 +59,41 @@ _server = partial(Endpoint, tag="server")
 _MODEL = "/v2/models/{name:path}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{name:path}"
+_RESPONSE = "/v1/responses/{response}"
 _SHARED = "/v2/systemsharedmemory/region/{name}"
 _PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _generate("POST", "/v1/chat/completions", chat.chat_completions, "Answer a conversation", (body_types.ChatBody,)),
     _generate("POST", "/v1/completions", completions.completions, "Continue prompts", (body_types.CompletionBody,)),
+    _generate(
+        "POST", "/v1/responses", responses.create_response, "Answer a conversation", (response_body.ResponseBody,)
+    ),
+    _kept("GET", _RESPONSE, responses.show_response, "A response that is kept", query=responses.SHOW_QUERY),
+    _kept("DELETE", _RESPONSE, responses.delete_response, "Delete a response"),
+    _kept("POST", f"{_RESPONSE}/cancel", responses.cancel_response, "Cancel a response in the background"),
+    _kept(
+        "GET",
+        f"{_RESPONSE}/input_items",
+        responses.list_input_items,
+        "What came with a response",
+        query=responses.ITEMS_QUERY,
+    ),
+    _messages(
+        "/v1/messages",
+        message_routes.create_message,
+        "Answer a conversation, as Anthropic has it",
+        (message_body.MessageBody,),
+    ),
+    _messages(
+        "/v1/messages/count_tokens",
+        message_routes.count_tokens,
+        "The tokens of a conversation, as Anthropic has it",
+        (message_body.CountBody,),
+        answer="JSON",
+    ),
+    _tokens("/tokenize", token_routes.tokenize, "The tokens of a prompt or a chat", (token_routes.TokenizeBody,)),
+    _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),
     _items(
         "POST",
         "/v1/embeddings",
@@ -224,5 +260,9 @@ def shape_of(path: str) -> Shape:
     """The shape that clients of a path expect, whether it is one of the table's or not."""
     if path in _EXACT:
         return _EXACT[path]
-    beside = oip_shape if path.startswith("/v2/") else openai_shape
+    beside = next((shape for start, shape in _BESIDE.items() if path.startswith(start)), openai_shape)
     return next((shape for pattern, shape in _PATTERNS if pattern.match(path)), beside)
+
+
+# Of paths that begin so, and are no routes.
+_BESIDE: Mapping[str, Shape] = {"/v2/": oip_shape, "/v1/messages/": anthropic_shape}

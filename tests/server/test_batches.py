@@ -199,7 +199,7 @@ def test_too_many_lines(start: Callable[..., Api]) -> None:
 @pytest.mark.parametrize(
     ("changes", "status", "param"),
     [
-        ({"endpoint": "/v1/responses"}, 400, "endpoint"),
+        ({"endpoint": "/v1/messages"}, 400, "endpoint"),
         ({"endpoint": "/v1/files"}, 400, "endpoint"),
         ({"endpoint": "/v1/models/other:predict"}, 404, "model"),
         ({"completion_window": "soon"}, 400, "completion_window"),

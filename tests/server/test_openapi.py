@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from support.server_harness import Answer, Front
 
-from chairlift.server.http.api_errors import oip_shape, openai_shape, rerank_shape, tei_shape
+from chairlift.server.http.api_errors import anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.tenants import OPEN_PATHS
 from chairlift.server.items.embeddings import EmbeddingBody
 from chairlift.server.openai.body_types import ChatBody
@@ -62,7 +62,8 @@ def test_every_route_of_the_document_is_served(api: Any) -> None:
         front = Front(data_dir="")
         for method, path, operation in operations(api):
             if path not in ("/docs", "/openapi.json"):
-                answer = await front.call(method, path.format(name="x", version="1", file="x", batch="x", model="x"))
+                names = dict.fromkeys(("name", "file", "batch", "model", "response"), "x")
+                answer = await front.call(method, path.format(version="1", **names))
                 unknown = answer.status == 404 and b"there is no /" in answer.body
                 assert not unknown, (method, path)
                 assert answer.status != 405, (method, path)
@@ -127,7 +128,7 @@ def test_what_needs_the_key(api: Any) -> None:
     assert "securitySchemes" not in api["components"]
     asked = get("/openapi.json", api_key="secret").json()
     validate(asked)
-    assert asked["security"] == [{"key": []}]
+    assert asked["security"] == [{"key": []}, {"x-api-key": []}]
     assert "secret" not in json.dumps(asked)
     for _, path, operation in operations(asked):
         assert ("security" in operation) is path.startswith(OPEN_PATHS)
@@ -197,6 +198,9 @@ def test_the_page_runs_nothing_but_its_own() -> None:
         ("/rerank", rerank_shape),
         ("/embed", tei_shape),
         ("/info", tei_shape),
+        ("/v1/responses/x/cancel", openai_shape),
+        ("/v1/messages/count_tokens", anthropic_shape),
+        ("/v1/messages/batches", anthropic_shape),
     ],
 )
 def test_errors_have_the_shape_of_their_path(path: str, shape: Any) -> None:

@@ -9,9 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HANG_SECONDS = 60.0
-_CHAT = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 2}
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 2}
 _TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 0, 0, 0]}
 _BYTES = {"name": "input", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}
+_ITEMS: Any = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+    {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "2"},
+]
+_TURNS: Any = [
+    {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2"}]},
+]
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"model": "chat", **_CHAT}),
     ("/v1/chat/completions", {"model": "chat", **_CHAT, "stream": True, "stop": ["x", "yz"], "logprobs": True}),
@@ -19,6 +30,15 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"model": "chat", "prompt": "hello", "max_tokens": 2, "logprobs": 1, "echo": True}),
     ("/v1/completions", {"model": "chat", "prompt": [[1, 2], [3]], "max_tokens": 1, "n": 2, "temperature": 0.5}),
     ("/v1/completions", {"model": "chat", "prompt": ["a", "b"], "logit_bias": {"5": 1.5}, "stop_token_ids": [7]}),
+    ("/v1/responses", {"model": "chat", "input": "hello", "instructions": "be brief", "max_output_tokens": 2}),
+    ("/v1/responses", {"model": "chat", "input": _ITEMS, "stream": True, "max_output_tokens": 2, "store": False}),
+    ("/v1/responses", {"model": "chat", "input": "hello", "background": True, "max_output_tokens": 1}),
+    ("/v1/messages", {"model": "chat", **_CHAT, "system": "be brief", "stop_sequences": ["x"], "stream": True}),
+    ("/v1/messages", {"model": "chat", "messages": _TURNS, "max_tokens": 2, "temperature": 0.5}),
+    ("/v1/messages/count_tokens", {"model": "chat", "messages": _TURNS}),
+    ("/tokenize", {"model": "chat", "prompt": "hello world", "return_token_strs": True}),
+    ("/tokenize", {"model": "chat", "messages": _CHAT["messages"], "add_generation_prompt": False}),
+    ("/detokenize", {"model": "chat", "tokens": [1, 2, 3]}),
     ("/v1/embeddings", {"model": "bert", "input": ["hello", "world"], "encoding_format": "base64"}),
     ("/v1/embeddings", {"model": "bert", "input": [[5, 6], [7]], "dimensions": 4}),
     ("/embed", {"inputs": ["hello"], "truncate": True, "normalize": False}),
@@ -60,6 +80,8 @@ READS = (
         "/v1/files/file-1/content",
         "/v1/batches?after=x",
         "/v1/batches/batch-1",
+        "/v1/responses/resp_1",
+        "/v1/responses/resp_1/input_items?limit=2",
     ),
 )
 _KINDS = ("valid", "tree", "tree", "tree", "tree", "bytes", "headers", "raw", "path", "upload", "read")

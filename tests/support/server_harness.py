@@ -164,6 +164,7 @@ class Front:
         headers: dict[str, str] | None = None,
         chunks: list[bytes] | None = None,
         answer: Answer | None = None,
+        query: str = "",
     ) -> Answer:
         """Send a request; set `gone` to play a client that hangs up."""
         answer = Answer() if answer is None else answer
@@ -196,7 +197,7 @@ class Front:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "headers": [(k.lower().encode(), v.encode()) for k, v in given.items()],

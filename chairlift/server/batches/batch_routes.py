@@ -11,14 +11,13 @@ from starlette.responses import Response
 
 from chairlift.jobs.store import Counts, Job
 from chairlift.server.batches.file_routes import check_life
-from chairlift.server.batches.paging import page_limit, query_of
 from chairlift.server.batches.record import About, as_batch
 from chairlift.server.batches.service import Batches
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, read_json
+from chairlift.server.http.paging import check_metadata, page_limit, query_of
 from chairlift.server.http.tenants import TENANT
 
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 LIST_QUERY = {"after": str, "limit": Annotated[int, Meta(ge=1, le=_MAX_PAGE)]}
 _WINDOW = re.compile(r"(\d{1,8})([smhd])")
@@ -51,7 +50,7 @@ async def create_batch(request: Request) -> Response:
     batches: Batches = request.app.state.batches
     body = await read_json(request, _decoder)
     batches.endpoints.find(body.endpoint)
-    _check_metadata(body.metadata)
+    check_metadata(body.metadata)
     life = body.output_expires_after
     noted = About(
         endpoint=body.endpoint,
@@ -100,19 +99,6 @@ def _seconds(window: str) -> int:
         problem = f"completion_window must be a time such as 24h, 30m or 2d, and at most 30d, got {window!r}"
         raise ApiError(400, problem, "completion_window", "invalid_completion_window")
     return seconds
-
-
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    if metadata is None:
-        return
-    if len(metadata) > _MAX_PAIRS:
-        raise ApiError(400, f"metadata may have {_MAX_PAIRS} pairs, got {len(metadata)}", "metadata")
-    for key, value in metadata.items():
-        if len(key) > _MAX_KEY:
-            raise ApiError(400, f"a key of metadata may have {_MAX_KEY} characters, got {len(key)}", "metadata")
-        if len(value) > _MAX_VALUE:
-            problem = f"a value of metadata may have {_MAX_VALUE} characters, got {len(value)}"
-            raise ApiError(400, problem, f"metadata.{key}")
 
 
 def _answer(job: Job, counts: Counts | None) -> Response:

@@ -12,12 +12,12 @@ from starlette.responses import FileResponse, Response
 
 from chairlift.jobs.store import StoredFile
 from chairlift.server.batches.data_folder import MAX_FILES
-from chairlift.server.batches.paging import page_limit, query_of
 from chairlift.server.batches.record import as_file
 from chairlift.server.batches.service import Batches, new_file_id
 from chairlift.server.batches.upload import Upload
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json
+from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.http.tenants import TENANT, Tenant
 
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 3600, 30 * 86400

@@ -2,6 +2,7 @@
 
 OpenAI: {"error": {"message", "type", "param", "code"}}. OIP and KServe v1: {"error": message}.
 TEI: {"error", "error_type"}. Cohere: {"message"}. Jina: {"detail"}.
+Anthropic: {"type": "error", "error": {"type", "message"}, "request_id"}.
 """
 
 import logging
@@ -67,6 +68,21 @@ class TeiErrorBody(msgspec.Struct):
     error_type: str
 
 
+class AnthropicErrorBody(msgspec.Struct):
+    """The inside of an error as Anthropic has it."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct):
+    """The outside of it; the id is that of an answer that had begun."""
+
+    error: AnthropicErrorBody
+    type: str = "error"
+    request_id: str | None = None
+
+
 class ApiError(Exception):
     """An error with everything that an HTTP answer needs."""
 
@@ -123,6 +139,27 @@ def tei_shape(error: ApiError) -> tuple[int, TeiErrorBody]:
     return status, TeiErrorBody(error.body.message, kind)
 
 
+def anthropic_shape(error: ApiError) -> tuple[int, AnthropicErrorResponse]:
+    """As Anthropic's API has it."""
+    return error.status, anthropic_error(error)
+
+
+def anthropic_error(error: ApiError, request_id: str | None = None) -> AnthropicErrorResponse:
+    """An error of Anthropic's kinds; it has none for what is wrong with a request beyond these."""
+    usual = "api_error" if error.status >= 500 else "invalid_request_error"
+    body = AnthropicErrorBody(_ANTHROPIC_KINDS.get(error.status, usual), error.body.message)
+    return AnthropicErrorResponse(body, request_id=request_id)
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TEI_CODES = {
     "context_length_exceeded": (413, "Validation"),
     "too_many_inputs": (413, "Validation"),

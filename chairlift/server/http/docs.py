@@ -54,8 +54,11 @@ class Docs:
             "components": {"schemas": components},
         }
         if self._open_paths is not None:
-            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{"key": []}]
+            document["components"]["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+            document["security"] = [{"key": []}, {"x-api-key": []}]
         return msgspec.json.encode(document)
 
     @cached_property

@@ -417,9 +417,9 @@ class until_gone:
 # Its answer
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, joint: str = "-") -> str:
     """A request id that nobody can guess."""
-    return f"{prefix}-{os.urandom(12).hex()}"
+    return f"{prefix}{joint}{os.urandom(12).hex()}"
 
 
 def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:

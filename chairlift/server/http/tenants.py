@@ -144,9 +144,15 @@ class Keys:
         return self._by_hash.get(hashlib.sha256(key.strip()).hexdigest())
 
     def find_in(self, scope: Scope) -> Tenant | None:
-        """Who sent an HTTP request, or None."""
+        """Who sent an HTTP request, or None. Anthropic's clients send their key as `x-api-key`."""
         found: Tenant | None = scope.get(TENANT)
-        return found or self.find(next((v for name, v in scope["headers"] if name == b"authorization"), b""))
+        headers = () if found else scope["headers"]
+        for name, value in headers:
+            if found is None and name == b"authorization":
+                found = self.find(value)
+            elif found is None and name == b"x-api-key":
+                found = self._by_hash.get(hashlib.sha256(value.strip()).hexdigest())
+        return found
 
     def is_open(self, path: str) -> bool:
         """Whether nobody is asked for a key there."""

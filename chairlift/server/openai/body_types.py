@@ -4,6 +4,7 @@ Three kinds of fields: those that Chairlift honours; those that are metadata or 
 would change the answer and are not implemented, taken only at a value that changes nothing (`NO_OPS`).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -199,15 +200,21 @@ _SAME_NAME = tuple(
 )
 
 
+def make_params(given: Mapping[str, Any], names: Mapping[str, str] = {}) -> SamplingParams:
+    """Sampling parameters; raises InvalidRequest for one that is out of range, by what the client calls it."""
+    try:
+        return SamplingParams(**given)
+    except ValueError as error:
+        name, _, problem = str(error).partition(" ")
+        shown = names.get(name, name)
+        raise InvalidRequest(f"{shown} {problem}", shown if name in given else None) from None
+
+
 def sampling_params(body: CommonBody, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
     """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
-    try:
-        params = SamplingParams(**given)
-    except ValueError as error:
-        name = str(error).split()[0]
-        raise InvalidRequest(str(error), name if name in given else None) from None
+    params = make_params(given)
     if params.seed is not None and params.seed + params.n - 1 >= 2**64:
         raise InvalidRequest("seed + n - 1 must be below 2**64: sample i uses seed + i", "seed")
     return params

@@ -35,7 +35,7 @@ async def chat_completions(request: Request) -> Response:
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
     params = _params(body)
-    _check_messages(body.messages)
+    check_messages(body.messages)
     grammar = await answer_grammar(request, body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
@@ -64,7 +64,8 @@ def text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _check_messages(messages: list[dict[str, Any]]) -> None:
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Refuse a chat without messages, and roles that could be more than that. Raises InvalidRequest."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):

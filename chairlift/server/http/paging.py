@@ -1,10 +1,12 @@
-"""Query parameters of lists."""
+"""What clients ask of lists, and attach to what the server keeps for them."""
 
 from collections.abc import Collection, Mapping
 
 from starlette.requests import Request
 
 from chairlift.server.http.api_errors import ApiError
+
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
 def query_of(request: Request, known: Collection[str]) -> dict[str, str]:
@@ -22,3 +24,17 @@ def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
     if not (given.isascii() and given.isdecimal()) or not 1 <= int(given[:12]) <= most:
         raise ApiError(400, f"limit must be between 1 and {most}, got {given!r}", "limit")
     return int(given)
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Refuse more of what a client attaches to its own things than OpenAI's API takes. Raises a 400."""
+    if metadata is None:
+        return
+    if len(metadata) > _MAX_PAIRS:
+        raise ApiError(400, f"metadata may have {_MAX_PAIRS} pairs, got {len(metadata)}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > _MAX_KEY:
+            raise ApiError(400, f"a key of metadata may have {_MAX_KEY} characters, got {len(key)}", "metadata")
+        if len(value) > _MAX_VALUE:
+            problem = f"a value of metadata may have {_MAX_VALUE} characters, got {len(value)}"
+            raise ApiError(400, problem, f"metadata.{key}")

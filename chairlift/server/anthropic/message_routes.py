@@ -1,0 +1,75 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens, as Anthropic's API has them."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.bodies import decode
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.errors import InvalidRequest
+from chairlift.server.anthropic.message_answer import MessageAnswer
+from chairlift.server.anthropic.message_blocks import conversation_of
+from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
+from chairlift.server.http.exchange import as_json, new_id, off_loop, read_body, terms_of
+from chairlift.server.models.conversation import OpenConversation, open_conversation
+from chairlift.server.models.registry import models_of
+from chairlift.server.models.sequence_service import SequenceOptions, SequenceService
+from chairlift.server.openai.body_types import make_params
+
+_message_decoder = msgspec.json.Decoder(MessageBody)
+_count_decoder = msgspec.json.Decoder(CountBody)
+_NAMES = {"stop": "stop_sequences"}
+
+
+async def create_message(request: Request) -> Response:
+    """Answer a conversation."""
+    raw = await read_body(request)
+    body = decode(raw, _message_decoder)
+    service = models_of(request).language_model(body.model, request.url.path)
+    check_message_body(body)
+    _check_stop(service, body.stop_sequences)
+    terms = terms_of(request.scope)
+    service.check_load(terms)
+    opened = await _open(service, body, len(raw))
+    room = _room(service, opened)
+    params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
+    request_id = new_id("msg", "_")
+    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar)
+    (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
+    omit = body.thinking is not None and body.thinking.display == "omitted"
+    answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
+    return await answer.respond(request, bool(body.stream))
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation's prompt has; nothing is generated."""
+    raw = await read_body(request)
+    body = decode(raw, _count_decoder)
+    service = models_of(request).language_model(body.model, request.url.path)
+    check_message_body(body)
+    opened = await _open(service, body, len(raw))
+    return as_json({"input_tokens": len(opened.prompt_ids)})
+
+
+async def _open(service: SequenceService, body: CountBody, size: int) -> OpenConversation:
+    conversation = await off_loop(size, lambda: conversation_of(body, size))
+    return await open_conversation(service, conversation)
+
+
+def _room(service: SequenceService, opened: OpenConversation) -> int:
+    """The tokens that the model has left for an answer. With none, the prompt is refused as too long."""
+    return (service.max_model_len or 0) - len(opened.prompt_ids)
+
+
+def _check_stop(service: SequenceService, stop: list[str] | None) -> None:
+    try:
+        service.check(None, stop)
+    except InvalidRequest as error:
+        _, _, problem = str(error).partition(" ")
+        raise InvalidRequest(f"stop_sequences {problem}", "stop_sequences") from None
+
+
+def _params(body: MessageBody, max_tokens: int) -> SamplingParams:
+    named = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "stop": body.stop_sequences}
+    given = {name: value for name, value in named.items() if value is not None}
+    return make_params(given | {"max_tokens": max_tokens}, _NAMES)

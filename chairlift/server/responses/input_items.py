@@ -1,0 +1,254 @@
+"""The items of a response's input: checked, put into the one form in which they are kept, and made messages of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from chairlift.bodies import convert
+from chairlift.errors import InvalidRequest
+from chairlift.server.http.exchange import new_id
+from chairlift.server.responses.response_body import ResponseItem
+
+MAX_ITEMS = 16_384
+# What stands between the parts of one text, and between instructions and what else the system says at the beginning.
+_BETWEEN_PARTS, _BETWEEN_SYSTEM = "", "\n\n"
+# The parts that each role may say, and the one that a plain string is.
+_PARTS = {
+    "user": ("input_text",),
+    "system": ("input_text",),
+    "developer": ("input_text",),
+    "assistant": ("output_text", "refusal", "input_text"),
+}
+
+
+class MessageItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What somebody says."""
+
+    role: str
+    content: str | list[ResponseItem]
+    type: str = "message"
+    id: str | None = None
+    status: Any = None
+    phase: Any = None
+
+
+class TextPartItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a text, of whatever type."""
+
+    type: str
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class RefusalPartItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a model said instead of an answer."""
+
+    type: str
+    refusal: str
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call of a tool."""
+
+    type: str
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Any = None
+    caller: Any = None
+
+
+class FunctionOutputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What came of a call."""
+
+    type: str
+    call_id: str
+    output: str | list[ResponseItem]
+    id: str | None = None
+    status: Any = None
+    caller: Any = None
+    name: str | None = None
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the model thought before it answered: the text itself, or at least its summary."""
+
+    type: str
+    summary: list[ResponseItem] = []
+    content: list[ResponseItem] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Any = None
+
+
+def read_items(given: str | list[ResponseItem]) -> list[ResponseItem]:
+    """Items in the form in which they are kept and listed, each with an id. Raises InvalidRequest naming the field."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise InvalidRequest("input must be a text or at least one item", "input")
+    if len(given) > MAX_ITEMS:
+        raise InvalidRequest(f"input holds {len(given)} items, more than {MAX_ITEMS}", "input")
+    return [_read(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _read(item: ResponseItem, where: str) -> ResponseItem:
+    kind = item.get("type", "message")
+    match kind:
+        case "message":
+            return _message(convert(item, MessageItem, where), where)
+        case "function_call":
+            call = convert(item, FunctionCallItem, where)
+            same = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+            return {"type": kind, "id": call.id or new_id("fc", "_"), **same, "status": "completed"}
+        case "function_call_output":
+            found = convert(item, FunctionOutputItem, where)
+            output = found.output
+            if not isinstance(output, str):
+                output = _joined(_texts(output, ("input_text", "output_text"), f"{where}.output"))
+            made = {"type": kind, "id": found.id or new_id("fco", "_"), "call_id": found.call_id, "output": output}
+            return made | {"status": "completed"}
+        case "reasoning":
+            return _reasoning(convert(item, ReasoningItem, where), where)
+        case "item_reference":
+            message = f"{where}: references to items are not supported; send the item, or use previous_response_id"
+            raise InvalidRequest(message, f"{where}.type")
+    known = "message, function_call, function_call_output and reasoning"
+    raise InvalidRequest(f"{where}.type {kind!r} is not supported, only {known}", f"{where}.type")
+
+
+def _message(item: MessageItem, where: str) -> ResponseItem:
+    if item.role not in _PARTS:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_PARTS)}, not {item.role!r}", f"{where}.role")
+    kinds = _PARTS[item.role]
+    if isinstance(item.content, str):
+        texts = [(kinds[0], item.content)]
+    else:
+        texts = _texts(item.content, kinds, f"{where}.content")
+    content = [_part(kind, text) for kind, text in texts]
+    made = {"type": "message", "id": item.id or new_id("msg", "_"), "role": item.role, "status": "completed"}
+    return made | {"content": content}
+
+
+def _part(kind: str, text: str) -> ResponseItem:
+    if kind == "refusal":
+        return {"type": kind, "refusal": text}
+    part: ResponseItem = {"type": kind, "text": text}
+    return part | {"annotations": [], "logprobs": []} if kind == "output_text" else part
+
+
+def _texts(parts: Sequence[ResponseItem], kinds: Sequence[str], where: str) -> list[tuple[str, str]]:
+    """The type and text of each part. Raises InvalidRequest for those of other types."""
+    found = []
+    for index, part in enumerate(parts):
+        place, kind = f"{where}[{index}]", part.get("type")
+        if kind not in kinds:
+            shown = " or ".join(map(repr, kinds))
+            raise InvalidRequest(f"{place}.type {kind!r} is not supported here, only {shown}", f"{place}.type")
+        if kind == "refusal":
+            found.append((kind, convert(part, RefusalPartItem, place).refusal))
+        else:
+            found.append((kind, convert(part, TextPartItem, place).text))
+    return found
+
+
+def _joined(texts: Iterable[tuple[str, str]]) -> str:
+    return _BETWEEN_PARTS.join(text for _, text in texts)
+
+
+def _reasoning(item: ReasoningItem, where: str) -> ResponseItem:
+    if item.encrypted_content is not None:
+        message = f"{where}.encrypted_content can only be read by the server that made it; leave it out"
+        raise InvalidRequest(message, f"{where}.encrypted_content")
+    summary = _texts(item.summary, ("summary_text",), f"{where}.summary")
+    content = _texts(item.content or (), ("reasoning_text",), f"{where}.content")
+    made: ResponseItem = {"type": "reasoning", "id": item.id or new_id("rs", "_")}
+    made["summary"] = [{"type": kind, "text": text} for kind, text in summary]
+    made["content"] = [{"type": kind, "text": text} for kind, text in content]
+    return made | {"status": "completed"}
+
+
+def messages_of(instructions: str | None, items: Iterable[ResponseItem]) -> list[dict[str, Any]]:
+    """Messages in the form of chat completions. Raises InvalidRequest for the output of a call that there is not.
+
+    What the assistant thinks, says and calls in a row is one message of its own. Instructions, and what system and
+    developer say before anybody else, are one message of the system.
+    """
+    made = _Chat(instructions)
+    for item in items:
+        made.take(item)
+    return made.all()
+
+
+class _Chat:
+    """Messages, put together of items."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self._made: list[dict[str, Any]] = []
+        self._assistant: dict[str, Any] | None = None
+        self._names: dict[str, str] = {}
+        if instructions:
+            self._made.append({"role": "system", "content": instructions})
+
+    def take(self, item: ResponseItem) -> None:
+        """The next item."""
+        match item["type"]:
+            case "message" if item["role"] == "assistant":
+                message = self._open(lambda now: not now["content"] and "tool_calls" not in now)
+                message["content"] = _said(item["content"])
+            case "message":
+                self._close()
+                self._say(item["role"], _said(item["content"]))
+            case "reasoning":
+                if thoughts := _said(item["content"] or item["summary"]):
+                    message = self._open(lambda now: not now["content"] and "tool_calls" not in now)
+                    message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+            case "function_call":
+                self._names[item["call_id"]] = item["name"]
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                self._open(lambda now: True).setdefault("tool_calls", []).append(call)
+            case _:
+                self._close()
+                self._made.append(self._result(item))
+
+    def all(self) -> list[dict[str, Any]]:
+        """The messages; there are no more items."""
+        self._close()
+        return self._made
+
+    def _say(self, role: str, text: str) -> None:
+        if role == "user":
+            self._made.append({"role": role, "content": text})
+        elif len(self._made) == 1 and self._made[0]["role"] == "system":
+            # Most templates know one message of the system, and only at the beginning.
+            self._made[0]["content"] += _BETWEEN_SYSTEM + text
+        else:
+            self._made.append({"role": "system", "content": text})
+
+    def _result(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        call = item["call_id"]
+        if call not in self._names:
+            raise InvalidRequest(f"no function_call before it has the call_id {call!r} of an output", "input")
+        return {"role": "tool", "tool_call_id": call, "name": self._names[call], "content": item["output"]}
+
+    def _open(self, suits: Any) -> dict[str, Any]:
+        """The assistant's message to add to: the one that is open, or a new one where it does not suit."""
+        if self._assistant is not None and not suits(self._assistant):
+            self._close()
+        if self._assistant is None:
+            self._assistant = {"role": "assistant", "content": ""}
+        return self._assistant
+
+    def _close(self) -> None:
+        if self._assistant is not None:
+            self._made.append(self._assistant)
+            self._assistant = None
+
+
+def _said(parts: Iterable[ResponseItem]) -> str:
+    return _BETWEEN_PARTS.join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)

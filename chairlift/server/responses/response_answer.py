@@ -1,0 +1,134 @@
+"""A response: as events while it comes, or as one document in the end."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.core.finished import FinishReason
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import PartStream, as_json, encode_line, until_gone
+from chairlift.server.models.conversation import OpenConversation
+from chairlift.server.models.reply_steps import reasoning_tokens, reply_steps
+from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
+from chairlift.server.responses.output_items import ItemEvent, OutputItems
+
+ResponseDocument = dict[str, Any]
+
+_CUT_OFF = {"reason": "max_output_tokens"}
+
+
+class ResponseAnswer:
+    """One response on its way out. `about` is what its document says from the beginning, `keep` gets each that is over.
+
+    `keep` is not called for what ends before it has begun: that is an HTTP error.
+    """
+
+    def __init__(
+        self,
+        service: SequenceService,
+        about: ResponseDocument,
+        sample: Sample,
+        opened: OpenConversation,
+        keep: Callable[[ResponseDocument], None],
+    ) -> None:
+        self._service, self._sample, self._opened, self._keep = service, sample, opened, keep
+        self._about = about
+        self._items = OutputItems()
+        self._sent = 0
+
+    def document(self, status: str, **more: Any) -> ResponseDocument:
+        """The response as it now is."""
+        return self._about | {"status": status, "output": self._items.done.copy()} | more
+
+    async def respond(self, request: Request, streams: bool) -> Response:
+        """The HTTP answer. Raises a 499 if the client leaves before the end."""
+        headers = {"X-Request-Id": self._about["id"]}
+        if streams:
+            return PartStream("text/event-stream", self._render(), self._last, headers, self.close)
+        async with until_gone(request.receive):
+            return as_json(await self.whole(), headers)
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        close_all([self._sample])
+
+    async def whole(self, begun: Callable[[], None] = lambda: None) -> ResponseDocument:
+        """All of it, which is kept. Calls `begun` with each step, the first of which says that it runs."""
+        async with contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
+            async for parts in steps:
+                begun()
+                for part in parts:
+                    self._items.push(part)
+        self._items.finish(self._complete)
+        return await self._over()
+
+    def failed(self, error: ApiError) -> ResponseDocument:
+        """It ended in an error, which is kept."""
+        code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
+        document = self.document("failed", error={"code": code, "message": error.body.message})
+        self._keep(document)
+        return document
+
+    @property
+    def _complete(self) -> bool:
+        return self._sample.finish_reason == FinishReason.STOP.value
+
+    async def _over(self) -> ResponseDocument:
+        """The document of a reply that has ended, one way or the other."""
+        counted = await self._usage()
+        if self._complete:
+            document = self.document("completed", completed_at=int(time.time()), usage=counted)
+        else:
+            document = self.document("incomplete", incomplete_details=_CUT_OFF, usage=counted)
+        self._keep(document)
+        return document
+
+    async def _usage(self) -> dict[str, Any]:
+        sample = self._sample
+        read, written = len(sample.prompt_ids), sample.num_tokens
+        cached = sample.num_cached_tokens if self._service.config.show_cached_tokens else 0
+        thought = await reasoning_tokens(self._service, self._items.reasoning, sample)
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": read + written,
+        }
+
+    async def _render(self) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step."""
+        async with contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
+            async for parts in steps:
+                events: list[ItemEvent] = []
+                if not self._sent:
+                    begun = self.document("in_progress")
+                    events = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+                for part in parts:
+                    events += self._items.push(part)
+                if self._sample.finish_reason is not None:
+                    events += self._items.finish(self._complete)
+                    document = await self._over()
+                    events.append({"type": f"response.{document['status']}", "response": document})
+                if events:
+                    yield b"".join(map(self._numbered, events))
+
+    def _numbered(self, event: ItemEvent) -> bytes:
+        """An event as it is sent."""
+        made = encode_line(event | {"sequence_number": self._sent})
+        self._sent += 1
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), made)
+
+    def _last(self, error: ApiError) -> bytes:
+        self._items.finish(complete=False)
+        return self._numbered({"type": "response.failed", "response": self.failed(error)})
+
+
+def encode_document(document: ResponseDocument) -> bytes:
+    """A response as it is kept, and sent to whoever asks for it."""
+    return msgspec.json.encode(document)

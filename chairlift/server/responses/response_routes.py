@@ -1,0 +1,294 @@
+"""/v1/responses, as OpenAI's API has it: made, asked for, continued, deleted, cancelled."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.bodies import decode
+from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.errors import InvalidRequest
+from chairlift.server.http.api_errors import ApiError, as_api_error
+from chairlift.server.http.exchange import BACKGROUND, Terms, as_json, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.paging import page_limit, query_of
+from chairlift.server.http.tenants import TENANT, Tenant
+from chairlift.server.models.conversation import Conversation, OpenConversation, Tool, open_conversation
+from chairlift.server.models.registry import models_of
+from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService
+from chairlift.server.responses.input_items import messages_of, read_items
+from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument, encode_document
+from chairlift.server.responses.response_body import ResponseBody, ResponseItem, check_response_body, response_params
+from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
+from chairlift.server.responses.tool_fields import read_choice, read_tools
+from chairlift.text.structured import grammar_of, schema_grammar
+
+_DEFAULT_PAGE, _MAX_PAGE = 20, 100
+SHOW_QUERY: Mapping[str, Any] = {"include": list[str], "include[]": list[str], "stream": bool}
+ITEMS_QUERY: Mapping[str, Any] = {
+    "after": str,
+    "limit": Annotated[int, Meta(ge=1, le=_MAX_PAGE)],
+    "order": Literal["asc", "desc"],
+    "include": list[str],
+    "include[]": list[str],
+}
+_decoder = msgspec.json.Decoder(ResponseBody)
+
+
+class _Ask(NamedTuple):
+    """A body, understood: its own items, its tools, and the conversation with all that was before."""
+
+    items: list[ResponseItem]
+    tools: list[Tool]
+    conversation: Conversation
+
+
+async def create_response(request: Request) -> Response:
+    """POST: answer a conversation."""
+    raw = await read_body(request)
+    body = decode(raw, _decoder)
+    service = models_of(request).language_model(body.model, request.url.path)
+    service.check(None, body.stop)
+    check_response_body(body)
+    params = response_params(body)
+    store, tenant = _store(request), request.scope.get(TENANT)
+    terms = _terms(request, body, store)
+    service.check_load(terms)
+    turns = store.turns(tenant, body.previous_response_id) if body.previous_response_id is not None else []
+    size = len(raw) + sum(turn.size for turn in turns)
+    ask = await off_loop(size, lambda: _understand(body, turns, size))
+    opened = await open_conversation(service, ask.conversation)
+    request_id = new_id("resp", "_")
+    salt = body.cache_salt or ""
+    use_cache = body.cache_prompt is not False
+    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar)
+    with contextlib.ExitStack() as stack:
+        if body.background:
+            stack.enter_context(store.place(tenant))
+        (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
+        # What a batch's lines get is in the batch's file, and would only drive out what somebody may ask for.
+        kept = store.keeps and body.store is not False and BACKGROUND not in request.scope
+        about = _about(body, ask.tools, service, request_id, kept)
+        new = _New(service, sample, opened, about, ask.items)
+        if body.background:
+            return as_json(_begin(new, store, tenant, stack.pop_all()), {"X-Request-Id": request_id})
+    keep = _keeper(new, store, tenant) if kept else _forget
+    return await ResponseAnswer(service, about, sample, opened, keep).respond(request, bool(body.stream))
+
+
+def _store(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
+def _terms(request: Request, body: ResponseBody, store: ResponseStore) -> Terms:
+    """When and how urgently it is wanted. Raises ApiError for a background that may not be had."""
+    terms = terms_of(request.scope, body.priority)
+    if not body.background:
+        return terms
+    if BACKGROUND in request.scope:
+        raise InvalidRequest("background is not for a batch's lines, which are in the background already", "background")
+    if not store.keeps:
+        message = "background needs responses to be kept, and this server keeps none (max_stored_responses)"
+        raise InvalidRequest(message, "background")
+    if terms.tenant is not None:
+        # What is in the background counts against no limit of tokens, so it takes the same right as a batch.
+        terms.tenant.check_right("batch")
+    return terms._replace(background=True)
+
+
+def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _Ask:
+    """Raises InvalidRequest naming the field at fault."""
+    items = read_items(body.input)
+    tools = read_tools(body.tools or [])
+    left, choice = read_choice(body.tool_choice, tools)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    conversation = Conversation(
+        messages=messages_of(body.instructions, items_of(turns) + items),
+        size=size,
+        tools=left,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        grammar=_grammar(body),
+        reasoning_effort=effort,
+        thinking=False if effort == "none" else None,
+    )
+    return _Ask(items, tools, conversation)
+
+
+def _grammar(body: ResponseBody) -> str | None:
+    """What says the form of the answer; None for text."""
+    form = body.text.format if body.text is not None else None
+    if form is None:
+        return None
+    if form.type != "json_schema" and len(_given(form)) > 1:
+        raise InvalidRequest(f"text.format of type {form.type!r} takes no other fields", "text.format")
+    if form.type == "text":
+        return None
+    if form.type == "json_object":
+        return grammar_of(StructuredOutputsParams(json_object=True), "text.format")
+    if form.schema is None:
+        raise InvalidRequest("text.format.schema is required with type 'json_schema'", "text.format.schema")
+    return schema_grammar(form.schema, "text.format")
+
+
+def _about(
+    body: ResponseBody, tools: list[Tool], service: SequenceService, request_id: str, kept: bool
+) -> ResponseDocument:
+    """What a response says from the beginning, mostly what was asked for."""
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    form = body.text.format if body.text is not None else None
+    return {
+        "id": request_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "queued",
+        "background": bool(body.background),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": service.name,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": kept,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if form is None else _given(form), "verbosity": "medium"},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [{"type": "function", **msgspec.structs.asdict(tool)} for tool in tools],
+        "top_logprobs": 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+        # The last, where batches look for it.
+        "usage": None,
+    }
+
+
+def _given(form: msgspec.Struct) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(form).items() if value is not None}
+
+
+class _New(NamedTuple):
+    """A response that begins."""
+
+    service: SequenceService
+    sample: Sample
+    opened: OpenConversation
+    about: ResponseDocument
+    items: list[ResponseItem]
+
+    def stored(self, document: ResponseDocument) -> StoredResponse:
+        previous, given = self.about["previous_response_id"], msgspec.json.encode(self.items)
+        return StoredResponse(self.about["id"], previous, given, encode_document(document))
+
+
+def _keeper(new: _New, store: ResponseStore, tenant: Tenant | None) -> Any:
+    def keep(document: ResponseDocument) -> None:
+        store.put(tenant, new.stored(document))
+
+    return keep
+
+
+def _forget(document: ResponseDocument) -> None:
+    """Keep nothing."""
+
+
+def _begin(new: _New, store: ResponseStore, tenant: Tenant | None, stack: contextlib.ExitStack) -> ResponseDocument:
+    """Have a response answered in the background. The stack is closed when that is over."""
+    stored = new.stored(new.about)
+
+    def keep(document: ResponseDocument) -> None:
+        stored.task = None
+        store.change(tenant, stored, encode_document(document))
+
+    answer = ResponseAnswer(new.service, new.about, new.sample, new.opened, keep)
+    stack.callback(answer.close)
+    if not store.put(tenant, stored):
+        stack.close()
+        message = "a response of this size can't be kept, as background needs (max_stored_bytes)"
+        raise ApiError(413, message, "background", "response_too_large")
+
+    def begun() -> None:
+        if stored.document == queued:
+            store.change(tenant, stored, encode_document(answer.document("in_progress")))
+
+    queued = stored.document
+    stored.task = asyncio.create_task(_answer(answer, begun))
+    stored.task.add_done_callback(lambda _: stack.close())
+    return new.about
+
+
+async def _answer(answer: ResponseAnswer, begun: Any) -> None:
+    try:
+        await answer.whole(begun)
+    except Exception as error:
+        answer.failed(as_api_error(error))
+
+
+async def show_response(request: Request) -> Response:
+    """GET /v1/responses/{id}."""
+    query = query_of(request, SHOW_QUERY)
+    if query.get("stream", "false") != "false":
+        raise InvalidRequest("stream is not supported here; ask again until the status is 'completed'", "stream")
+    return _answered(_find(request))
+
+
+async def delete_response(request: Request) -> Response:
+    """DELETE /v1/responses/{id}."""
+    name = request.path_params["response"]
+    _store(request).delete(request.scope.get(TENANT), name)
+    return as_json({"id": name, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Response:
+    """POST /v1/responses/{id}/cancel: one in the background; one that is over stays as it is."""
+    return _answered(_store(request).cancel(request.scope.get(TENANT), request.path_params["response"]))
+
+
+async def list_input_items(request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items: those that came with it, not those of earlier responses."""
+    query = query_of(request, ITEMS_QUERY)
+    limit = page_limit(query, _DEFAULT_PAGE, _MAX_PAGE)
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, got {order!r}", "order")
+    raw = _find(request).input
+    items: list[ResponseItem] = await off_loop(len(raw), lambda: msgspec.json.decode(raw))
+    if order == "desc":
+        items.reverse()
+    if (after := query.get("after")) is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError(404, f"there is no item {after!r} in its input", "after", "item_not_found")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    answer = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+    return as_json(answer)
+
+
+def _find(request: Request) -> StoredResponse:
+    return _store(request).get(request.scope.get(TENANT), request.path_params["response"])
+
+
+def _answered(stored: StoredResponse) -> Response:
+    return Response(stored.document, media_type="application/json")

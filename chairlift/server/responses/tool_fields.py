@@ -1,0 +1,99 @@
+"""The tools of a response: what may be called, and what must be."""
+
+from typing import Any
+
+import msgspec
+
+from chairlift.bodies import convert
+from chairlift.errors import InvalidRequest
+from chairlift.server.models.conversation import Tool, ToolChoice
+
+MAX_TOOLS = 256
+
+
+class ResponseFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    type: str
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    # Not implemented.
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    output_schema: Any = None
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the tools, by its name."""
+
+    type: str
+    name: str
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`tool_choice` that leaves some of the tools out."""
+
+    type: str
+    mode: str
+    tools: list[dict[str, Any]]
+
+
+def read_tools(given: list[dict[str, Any]]) -> list[Tool]:
+    """The functions. Raises InvalidRequest, by its place, for any other tool."""
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"tools holds {len(given)} tools, more than {MAX_TOOLS}", "tools")
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)]
+
+
+def _tool(given: dict[str, Any], where: str) -> Tool:
+    _check_function(given, where)
+    body = convert(given, ResponseFunction, where)
+    for name in ("defer_loading", "output_schema"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{where}.{name} is not supported; leave it out", f"{where}.{name}")
+    if body.allowed_callers not in (None, [], ["direct"]):
+        raise InvalidRequest(f"{where}.allowed_callers may only be ['direct']", f"{where}.allowed_callers")
+    return Tool(name=body.name, description=body.description, parameters=body.parameters, strict=bool(body.strict))
+
+
+def _check_function(given: dict[str, Any], where: str) -> None:
+    kind = given.get("type")
+    if kind != "function":
+        raise InvalidRequest(f"{where}.type {kind!r} is not supported, only 'function'", f"{where}.type")
+
+
+def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple[list[Tool], ToolChoice]:
+    """The tools that are left, and whether one must be called. Raises InvalidRequest."""
+    names = {tool.name for tool in tools}
+    if given is None or given == "auto":
+        return tools, ToolChoice()
+    if given == "none":
+        return tools, ToolChoice("none")
+    if isinstance(given, str):
+        if given != "required":
+            raise InvalidRequest("tool_choice must be 'none', 'auto', 'required' or an object", "tool_choice")
+        return _required(tools), ToolChoice("required")
+    if given.get("type") == "allowed_tools":
+        allowed = convert(given, AllowedTools, "tool_choice")
+        if allowed.mode not in ("auto", "required"):
+            raise InvalidRequest("tool_choice.mode must be 'auto' or 'required'", "tool_choice.mode")
+        chosen = {_named(each, names, f"tool_choice.tools[{index}]") for index, each in enumerate(allowed.tools)}
+        left = [tool for tool in tools if tool.name in chosen]
+        return (_required(left), ToolChoice("required")) if allowed.mode == "required" else (left, ToolChoice())
+    return tools, ToolChoice("required", _named(given, names, "tool_choice"))
+
+
+def _named(given: dict[str, Any], names: set[str], where: str) -> str:
+    _check_function(given, where)
+    name = convert(given, ChosenFunction, where).name
+    if name not in names:
+        raise InvalidRequest(f"{where}.name {name!r} is not one of tools", f"{where}.name")
+    return name
+
+
+def _required(tools: list[Tool]) -> list[Tool]:
+    if not tools:
+        raise InvalidRequest("tool_choice asks for a tool, and tools has none", "tool_choice")
+    return tools
