@@ -55,7 +55,7 @@ class LLM:
         # Only a server gives its model a name, refuses requests that would be late, has background ones, or a worker
         # that might hang.
         served = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
-        others = (*served, "heartbeat_timeout_s", "step_timeout_s")
+        others = (*served, "heartbeat_timeout_s", "step_timeout_s", "tool_dialect")
         known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
         if unknown := settings.keys() - set(known):
             raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")

@@ -36,6 +36,7 @@ HELP = {
     "quantization": "int8 halves bfloat16 weights and is some 1.6 times as fast, rounding them and what they multiply",
     "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
+    "tool_dialect": "how the model writes calls of tools; auto is what its chat template shows",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
     "heartbeat_timeout_s": "seconds that a worker's process may be stopped before another takes its place",

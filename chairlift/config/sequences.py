@@ -10,6 +10,26 @@ from chairlift.core.order import ORDERS
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.errors import ConfigError
 
+# How a model writes calls of tools; "auto" is what its folder says, "none" that it writes none.
+ToolDialect = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama",
+    "mistral",
+    "mistral_nemo",
+    "mistral_args",
+    "pythonic",
+    "deepseek",
+    "deepseek_v31",
+    "glm",
+    "glm_47",
+    "qwen_xml",
+    "gemma",
+    "function_gemma",
+    "harmony",
+]
+
 
 class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
@@ -46,6 +66,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     quantization: Literal["none", "int8"] = "none"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
     enable_prefix_caching: bool = True
+    tool_dialect: ToolDialect = "auto"
     seed: int = 0
     num_threads: int | None = None
     heartbeat_timeout_s: float = 3.0

@@ -1,6 +1,7 @@
 """Chat templates: a list of messages to one prompt, exactly as transformers renders it, within limits."""
 
 import json
+import re
 import secrets
 import threading
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ _WORK, _QUICK_WORK = 4_000_000, 20_000
 _TEXT, _QUICK_TEXT = 2**24, 2**17
 _TEXT_FOR_EACH_CHARACTER, _MOST_TEXT = 1024, 2**28
 _LONGEST_DATE_FORMAT = 256
+_JOINED_ARGUMENTS = re.compile(r"""\+\s*[\w.\['"\]]*\barguments\b['"\]]*\s*(\+|\}\})""")
 # The role that newer clients give instructions in; templates that don't know it know them as the system's.
 _DEVELOPER = "developer"
 
@@ -32,6 +34,7 @@ _DEVELOPER = "developer"
 _MAY_BE_EMPTY = frozenset({"assistant", "tool", "function"})
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
+_NO_CONTENT = re.compile(r"""and\s+message(\.content|\[['"]content['"]\])\s+is\s+(not\s+)?none\s*-?%\}""")
 
 
 class TooSlow(Exception):
@@ -44,6 +47,10 @@ class ChatTemplate:
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._sources = sources
         self._special_tokens = special_tokens
+        # Some put a call's arguments into the prompt as they are, and so need them as text.
+        self.joins_arguments = any(map(_JOINED_ARGUMENTS.search, sources.values()))
+        # Most take it for granted that there is content, be it empty; to a few its absence is what makes a call.
+        self.knows_no_content = any(map(_NO_CONTENT.search, sources.values()))
         # Or why it can't be compiled.
         self._compiled: dict[str, CodeType | str] = {}
         # A sandbox is for one thread at a time.
@@ -67,6 +74,11 @@ class ChatTemplate:
         elif isinstance(source, list):
             sources = {str(entry.get("name")): str(entry.get("template")) for entry in source}
         return cls(sources, special_tokens)
+
+    @property
+    def source(self) -> str:
+        """All templates, those with tools first."""
+        return "\n".join(self._sources[name] for name in sorted(self._sources, reverse=True))
 
     @property
     def available(self) -> bool:
@@ -181,11 +193,14 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
         raise InvalidRequest(f"the chat template argument {refused[0]!r} can't be set", "chat_template_kwargs")
 
 
-def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: Sequence[Any], joins_arguments: bool = False, knows_no_content: bool = False
+) -> list[dict[str, Any]]:
     """Messages as templates expect them: plain dicts, content as one string, tool arguments as objects.
 
     Templates read a text's parts and a tool call's JSON differently or not at all; the joined text and the parsed
-    arguments work with all of them.
+    arguments work with all of them, but for those that want arguments as text. Beside calls there is content, be it
+    empty, unless the template knows what it is without.
     """
     chat: list[dict[str, Any]] = []
     for index, message in enumerate(plain(list(messages))):
@@ -200,7 +215,8 @@ def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
         if isinstance(message.get("content"), list):
             message["content"] = _join_parts(message["content"], f"messages[{index}].content")
         if isinstance(message.get("tool_calls"), list):
-            message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+            message["tool_calls"] = [_with_arguments(call, joins_arguments) for call in message["tool_calls"]]
+            message["content"] = message["content"] or (None if knows_no_content else "")
         chat.append(message)
     return chat
 
@@ -233,13 +249,20 @@ def _join_parts(parts: list[Any], where: str) -> str:
     return "".join(texts)
 
 
-def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI sends a tool call's arguments as JSON text, which templates would quote a second time."""
+def _with_arguments(call: Any, as_text: bool) -> Any:
+    """A call with its name first, as models write it. OpenAI sends arguments as JSON text, which templates would quote
+    a second time."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
+    if "name" in function:
+        function = {"name": function["name"], **function}
+    arguments = function["arguments"]
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        if as_text:
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        elif isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
     except ValueError:
         return call
     except RecursionError:

@@ -73,16 +73,21 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(
-    vocabulary: Vocabulary, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+    vocabulary: Vocabulary,
+    skip_special_tokens: bool = True,
+    prompt_ids: Sequence[int] = (),
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
     """A detokenizer for one sequence, the fastest that is exact for the tokenizer.
 
     With `prompt_ids`, the text is what follows the prompt's text, so the space that some tokenizers drop from the
-    start of a text stays in. Without, the text is that of the generated tokens alone.
+    start of a text stays in. Without, the text is that of the generated tokens alone. Special tokens among `shown`
+    are not skipped.
     """
+    skipped = vocabulary.special - shown if skip_special_tokens else frozenset()
     if vocabulary.plain:
-        return ByteDetokenizer(vocabulary, skip_special_tokens, at_start=not prompt_ids)
-    return WindowDetokenizer(vocabulary, skip_special_tokens, prompt_ids)
+        return ByteDetokenizer(vocabulary, skipped, at_start=not prompt_ids)
+    return WindowDetokenizer(vocabulary, skipped, prompt_ids)
 
 
 class ByteDetokenizer:
@@ -92,9 +97,9 @@ class ByteDetokenizer:
     whole the library replaces every byte of the run, and here only the broken ones, since the rest was sent long ago.
     """
 
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, at_start: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int], at_start: bool) -> None:
         self._bytes_of = vocabulary.bytes_of
-        self._skip: frozenset[int] = vocabulary.special if skip_special_tokens else frozenset()
+        self._skip = skipped
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._strip = (vocabulary.strip_left or 0) if at_start else 0
 
@@ -127,16 +132,16 @@ class WindowDetokenizer:
     same however long the sequence is.
     """
 
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int], prompt_ids: Sequence[int]) -> None:
         self._vocabulary = vocabulary
-        self._skip = skip_special_tokens
+        self._skip = skipped
         self._window = list(prompt_ids[-_PRIMING_TOKENS:])
         self._done = len(self._window)
         self._done_text = self._text(self._window)
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that is now certain."""
-        if self._skip and token_id in self._vocabulary.special:
+        if token_id in self._skip:
             return ""
         self._window.append(token_id)
         text = self._text(self._window)
@@ -159,7 +164,7 @@ class WindowDetokenizer:
         return new
 
     def _text(self, ids: list[int]) -> str:
-        return self._vocabulary.decode(ids, self._skip)
+        return self._vocabulary.decode([each for each in ids if each not in self._skip], False)
 
 
 def steps_of(component: Any, name: str) -> list[dict[str, Any]]:

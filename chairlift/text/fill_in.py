@@ -20,7 +20,7 @@ _FORMS = (
     _Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     _Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     _Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    _Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - the model's own letters
+    _Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     _Form("▁<PRE>", "▁<SUF>", "▁<MID>"),
     _Form("[PREFIX]", "[SUFFIX]", None, first="suffix"),
 )

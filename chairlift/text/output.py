@@ -40,6 +40,7 @@ class TextStream:
     holds, for each of them, where in the text it starts, held-back text counted in; it is kept only if `params` asks
     for logprobs. Give `prompt_ids` where the answer continues the prompt's text (completions): some tokenizers drop
     the space at the start of a text. `automaton` is `stop_automaton(params)`, one for all samples of a request.
+    Special tokens among `shown` are text.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class TextStream:
         params: SamplingParams,
         prompt_ids: Sequence[int] = (),
         automaton: StopAutomaton | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = make_detokenizer(tokenizer.vocabulary, params.skip_special_tokens, prompt_ids)
+        self._detokenizer = make_detokenizer(tokenizer.vocabulary, params.skip_special_tokens, prompt_ids, shown)
         self._stops = StopStrings(automaton, params.include_stop_str_in_output) if automaton is not None else None
         self._params = params
         self._end: TextDelta | None = None

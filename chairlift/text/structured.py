@@ -45,7 +45,7 @@ def grammar_of(wanted: StructuredOutputsParams, field: str = "structured_outputs
         found = _KINDS[kind](wanted)
     except ValueError as error:
         raise InvalidRequest(f"{where} {error}", field) from None
-    _check_size(found, field)
+    check_size(found, field)
     return found
 
 
@@ -56,7 +56,8 @@ def schema_grammar(schema: Any, field: str, whitespace_pattern: str | None = Non
     return found
 
 
-def _check_size(grammar: str, field: str) -> None:
+def check_size(grammar: str, field: str) -> None:
+    """Refuse a grammar beyond the limits, naming the `field`. Raises InvalidRequest."""
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"{field} has {size} bytes as a grammar, more than {MAX_GRAMMAR_BYTES}", field)
@@ -131,7 +132,7 @@ def _quoted(text: str) -> str:
 
 def _grammar(wanted: StructuredOutputsParams) -> str:
     text = wanted.grammar or ""
-    _check_size(text, "structured_outputs.grammar")
+    check_size(text, "structured_outputs.grammar")
     if not text.strip():
         raise ValueError("is empty")
     if _GBNF not in text:

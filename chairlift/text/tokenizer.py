@@ -43,7 +43,8 @@ class Tokenizer:
     """Encodes, decodes, and renders chats for one model. Safe to share between threads: nothing changes after loading.
 
     `eos_ids` are the tokens that end an answer, by any of the folder's files. `vocab_size` is the highest id plus one;
-    the model's own vocabulary may be padded beyond it.
+    the model's own vocabulary may be padded beyond it. `response_template` says how replies are written, where the
+    folder does.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Tokenizer:
         eos_ids: tuple[int, ...] = (),
         bos_id: int | None = None,
         chat_template: ChatTemplate | None = None,
+        response_template: dict[str, Any] | None = None,
     ) -> None:
         # A saved padding or truncation setting belongs to training: it would silently change prompts here.
         backend.no_padding()
@@ -64,6 +66,7 @@ class Tokenizer:
         self.vocab_size = self.vocabulary.size
         self.eos_ids = eos_ids
         self.bos_id = bos_id
+        self.response_template = response_template
         special = [token for token in backend.get_added_tokens_decoder().values() if token.special and token.content]
         self._special = sorted({token.content for token in special}, key=len, reverse=True)
         # What a normalizer makes a special token of can't be seen in a text.
@@ -99,6 +102,7 @@ class Tokenizer:
             eos_ids=end_token_ids(folder, special.get("eos_token"), backend.token_to_id),
             bos_id=backend.token_to_id(special["bos_token"]) if "bos_token" in special else None,
             chat_template=ChatTemplate.from_folder(folder, config, special),
+            response_template=config.get("response_template"),
         )
 
     @property
@@ -176,6 +180,11 @@ class Tokenizer:
         return self.vocabulary.bytes_of(token_id)
 
     @property
+    def chat_template(self) -> ChatTemplate:
+        """The folder's chat templates; there may be none."""
+        return self._chat_template
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work at all."""
         return self._chat_template.available
@@ -196,7 +205,8 @@ class Tokenizer:
         """
         arguments = plain(dict(template_kwargs or {}))
         check_arguments(arguments)
-        chat = normalize_messages(messages)
+        template = self._chat_template
+        chat = normalize_messages(messages, template.joins_arguments, template.knows_no_content)
         written = _written([chat, arguments])
         render = partial(self._chat_template.render, size=len(written), quick=quick, continue_final=continue_final)
         if not self._always:

@@ -285,6 +285,7 @@ ODD: dict[str, Any] = {
     "kv_cache_dtype": "int8",
     "strategy": "static",
     "order": "shortest",
+    "tool_dialect": "hermes",
     "enable_prefix_caching": False,
     "bisect": False,
     "standby": "always",

@@ -20,6 +20,7 @@ from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.speech import speech_of
 from chairlift.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -147,11 +148,12 @@ class Answer:
 class Front:
     """The application with a fake client behind it."""
 
-    def __init__(self, client: FakeClient | None = None, **settings: Any) -> None:
-        self.tokenizer = tokenizer()
+    def __init__(self, client: FakeClient | None = None, words: Tokenizer | None = None, **settings: Any) -> None:
+        self.tokenizer = words or tokenizer()
         self.client = client or FakeClient(self.tokenizer.encode("hello world! "))
         config = ServerConfig(**settings)
-        self.service = SequenceService(self.client, self.tokenizer, "tiny", config)
+        speech = speech_of(self.tokenizer)
+        self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
         self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
         self.gone = asyncio.Event()

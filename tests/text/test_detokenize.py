@@ -76,7 +76,7 @@ def test_broken_bytes_do_not_hold_the_text_back_for_ever() -> None:
     continuation = tokenizer.vocabulary._backend.token_to_id("<0x80>")
     detokenizer = make_detokenizer(tokenizer.vocabulary)
     assert "".join(detokenizer.push(continuation) for _ in range(10)) == "\ufffd" * 10
-    window = WindowDetokenizer(tokenizer.vocabulary, True, ())
+    window = WindowDetokenizer(tokenizer.vocabulary, frozenset(), ())
     assert "".join(window.push(continuation) for _ in range(10)).count("\ufffd") >= 5
 
 
@@ -89,14 +89,14 @@ def test_the_fast_way_is_taken_where_it_is_exact() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_window_stays_small(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
-    detokenizer = WindowDetokenizer(tokenizer.vocabulary, True, ())
+    detokenizer = WindowDetokenizer(tokenizer.vocabulary, frozenset(), ())
     for token_id in tokenizer.encode(SAMPLE * 20):
         detokenizer.push(token_id)
         assert len(detokenizer._window) <= 12
 
 
 def test_tokens_without_text_do_not_pile_up() -> None:
-    detokenizer = WindowDetokenizer(TOKENIZERS["metaspace"].vocabulary, True, ())
+    detokenizer = WindowDetokenizer(TOKENIZERS["metaspace"].vocabulary, frozenset(), ())
     for _ in range(50):
         detokenizer.push(10**6)
     assert len(detokenizer._window) <= 10
@@ -126,3 +126,15 @@ def test_a_saved_truncation_or_padding_is_switched_off() -> None:
     tokenizer = Tokenizer(backend)
     assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
     assert tokenizer.encode_batch(["a", SAMPLE]) == [tokenizer.encode("a"), tokenizer.encode(SAMPLE)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_shown_are_text(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    start, end = (tokenizer.backend.token_to_id(text) for text in ("<s>", "<|end|>"))
+    ids = [*tokenizer.encode("hello", add_special_tokens=False), start, *tokenizer.encode("world", False), end]
+    detokenizer = make_detokenizer(tokenizer.vocabulary, shown=frozenset({start}))
+    text = "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+    assert "<|end|>" not in text
+    before, marker, after = text.partition("<s>")
+    assert (before.strip(), marker, after.strip()) == ("hello", "<s>", "world")

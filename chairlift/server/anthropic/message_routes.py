@@ -34,7 +34,7 @@ async def create_message(request: Request) -> Response:
     room = _room(service, opened)
     params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
-    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar)
+    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar, shown=opened.shown)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
     answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)

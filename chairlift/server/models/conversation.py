@@ -1,5 +1,7 @@
 """A conversation in no protocol's words: every route that chats makes one of its body, and opens it for a model."""
 
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,8 +10,18 @@ import msgspec
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.text.call_grammar import Prefill, ReplyShape, reply_grammar
 from chairlift.text.chat_template import TooSlow
+from chairlift.text.dialect import NAME, Dialect
 from chairlift.text.reply import ReplyReader
+from chairlift.text.reply_reader import DialectMarkers, DialectReader
+from chairlift.text.speech import Speech
+from chairlift.text.structured import check_size
+
+# As many as OpenAI takes.
+MAX_TOOLS = 128
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -52,22 +64,151 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 class OpenConversation(msgspec.Struct):
     """What a conversation is for one model: the prompt's tokens, the grammar of all that is generated (None: free),
-    and for each sample a reader of its own (None: all its text is the answer's)."""
+    and for each sample a reader of its own (None: all its text is the answer's), which has to see the special tokens
+    `shown`."""
 
     prompt_ids: list[int]
     grammar: str | None
     make_reader: Callable[[], ReplyReader] | None
+    shown: frozenset[int] = frozenset()
 
 
 async def open_conversation(service: SequenceService, conversation: Conversation) -> OpenConversation:
-    """Render and tokenize. Raises InvalidRequest for what this model's template can't say."""
+    """Render and tokenize. Raises InvalidRequest for what this model's template or dialect can't say."""
+    speech = service.speech
+    if speech.dialect is None and _is_plain(conversation):
+        prompt_ids, _ = await _prompt(service, conversation)
+        return OpenConversation(prompt_ids, conversation.grammar, None)
+    check_tools(conversation)
+    if conversation.tool_choice.mode == "none":
+        conversation = msgspec.structs.replace(conversation, tools=[])
+    _check_speech(speech, conversation)
+    conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(speech, conversation))
+    prompt_ids, prefill = await _prompt(service, conversation)
+    return await off_loop(conversation.size, lambda: _opened(speech, conversation, prompt_ids, prefill))
+
+
+def _is_plain(conversation: Conversation) -> bool:
+    """Whether it has neither tools nor wishes for the reasoning."""
+    if conversation.tools or conversation.tool_choice.mode == "required" or conversation.reasoning_effort is not None:
+        return False
+    return conversation.thinking is None and conversation.thinking_tokens is None
+
+
+def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], prefill: Prefill) -> OpenConversation:
+    """The conversation in the model's dialect, if one is known."""
+    tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
+    if speech.dialect is None or speech.markers is None or not (tools or speech.spells):
+        return OpenConversation(prompt_ids, conversation.grammar, None)
+    reply = ReplyShape(
+        tools=tools,
+        must_call=conversation.tool_choice.mode == "required",
+        parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
+        answer=conversation.grammar,
+        reasoning=prefill,
+        thinking_tokens=_thinking_tokens(speech, conversation),
+    )
+    try:
+        grammar = reply_grammar(speech.dialect, speech.tokens, reply)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "tools" if tools else "thinking_token_budget") from None
+    if tools and grammar is not None:
+        check_size(grammar, "tools")
+    markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
+
+    def make_reader() -> ReplyReader:
+        return DialectReader(markers, prefill == "open")
+
+    return OpenConversation(prompt_ids, grammar, make_reader, speech.shown(bool(tools)))
+
+
+def check_tools(conversation: Conversation) -> None:
+    """Refuse tools that are none, and a choice that is none of them. Raises InvalidRequest."""
+    tools, choice = conversation.tools, conversation.tool_choice
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools holds {len(tools)} tools, more than {MAX_TOOLS}", "tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}].function"
+        if NAME.fullmatch(tool.name) is None:
+            wanted = "must be 1 to 64 letters, digits, '_' and '-'"
+            raise InvalidRequest(f"{where}.name {wanted}, got {tool.name[:80]!r}", f"{where}.name")
+        if tool.name in names:
+            raise InvalidRequest(f"{where}.name {tool.name!r} is there twice", f"{where}.name")
+        names.add(tool.name)
+        if tool.parameters and tool.parameters.get("type", "object") != "object":
+            raise InvalidRequest(f"{where}.parameters must be the JSON schema of an object", f"{where}.parameters")
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest("tool_choice asks for a call, and there are no tools", "tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidRequest(f"tool_choice names {choice.name[:80]!r}, which is none of the tools", "tool_choice")
+
+
+def _check_speech(speech: Speech, conversation: Conversation) -> None:
+    """Refuse what the model's template and dialect have no words for."""
+    if conversation.tools and not speech.takes_tools:
+        raise InvalidRequest("this model's chat template has no place for tools", "tools")
+    if conversation.tool_choice.mode == "required" and (speech.dialect is None or not speech.dialect.tool_calls):
+        message = "tool_choice can't be kept to: it is not known how this model writes calls; the server's setting"
+        raise InvalidRequest(f"{message} tool_dialect can name it", "tool_choice")
+    if conversation.thinking_tokens is not None:
+        if conversation.thinking_tokens < 0:
+            raise InvalidRequest("thinking_token_budget must not be negative", "thinking_token_budget")
+        if not speech.reasons:
+            raise InvalidRequest(
+                "thinking_token_budget: it is not known how this model reasons", "thinking_token_budget"
+            )
+    if conversation.thinking and not speech.reasons and speech.switch is None:
+        raise InvalidRequest("enable_thinking: it is not known how this model reasons", "enable_thinking")
+
+
+def _thinks(conversation: Conversation) -> bool | None:
+    return False if conversation.reasoning_effort == "none" else conversation.thinking
+
+
+def _thinking_tokens(speech: Speech, conversation: Conversation) -> int | None:
+    """The bound of the reasoning; where a template can't turn it off, the grammar does."""
+    if _thinks(conversation) is False and speech.switch is None and speech.reasons:
+        return 0
+    return conversation.thinking_tokens
+
+
+def _arguments(speech: Speech, conversation: Conversation) -> dict[str, Any]:
+    """What the template gets beside the messages."""
+    arguments, effort = dict(conversation.template_arguments), conversation.reasoning_effort
     if conversation.tools:
-        raise InvalidRequest("tools is not supported", "tools")
-    return OpenConversation(await _prompt(service, conversation), conversation.grammar, None)
+        arguments["tools"] = [_described(tool) for tool in conversation.tools]
+    if effort is not None and effort != "none":
+        if not speech.takes_effort:
+            message = "reasoning_effort must be none, or left out: this model's chat template knows no degrees of it"
+            raise InvalidRequest(message, "reasoning_effort")
+        arguments.setdefault("reasoning_effort", effort)
+    thinks = _thinks(conversation)
+    if thinks is not None and speech.switch is not None:
+        arguments.setdefault(speech.switch, thinks)
+    return arguments
 
 
-async def _prompt(service: SequenceService, conversation: Conversation) -> list[int]:
-    """The token ids of a chat. A template that takes its time takes a thread's."""
+def _described(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it."""
+    parameters = tool.parameters or _NO_PARAMETERS
+    # Some templates take it for granted that there is a description.
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _callable_tools(conversation: Conversation) -> dict[str, dict[str, Any]]:
+    """The schemas of the tools that may be called, by name."""
+    named = conversation.tool_choice.name
+    return {
+        tool.name: {**tool.parameters, "type": "object"} if tool.parameters else _NO_PARAMETERS
+        for tool in conversation.tools
+        if named is None or tool.name == named
+    }
+
+
+async def _prompt(service: SequenceService, conversation: Conversation) -> tuple[list[int], Prefill]:
+    """The token ids of a chat, and whether it opens the reasoning. A template that takes its time takes a thread's."""
     size = conversation.size
     if size <= INLINE_SIZE:
         try:
@@ -77,8 +218,47 @@ async def _prompt(service: SequenceService, conversation: Conversation) -> list[
     return await off_loop(size, lambda: _encode(service, conversation, quick=False))
 
 
-def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> list[int]:
+def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> tuple[list[int], Prefill]:
+    speech = service.speech
+    messages = conversation.messages if speech.dialect is None else _adapted(conversation.messages, speech.dialect)
     arguments = conversation.template_arguments
     generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
-    messages = conversation.messages
-    return service.encode_chat(service.tokenizer.render_chat(messages, generation, arguments, quick, continues))
+    prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
+    prompt_ids = service.encode_chat(prompt)
+    prefill = "closed" if speech.dialect is None else speech.prefill(prompt.text)
+    return prompt_ids, "closed" if continues and prefill == "maybe" else prefill
+
+
+def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
+    """Messages with reasoning under the names that templates have for it, and ids of calls as they want them."""
+    adapted = []
+    for message in messages:
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if message.get("role") == "assistant" and isinstance(reasoning, str):
+            message = {**message, "reasoning_content": reasoning}
+            if dialect.content is not None:
+                message["thinking"] = reasoning
+        if dialect.short_ids:
+            message = _with_short_ids(message)
+        adapted.append(message)
+    return adapted
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(message.get("tool_call_id"), str):
+        message = {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    if isinstance(calls := message.get("tool_calls"), list):
+        made = [
+            {**call, "id": _short_id(call["id"])} if isinstance(call.get("id"), str) else call
+            for call in calls
+            if isinstance(call, dict)
+        ]
+        message = {**message, "tool_calls": made}
+    return message
+
+
+def _short_id(call_id: str) -> str:
+    """Nine letters or digits for an id, the same each time."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]

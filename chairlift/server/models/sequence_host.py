@@ -42,17 +42,20 @@ class SequenceHost:
         If it can't be read, `wait_ready` says so.
         """
         from chairlift.server.models.sequence_service import SequenceService
+        from chairlift.text.speech import Speech, speech_of
         from chairlift.text.tokenizer import Tokenizer
 
         tokenizer: Tokenizer | None = None
+        speech = Speech()
         try:
             tokenizer = Tokenizer.from_folder(self._config.model)
+            speech = speech_of(tokenizer, self._config.tool_dialect)
             with contextlib.suppress(InvalidRequest):
                 tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
         except Exception as error:
             self._unreadable = load_failed(error).message
         version, slots = self.served.share.version, self._config.slots
-        return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots)
+        return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots, speech)
 
     async def wait_ready(self) -> None:
         """Wait for the worker."""

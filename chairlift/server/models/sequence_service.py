@@ -23,6 +23,7 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
@@ -66,7 +67,7 @@ class SequenceOptions(NamedTuple):
 
     `continues` says that an answer continues its prompt's text, `streams` that its tokens are wanted as they come;
     `discard` drops what is generated. Only requests of one `cache_salt` share prefixes, with `use_prefix_cache`.
-    All that is generated follows the `grammar`, of text/structured.py.
+    All that is generated follows the `grammar`, of text/structured.py. Special tokens among `shown` are text.
     """
 
     continues: bool
@@ -75,10 +76,14 @@ class SequenceOptions(NamedTuple):
     cache_salt: str = ""
     use_prefix_cache: bool = True
     grammar: str | None = None
+    shown: frozenset[int] = frozenset()
 
 
 class SequenceService:
-    """One language model and its front. `slots` sequences may run at once. One without a tokenizer serves nobody."""
+    """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
+
+    One without a tokenizer serves nobody.
+    """
 
     task: Literal["generate"] = "generate"
 
@@ -90,8 +95,10 @@ class SequenceService:
         config: ServerConfig,
         version: str = "1",
         slots: int = 64,
+        speech: Speech | None = None,
     ) -> None:
         self.client = client
+        self.speech = speech or Speech()
         self._tokenizer = tokenizer
         self.name = model
         self.version = version
@@ -212,15 +219,16 @@ class SequenceService:
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
-            text = self._text(stream.request, options.continues, automaton)
+            text = self._text(stream.request, options, automaton)
             samples.append(Sample(index, stream, text, self.metrics, terms, options.discard))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
         return samples
 
-    def _text(self, request: Request, continues: bool, automaton: StopAutomaton | None) -> TextStream:
-        return TextStream(self.tokenizer, request.params, request.prompt_ids if continues else (), automaton)
+    def _text(self, request: Request, options: SequenceOptions, automaton: StopAutomaton | None) -> TextStream:
+        before = request.prompt_ids if options.continues else ()
+        return TextStream(self.tokenizer, request.params, before, automaton, options.shown)
 
     def _fan_out(
         self,

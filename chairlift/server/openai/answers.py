@@ -132,7 +132,7 @@ class SequenceAnswer:
             {
                 "index": index,
                 **self.content(sample, "".join(self._texts[sample.index])),
-                "finish_reason": sample.finish_reason,
+                "finish_reason": self.finish_reason(sample),
                 "stop_reason": sample.stop_reason,
             }
             for index, sample in enumerate(self.shown())
@@ -156,6 +156,10 @@ class SequenceAnswer:
     def text(self, piece: Piece) -> str:
         """What a piece adds to the text."""
         return piece.text
+
+    def finish_reason(self, sample: Sample) -> str | None:
+        """How a sample ended, in the protocol's words."""
+        return sample.finish_reason
 
     def shown(self) -> Sequence[Sample]:
         """The samples that the document has, in order."""

@@ -5,7 +5,7 @@ would change the answer and are not implemented, taken only at a value that chan
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -98,6 +98,35 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
 
 
+class FunctionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool that the model may call: a function."""
+
+    function: FunctionBody
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool by its name."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
 class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
@@ -110,17 +139,19 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Taken and ignored: without tools there is nothing to parallelize.
-    parallel_tool_calls: Any = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    # Extras: the same as the template's argument, and as in vLLM how many tokens the reasoning may have.
+    enable_thinking: bool | None = None
+    thinking_token_budget: Int | None = None
     # Not implemented.
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
     moderation: Any = None
@@ -141,14 +172,11 @@ FORM_FIELDS = (
 NO_OPS: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "spaces_between_special_tokens": (True,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,12 +13,21 @@ from chairlift.core.sequences.request import TokenLogprob
 from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
-from chairlift.server.models.conversation import Conversation, open_conversation
+from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
-from chairlift.server.openai.body_types import ChatBody, check_supported, has_form, options_of, sampling_params
+from chairlift.server.openai.body_types import (
+    ChatBody,
+    FunctionBody,
+    NamedTool,
+    check_supported,
+    has_form,
+    options_of,
+    sampling_params,
+)
+from chairlift.text.reply import CallPart, ContentPart, ReasoningPart, ReplyPart, ReplyReader
 
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
@@ -39,9 +48,10 @@ async def chat_completions(request: Request) -> Response:
     grammar = await answer_grammar(request, body) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
-    options = options_of(body, continues=bool(body.continue_final_message), grammar=opened.grammar)
+    continues = bool(body.continue_final_message)
+    options = options_of(body, continues=continues, grammar=opened.grammar)._replace(shown=opened.shown)
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
-    return await ChatAnswer(service, body, params, samples, request_id).respond(request)
+    return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
 
 def _params(body: ChatBody) -> SamplingParams:
@@ -85,11 +95,99 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
     return Conversation(
         messages=body.messages,
         size=size,
+        tools=[_tool(each.function) for each in body.tools or ()],
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=body.reasoning_effort,
+        thinking=body.enable_thinking,
+        thinking_tokens=body.thinking_token_budget,
         add_generation_prompt=generation,
         continue_final_message=continues,
         grammar=grammar,
         template_arguments=body.chat_template_kwargs or {},
     )
+
+
+def _tool(function: FunctionBody) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        return ToolChoice("required", choice.function.name)
+    return ToolChoice(choice or "auto")
+
+
+class _Message:
+    """One sample's message, as a reader takes it apart."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
+        self.calls = 0
+
+    def deltas(self, text: str, last: bool) -> list[dict[str, Any]]:
+        """What a piece of text adds; `last` says that it is the last."""
+        parts = self._reader.push(text) + (self._reader.finish() if last else [])
+        return [self._delta(part) for part in parts]
+
+    def whole(self, text: str, before: str) -> dict[str, Any]:
+        """The message that a text is, with what goes before its content."""
+        content = [before]
+        reasoning: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for part in self._reader.push(text) + self._reader.finish():
+            if isinstance(part, ContentPart):
+                content.append(part.text)
+            elif isinstance(part, ReasoningPart):
+                reasoning.append(part.text)
+            elif isinstance(part, CallPart):
+                calls.append(self._begun(part))
+            else:
+                calls[part.index]["function"]["arguments"] += part.text
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(content), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = "".join(reasoning)
+        if calls:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        return message
+
+    def _delta(self, part: ReplyPart) -> dict[str, Any]:
+        if isinstance(part, ContentPart):
+            return {"content": part.text}
+        if isinstance(part, ReasoningPart):
+            return {"reasoning_content": part.text}
+        if isinstance(part, CallPart):
+            return {"tool_calls": [{"index": part.index, **self._begun(part)}]}
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+
+    def _begun(self, part: CallPart) -> dict[str, Any]:
+        self.calls += 1
+        return {
+            "id": new_id("call").replace("-", "_"),
+            "type": "function",
+            "function": {"name": part.name, "arguments": ""},
+        }
+
+
+def _merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several deltas as one."""
+    whole: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for key in ("content", "reasoning_content"):
+            if key in delta:
+                whole[key] = whole.get(key, "") + delta[key]
+        for call in delta.get("tool_calls", ()):
+            known = calls.setdefault(call["index"], call)
+            if known is not call:
+                known["function"]["arguments"] += call["function"]["arguments"]
+    return whole | {"tool_calls": list(calls.values())} if calls else whole
 
 
 class ChatAnswer(SequenceAnswer):
@@ -102,8 +200,10 @@ class ChatAnswer(SequenceAnswer):
         params: SamplingParams,
         samples: Sequence[Sample],
         request_id: str,
+        make_reader: Callable[[], ReplyReader] | None,
     ) -> None:
         super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
+        self._messages = None if make_reader is None else [_Message(make_reader()) for _ in samples]
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
         last = body.messages[-1]
         self._echo = text_of(last.get("content")) if body.echo and last["role"] == "assistant" else ""
@@ -115,8 +215,11 @@ class ChatAnswer(SequenceAnswer):
 
     def content(self, sample: Sample, text: str) -> dict[str, Any]:
         """The message and its log-probabilities."""
+        message: dict[str, Any] = {"role": "assistant", "content": self._echo + text, "refusal": None}
+        if self._messages is not None:
+            message = self._messages[sample.index].whole(text, self._echo)
         return {
-            "message": {"role": "assistant", "content": self._echo + text, "refusal": None},
+            "message": message,
             "logprobs": self._shape(self._logprobs[sample.index]) if self._logprobs is not None else None,
         }
 
@@ -132,19 +235,34 @@ class ChatAnswer(SequenceAnswer):
             made = events.event(index, role % encode_line(self._echo), self.samples, 0)
         end = b'"finish_reason":null}'
         if piece.finish_reason is not None:
-            end = encode_line({"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason})[1:]
-        if piece.text or piece.logprobs:
-            logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-            parts = (b'"delta":{"content":', encode_line(piece.text), b'},"logprobs":', logprobs, b",")
-            # Where events count up, no two of them may come of the same tokens.
-            apart = piece.finish_reason is not None and not events.continuous
-            text = b"".join((*parts, b'"finish_reason":null}' if apart else end))
-            made += events.event(index, text, self.samples, piece.num_tokens)
-            if not apart:
-                return made
-        if piece.finish_reason is not None:
+            reason = self.finish_reason(piece.sample)
+            end = encode_line({"finish_reason": reason, "stop_reason": piece.sample.stop_reason})[1:]
+        # Where events count up, no two of them may come of the same tokens.
+        apart = piece.finish_reason is not None and not events.continuous
+        logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
+        deltas = self._deltas(piece)
+        for delta in deltas:
+            parts = (b'"delta":', delta, b',"logprobs":', logprobs, b",", b'"finish_reason":null}' if apart else end)
+            made += events.event(index, b"".join(parts), self.samples, piece.num_tokens)
+            logprobs = b"null"
+        if piece.finish_reason is not None and (apart or not deltas):
             made += events.event(index, b'"delta":{},"logprobs":null,' + end, self.samples, piece.num_tokens)
         return made
+
+    def finish_reason(self, sample: Sample) -> str | None:
+        """How a sample ended; one that calls tools, and is not cut off, ends by that."""
+        called = self._messages is not None and self._messages[sample.index].calls
+        return "tool_calls" if called and sample.finish_reason == "stop" else sample.finish_reason
+
+    def _deltas(self, piece: Piece) -> list[bytes]:
+        """What a piece adds to the message; with log-probabilities there is one delta at least."""
+        if self._messages is None:
+            written = bool(piece.text or piece.logprobs)
+            return [b'{"content":' + encode_line(piece.text) + b"}"] if written else []
+        deltas = self._messages[piece.sample.index].deltas(piece.text, piece.finish_reason is not None)
+        if self.events.continuous and len(deltas) > 1:
+            deltas = [_merged(deltas)]
+        return list(map(encode_line, deltas)) or ([b"{}"] if piece.logprobs else [])
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Log-probabilities as chat completions have them."""

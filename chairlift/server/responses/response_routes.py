@@ -66,7 +66,7 @@ async def create_response(request: Request) -> Response:
     request_id = new_id("resp", "_")
     salt = body.cache_salt or ""
     use_cache = body.cache_prompt is not False
-    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar)
+    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar, opened.shown)
     with contextlib.ExitStack() as stack:
         if body.background:
             stack.enter_context(store.place(tenant))

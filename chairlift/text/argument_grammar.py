@@ -1,0 +1,217 @@
+"""The grammar of a call's arguments by their schema, for notations that are not JSON."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chairlift.text.dialect import CallForm, TagForm
+from chairlift.text.lark import LarkRules, json_of, quoted
+from chairlift.text.schemas import resolved, types_of
+
+# What a schema may say of arguments as a whole, where they are not written as JSON.
+_ABOUT = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "deprecated", "x-guidance"}
+_OBJECT = _ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$ref"}
+_ARRAY = _ABOUT | {"type", "items", "minItems", "maxItems", "$ref"}
+_STRING = _ABOUT | {"type", "minLength", "maxLength", "enum", "const", "$ref"}
+_NUMBER = _ABOUT | {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"} | {"$ref"}
+_NO_MORE = {"type": "object", "properties": {}, "additionalProperties": False}
+_KEY = {"python": re.compile(r"[^\W\d]\w*"), "bare": re.compile(r"[\w.-]+"), "tags": re.compile(r"[^<>\s]+")}
+# Escapes that JSON and Python have in common.
+_SAME_ESCAPES = {"json_allowed_escapes": '"\\nrtbf'}
+
+
+def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, Any]) -> str:
+    """The arguments of the tool `name`. Raises ValueError naming what can't be kept to."""
+    schema = schema or _NO_MORE
+    if form.notation == "json":
+        return json_of(schema)
+    try:
+        return _Arguments(rules, form, schema).written()
+    except RecursionError:
+        raise ValueError(f"the parameters of {name} are nested too deeply") from None
+    except (TypeError, AttributeError, OverflowError):
+        raise ValueError(f"the parameters of {name} are no JSON schema") from None
+    except ValueError as error:
+        raise ValueError(f"the parameters of {name}: {error}") from None
+
+
+class _Arguments:
+    """The arguments of one tool, in a notation."""
+
+    def __init__(self, rules: LarkRules, form: CallForm, schema: dict[str, Any]) -> None:
+        self._rules = rules
+        self._form = form
+        self._root = schema
+        self._references: dict[str, str] = {}
+
+    def written(self) -> str:
+        """All of them."""
+        write = {"python": self._python, "bare": self._bare, "tags": self._tags}[self._form.notation]
+        schema = resolved(self._root, self._root)
+        return self._members(schema, "" if self._form.notation == "tags" else ", " if self._spaced else ",", write)
+
+    @property
+    def _spaced(self) -> bool:
+        return self._form.notation == "python"
+
+    def _members(self, schema: Mapping[str, Any], separator: str, write: Callable[[str, Any], str]) -> str:
+        """Properties in their order, those that are not required perhaps."""
+        _check(schema, _OBJECT)
+        properties = schema.get("properties") or {}
+        required = set(schema.get("required") or ())
+        if missing := sorted(required - properties.keys()):
+            raise ValueError(f"{missing[0]!r} is required, and is none of its properties")
+        keys = list(properties)
+        if self._form.notation == "bare":
+            keys.sort(key=str.lower)
+        for key in keys:
+            if _KEY[self._form.notation].fullmatch(key) is None:
+                raise ValueError(f"the name {key!r} can't be written in this model's notation")
+        parts = [(write(key, properties[key]), key in required) for key in keys]
+        return self._row(parts, separator)
+
+    def _row(self, parts: list[tuple[str, bool]], separator: str) -> str:
+        """Parts in a row, with separators between those that are there."""
+        rules, rest, first = self._rules, "", ""
+        between = quoted(separator) + " " if separator else ""
+        must = False
+        for part, needed in reversed(parts):
+            alone = f"{part} {rest}".rstrip()
+            if not separator:
+                first = f"{part if needed else f'({part})?'} {first}"
+                continue
+            first = alone if needed or not first else f"{alone} | {first}"
+            must = must or needed
+            rest = rules.add("more", f"{between}{part} {rest}" if needed else f"({between}{part})? {rest}")
+        if not separator or not first:
+            return first
+        return rules.add("members", first) + ("" if must else "?")
+
+    def _python(self, key: str, schema: Any) -> str:
+        """A keyword argument. Values are JSON, which Python's are but for three words."""
+        return f"{quoted(f'{key}=')} {self._json(schema, words=('True', 'False', 'None'), **_SAME_ESCAPES)}"
+
+    def _tags(self, key: str, schema: Any) -> str:
+        """An argument between tags: text as it is, other values as JSON."""
+        tags = self._form.tags
+        assert tags is not None
+        head = self._rules.write(f"{tags.open}{key}{tags.named}")
+        types = types_of(schema, self._root)
+        if "string" in types:
+            return f"{head} {self._text(schema, types, tags)}"
+        words = ("True", "False", "None") if tags.words else ()
+        return f"{head} {self._json(schema, words)} {self._rules.write(tags.close)}"
+
+    def _text(self, schema: Any, types: frozenset[str], tags: TagForm) -> str:
+        """A text as it is, up to its end."""
+        found = resolved(schema, self._root)
+        if types != {"string"}:
+            # Whatever it says is one of its types: a text at least.
+            return self._ended(tags, "")
+        _check(found, _STRING)
+        if (values := _values(found)) is not None:
+            chosen = " | ".join(quoted(str(value)) for value in values)
+            return f"({chosen}) {self._rules.write(tags.close)}"
+        return self._ended(tags, _count(found))
+
+    def _ended(self, tags: TagForm, count: str) -> str:
+        return self._rules.up_to(tags.close, counted=count)
+
+    def _json(self, schema: Any, words: tuple[str, ...] = (), **options: Any) -> str:
+        """A value as JSON; true, false and null alone may be other `words`."""
+        types = types_of(schema, self._root)
+        whole = dict(schema) if isinstance(schema, dict) else {}
+        for name in ("$defs", "definitions"):
+            if name in self._root and name not in whole:
+                whole[name] = self._root[name]
+        written = json_of(whole, **options)
+        if not words or not types <= {"boolean", "null"} or not types or "enum" in whole or "const" in whole:
+            return written
+        chosen = (words[:2] if "boolean" in types else ()) + (words[2:] if "null" in types else ())
+        return f"({written} | {' | '.join(map(quoted, chosen))})"
+
+    def _bare(self, key: str, schema: Any) -> str:
+        """A member of an object with bare keys."""
+        return f"{quoted(f'{key}:')} {self._value(schema)}"
+
+    def _value(self, schema: Any) -> str:
+        """A value in the bare notation."""
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if isinstance(reference, str):
+            if reference not in self._references:
+                self._references[reference] = name = f"referred_{len(self._references)}_{id(self)}"
+                self._rules.define(name, self._value(resolved(schema, self._root)))
+            return self._references[reference]
+        found = resolved(schema, self._root)
+        for word in ("anyOf", "oneOf"):
+            if isinstance(alternatives := found.get(word), list):
+                _check(found, _ABOUT | {word})
+                return f"({' | '.join(map(self._value, alternatives))})"
+        if (values := _values(found)) is not None:
+            return f"({' | '.join(map(self._constant, values))})"
+        types = sorted(types_of(found, self._root)) or ["boolean", "null", "number", "string"]
+        return f"({' | '.join(self._of_type(each, found) for each in types)})"
+
+    def _of_type(self, kind: str, schema: dict[str, Any]) -> str:
+        several = isinstance(schema.get("type"), list)
+        if kind == "object":
+            _check(schema, _OBJECT, several)
+            return f'"{{" {self._members(_only(schema, _OBJECT), ",", self._bare)} "}}"'
+        if kind == "array":
+            _check(schema, _ARRAY, several)
+            return self._items(schema)
+        if kind == "string":
+            _check(schema, _STRING, several)
+            return self._quoted(_count(schema))
+        if kind in ("boolean", "null"):
+            return json_of({"type": kind})
+        _check(schema, _NUMBER, several)
+        return json_of({**_only(schema, _NUMBER), "type": kind})
+
+    def _items(self, schema: dict[str, Any]) -> str:
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        item = self._rules.add("item", self._value(schema.get("items", {})))
+        if most == 0:
+            return '"[]"'
+        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
+        row = f"{item} {more}"
+        return f'"[" ({row}) "]"' if least else f'"[" ({row})? "]"'
+
+    def _quoted(self, count: str) -> str:
+        quote = self._form.quote
+        return f"{self._rules.write(quote)} {self._rules.up_to(quote, counted=count)}"
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self._rules.write(f"{self._form.quote}{value}{self._form.quote}")
+        if isinstance(value, list | dict):
+            raise ValueError("enum and const may hold texts, numbers and words only in this model's notation")
+        return quoted(json.dumps(value))
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, if it does."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) and values else None
+
+
+def _count(schema: Mapping[str, Any]) -> str:
+    """How many letters a text has, as a pattern says it; nothing if any number will do."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not least and most is None:
+        return ""
+    return f"{{{int(least)},{'' if most is None else int(most)}}}"
+
+
+def _only(schema: Mapping[str, Any], words: set[str]) -> dict[str, Any]:
+    return {word: value for word, value in schema.items() if word in words}
+
+
+def _check(schema: Mapping[str, Any], known: set[str], several: bool = False) -> None:
+    """Refuse what is not known; of a schema of several types, each knows words of its own."""
+    known = known | (_OBJECT | _ARRAY | _STRING | _NUMBER if several else set())
+    if unknown := sorted(schema.keys() - known):
+        raise ValueError(f"{unknown[0]!r} can't be kept to in this model's notation of calls")

@@ -1,0 +1,185 @@
+"""The grammar of replies in a dialect: reasoning, then calls, or an answer."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from chairlift.text.argument_grammar import arguments_of
+from chairlift.text.dialect import CallForm, Dialect
+from chairlift.text.lark import LarkRules, pattern_of
+
+# White space that models write before calls and constrained answers.
+_SPACE = "/[ \\n]{1,4}/?"
+_NOT_BOTH = "tools and a form of the answer can't go together with this model: leave one out, or require a call"
+# A form that begins with less than this may begin much that is no call.
+_TELLING = 3
+
+
+# Whether the prompt has opened the reasoning, or closed it.
+Prefill = Literal["open", "maybe", "closed"]
+
+
+class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reply may be. `tools` are the schemas of arguments by name; `answer` is the grammar of an answer that is
+    constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it."""
+
+    tools: Mapping[str, dict[str, Any]] = {}
+    must_call: bool = False
+    parallel: bool = True
+    answer: str | None = None
+    reasoning: Prefill = "maybe"
+    thinking_tokens: int | None = None
+
+
+def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: ReplyShape) -> str | None:
+    """The grammar of all that is generated, None if it is free. `tokens` are those that have names.
+
+    Raises ValueError for what this dialect can't keep to.
+    """
+    thinks = dialect.reasoning_content is not None and reply.reasoning != "closed"
+    if not reply.tools and not (thinks and reply.thinking_tokens is not None):
+        if reply.answer is None:
+            return None
+        if not thinks and dialect.content is None:
+            return reply.answer
+    rules = LarkRules(tokens)
+    start = _Grammar(dialect, rules, reply).start()
+    lark = rules.lark(start)
+    return lark if reply.answer is None or "@answer" not in lark else _with_answer(lark, reply.answer)
+
+
+class _Grammar:
+    """Makes the rules of one grammar."""
+
+    def __init__(self, dialect: Dialect, rules: LarkRules, reply: ReplyShape) -> None:
+        self._dialect = dialect
+        self._rules = rules
+        self._reply = reply
+        self._forms = dialect.tool_calls if reply.tools else ()
+        self._tools: dict[CallForm, str] = {}
+        self._arguments: dict[CallForm, list[tuple[str, str]]] = {}
+
+    def start(self) -> str:
+        """The reasoning, if there may be any, and the rest."""
+        rules, reply, region = self._rules, self._reply, self._dialect.reasoning_content
+        rest = self._calls_only() if reply.must_call else self._rest()
+        if region is None or reply.reasoning == "closed":
+            return rest
+        if reply.thinking_tokens == 0 and reply.reasoning == "maybe":
+            return rest
+        thought = rules.up_to(region.close[0], reply.thinking_tokens)
+        if reply.reasoning == "open":
+            return f"{thought} {rest}"
+        return f"({_SPACE} {rules.any_of(region.open)} {thought})? {rest}"
+
+    def _rest(self) -> str:
+        """An answer, or calls, perhaps after some text."""
+        rules = self._rules
+        region = self._dialect.content
+        if region is not None:
+            answer = f"{rules.write(region.open[0])} {self._answer()}"
+            before = [rules.write(each) + " " + rules.up_to(region.close[0]) for each in region.open[1:]]
+            either = [answer, *(self._calls(form) for form in self._forms)]
+            return f"({' | '.join(before)})? ({' | '.join(either)})"
+        either = [self._answer()]
+        if self._reply.answer is not None:
+            # Both at the start, and of one letter: which of them it is would be open.
+            forms = [form for form in self._forms if form.anywhere]
+            if self._forms and not any(rules.token(rules.head(form.begin + form.open)) for form in forms):
+                raise ValueError(_NOT_BOTH)
+            either += [f"{_SPACE} {self._calls(form)}" for form in forms]
+        else:
+            either += [self._after_text(form) if form.anywhere else self._at_start(form) for form in self._forms]
+        return rules.add("rest", " | ".join(either))
+
+    def _answer(self) -> str:
+        if self._reply.answer is not None:
+            return f"{_SPACE} @answer"
+        return self._free() + "?"
+
+    def _free(self) -> str:
+        """Text in which no call begins; between markers there is none."""
+        if self._dialect.content is not None:
+            return self._rules.text()
+        region = self._dialect.reasoning_content
+        opens = () if region is None else region.open
+        unlike = [f"\\s*{pattern_of(each)}" for each in opens if self._rules.token(self._rules.head(each)) is None]
+        unlike += [self._beginning(form) for form in self._forms if not form.anywhere]
+        return self._rules.text(self._triggers(), unlike)
+
+    def _triggers(self) -> list[str]:
+        """What no free text has: it begins a call."""
+        heads = [self._rules.head(form.begin + form.open) for form in self._forms if form.anywhere]
+        return [head.split()[0] for head in heads]
+
+    def _beginning(self, form: CallForm) -> str:
+        """A pattern of how calls begin that stand at the start."""
+        open_ = form.begin + form.open
+        telling = pattern_of(open_) if len(open_) >= _TELLING else f"{pattern_of(open_)}[\\w-]+{pattern_of(form.named)}"
+        return f"\\s*{telling}"
+
+    def _calls_only(self) -> str:
+        return self._rules.add("calls", " | ".join(f"{_SPACE} {self._calls(form)}" for form in self._forms))
+
+    def _calls(self, form: CallForm) -> str:
+        """One call or more."""
+        return f"{self._rules.write(form.begin, form.open)} {self._after_head(form)}"
+
+    def _after_text(self, form: CallForm) -> str:
+        """The same after any text."""
+        rules = self._rules
+        whole = form.begin + form.open
+        head = rules.head(whole)
+        if rules.token(head) is not None:
+            return f"{self._free()}? {rules.write(whole)} {self._after_head(form)}"
+        trigger = head.split()[0]
+        return f"{rules.lazy(trigger)} {rules.write(whole[len(trigger) :])} {self._after_head(form)}"
+
+    def _at_start(self, form: CallForm) -> str:
+        """The same where free text might stand. What tells them apart must be one text for the lexer."""
+        rules = self._rules
+        heads = [
+            f"/[ \\n]{{0,4}}{pattern_of(form.begin + form.open + name + form.named)}/ {arguments}"
+            for name, arguments in self._arguments_in(form)
+        ]
+        return f"({' | '.join(heads)}) {rules.any_of(form.close)} {self._more(form)}"
+
+    def _after_head(self, form: CallForm) -> str:
+        """From the first call's name to the end of all calls."""
+        return f"{self._one(form)} {self._more(form)}"
+
+    def _more(self, form: CallForm) -> str:
+        """What follows the first call: others, and the end of all."""
+        rules, more = self._rules, ""
+        if self._reply.parallel and form.separator is not None:
+            more = f"({rules.write(form.separator, form.open)} {self._one(form)})*"
+        return f"{more} {rules.write(form.end)}"
+
+    def _one(self, form: CallForm) -> str:
+        """One call, from its name on."""
+        if form not in self._tools:
+            rules = self._rules
+            tools = [f"{rules.write(name, form.named)} {made}" for name, made in self._arguments_in(form)]
+            self._tools[form] = rules.add("call", f"({' | '.join(tools)}) {rules.any_of(form.close)}")
+        return self._tools[form]
+
+    def _arguments_in(self, form: CallForm) -> list[tuple[str, str]]:
+        """The name of each tool, and its arguments."""
+        if form not in self._arguments:
+            rules = self._rules
+            self._arguments[form] = [
+                (name, rules.add("arguments", arguments_of(rules, form, name, schema)))
+                for name, schema in self._reply.tools.items()
+            ]
+        return self._arguments[form]
+
+
+def _with_answer(lark: str, answer: str) -> str:
+    """A grammar that refers to the answer's, and that."""
+    grammars = [{"name": "reply", "lark_grammar": lark}]
+    if answer.lstrip().startswith("{"):
+        first, *others = json.loads(answer)["grammars"]
+        return json.dumps({"grammars": [*grammars, {**first, "name": "answer"}, *others]})
+    return json.dumps({"grammars": [*grammars, {"name": "answer", "lark_grammar": answer}]})

@@ -1,0 +1,265 @@
+"""Takes a reply apart by its dialect, as it comes: reasoning, answer, calls."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from chairlift.text.arguments import Scanner, arguments_json, make_scanner
+from chairlift.text.dialect import MAYBE, CallForm, Dialect, Found, Marker
+from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
+
+
+class _Head(NamedTuple):
+    """A marker that opens something: a call of a form, or reasoning, or the answer."""
+
+    marker: Marker
+    kind: str
+    form: CallForm | None = None
+
+
+class _CallMarkers(NamedTuple):
+    """The markers of a form of calls: how a further one begins, and how one and how all of them end."""
+
+    next: Marker | None
+    closes: tuple[Marker, ...]
+    end: Marker | None
+
+
+class _Watch:
+    """The heads that are looked for, and a pattern of their first letters."""
+
+    def __init__(self, heads: Sequence[_Head]) -> None:
+        self.heads = tuple(heads)
+        letters = "".join(sorted({re.escape(head.marker.first) for head in heads}))
+        self.first = re.compile(f"[{letters}]" if letters else "(?!)")
+
+
+class DialectMarkers:
+    """All markers of a dialect, made once for the readers of a conversation.
+
+    Without tools what looks like a call is the answer's text. `tools` are the schemas of arguments by name.
+    """
+
+    def __init__(self, dialect: Dialect, tools: dict[str, dict[str, Any]]) -> None:
+        self.tools = tools
+        self.forms: dict[CallForm, _CallMarkers] = {}
+        calls: list[_Head] = []
+        for form in dialect.tool_calls if tools else ():
+            named = form.named + ("{" if form.notation == "json" else "")
+            calls.append(_Head(Marker(form.begin + form.open, named), "call", form))
+            again = None if form.separator is None else Marker(form.separator + form.open, named)
+            end = Marker(form.end) if form.end.strip() else None
+            self.forms[form] = _CallMarkers(again, tuple(map(Marker, form.close)), end)
+        reasoning, content = dialect.reasoning_content, dialect.content
+        thoughts = [_Head(Marker(each), "reasoning") for each in (reasoning.open if reasoning else ())]
+        answers = [_Head(Marker(each), "content") for each in (content.open if content else ())]
+        anywhere = [head for head in calls if head.form is not None and head.form.anywhere]
+        self.first = _Watch(thoughts + answers + calls)
+        # Text that is in no markers is followed by no reasoning.
+        self.later = _Watch((thoughts if content else []) + answers + anywhere)
+        self.closes = {
+            "reasoning": _Watch([_Head(Marker(each), "between") for each in (reasoning.close if reasoning else ())]),
+            "content": _Watch([_Head(Marker(each), "between") for each in (content.close if content else ())]),
+        }
+
+
+class DialectReader:
+    """Reads one reply of a dialect; `reasoning` says that the prompt has opened it.
+
+    What is found depends on the text alone, not on how it is cut: as long as it is not certain whether something is a
+    marker, it is held back. White space between parts is of none. What looks like a call and is none, by its name or
+    its arguments, is the answer's text.
+    """
+
+    def __init__(self, markers: DialectMarkers, reasoning: bool) -> None:
+        self._markers = markers
+        self._text = ""
+        self._at = 0
+        self._parts: list[ReplyPart] = []
+        self._state = "reasoning" if reasoning else "between"
+        # The white space that ends the text so far; it is of none if a marker follows.
+        self._held = self._before = ""
+        # Whether white space that follows is of none, and whether anything but white space has come.
+        self._trims = reasoning
+        self._begun = False
+        self._calls = 0
+        self._form: CallForm | None = None
+        self._name = ""
+        self._arguments = 0
+        self._scanner: Scanner | None = None
+
+    def push(self, text: str) -> list[ReplyPart]:
+        """Take the next piece of text, and return what is sure by now."""
+        self._text += text
+        return self._read(False)
+
+    def finish(self) -> list[ReplyPart]:
+        """The text has ended: return what was held back."""
+        return self._read(True)
+
+    def _read(self, last: bool) -> list[ReplyPart]:
+        while self._step(last):
+            pass
+        if self._scanner is None or self._streams:
+            self._text, self._at = self._text[self._at :], 0
+        if last and not self._trims:
+            self._release()
+        parts, self._parts = self._parts, []
+        return parts
+
+    @property
+    def _streams(self) -> bool:
+        return self._form is not None and self._form.notation == "json"
+
+    def _step(self, last: bool) -> bool:
+        """Read on by one marker or text; whether there may be more to read."""
+        if self._state == "arguments":
+            return self._read_arguments(last)
+        if self._state == "close":
+            return self._after_arguments(last)
+        if self._state == "next":
+            return self._after_call(last)
+        return self._read_text(last)
+
+    def _read_text(self, last: bool) -> bool:
+        """Text of the reasoning or the answer, up to the first marker."""
+        kind = "reasoning" if self._state == "reasoning" else "content"
+        if self._state == "between":
+            watch = self._markers.later if self._begun else self._markers.first
+        else:
+            watch = self._markers.closes[kind]
+        start, found = self._search(watch, last)
+        self._say(kind, self._text[self._at : start])
+        self._at = start
+        if found is None:
+            return False
+        head, place = found
+        self._before, self._held, self._trims = self._held, "", True
+        if head.form is not None:
+            self._begin_call(head.form, place)
+        else:
+            self._state, self._at = head.kind, place.end
+        return True
+
+    def _search(self, watch: _Watch, last: bool) -> tuple[int, tuple[_Head, Found] | None]:
+        """Where the first head is, or may come to be, and which."""
+        heads = watch.heads
+        for match in watch.first.finditer(self._text, self._at):
+            start = match.start()
+            if watch is self._markers.first and not self._text[self._at : start].isspace() and start > self._at:
+                # There is text before it, which only some may follow.
+                heads = self._markers.later.heads
+            for head in heads:
+                found = head.marker.at(self._text, start)
+                if found is MAYBE and not last:
+                    return start, None
+                if found is None or found is MAYBE:
+                    continue
+                if head.kind != "call" or found.name in self._markers.tools:
+                    return start, (head, found)
+        return len(self._text), None
+
+    def _begin_call(self, form: CallForm, found: Found) -> None:
+        self._form, self._name, self._state, self._begun = form, found.name, "arguments", True
+        # All of a call that is not told as it comes is kept.
+        self._text, self._at = self._text[self._at :], found.end - self._at - (form.notation == "json")
+        self._arguments = self._at
+        self._scanner = make_scanner(form, self._markers.tools[self._name])
+        if form.notation == "json":
+            self._parts.append(CallPart(self._calls, self._name))
+
+    def _read_arguments(self, last: bool) -> bool:
+        assert self._scanner is not None
+        start = self._at
+        self._at, done = self._scanner.take(self._text, start)
+        if self._streams and self._at > start:
+            self._parts.append(ArgumentsPart(self._calls, self._text[start : self._at]))
+        if done:
+            self._state = "close"
+        elif last and not self._streams:
+            return self._not_a_call()
+        return done
+
+    def _not_a_call(self) -> bool:
+        """What began like a call is text: its first letter at least, and what follows is looked through again."""
+        self._scanner, self._state = None, "between"
+        self._held, self._trims = self._before, False
+        self._say("content", self._text[:1])
+        self._at = 1
+        return True
+
+    def _after_arguments(self, last: bool) -> bool:
+        """What closes a call. One whose arguments are not JSON, or is not closed, is none unless it has been told."""
+        assert self._form is not None
+        place = self._place()
+        for marker in self._markers.forms[self._form].closes:
+            found = marker.at(self._text, place)
+            if found is MAYBE and not last:
+                return False
+            if found is not None and (found is not MAYBE or self._streams):
+                break
+        else:
+            found = None
+        if not self._streams:
+            schema = self._markers.tools[self._name]
+            raw = self._text[self._arguments : self._at]
+            written = None if found is None else arguments_json(self._form, raw, schema)
+            if written is None:
+                return self._not_a_call()
+            self._parts += [CallPart(self._calls, self._name), ArgumentsPart(self._calls, written)]
+        self._calls += 1
+        self._scanner, self._trims = None, True
+        if found is None:
+            self._state = "between"
+        else:
+            # The rest of a marker that was cut off says nothing.
+            self._at, self._state = len(self._text) if found is MAYBE else found.end, "next"
+        return True
+
+    def _after_call(self, last: bool) -> bool:
+        """Another call, or the end of all calls, or anything else."""
+        assert self._form is not None
+        form = self._markers.forms[self._form]
+        for marker in (form.next, form.end):
+            found = None if marker is None else marker.at(self._text, self._place())
+            if found is MAYBE and not last:
+                return False
+            if found is None or found is MAYBE:
+                continue
+            if marker is form.end:
+                self._at = found.end
+            elif found.name in self._markers.tools:
+                self._begin_call(self._form, found)
+                return True
+            else:
+                continue
+            break
+        self._state, self._trims = "between", True
+        return True
+
+    def _place(self) -> int:
+        """Where the text goes on after white space."""
+        place = self._at
+        while place < len(self._text) and self._text[place].isspace():
+            place += 1
+        return place
+
+    def _say(self, kind: str, text: str) -> None:
+        """Text of the answer or the reasoning, but for the white space at its ends, which waits."""
+        if self._trims:
+            text = text.lstrip()
+        if not text:
+            return
+        kept = text.rstrip()
+        if kept:
+            self._trims, self._begun = False, self._begun or kind == "content"
+            kept, self._held, text = self._held + kept, "", text[len(kept) :]
+            self._parts.append(ReasoningPart(kept) if kind == "reasoning" else ContentPart(kept))
+        self._held += text
+
+    def _release(self) -> None:
+        """White space that ended the reply belongs to it."""
+        if self._held:
+            reasoning = self._state == "reasoning"
+            self._parts.append(ReasoningPart(self._held) if reasoning else ContentPart(self._held))
+        self._held = ""

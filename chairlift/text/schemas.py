@@ -1,0 +1,84 @@
+"""What the JSON schema of a tool's arguments says, as far as a notation other than JSON has to know."""
+
+from typing import Any
+
+# References that lead on and on.
+_MOST_STEPS = 16
+_ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+
+
+def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or what it refers to within `root`; one that allows anything is {}.
+
+    Raises ValueError for a reference that leads nowhere.
+    """
+    for _ in range(_MOST_STEPS):
+        if not isinstance(schema, dict):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = _target(reference, root)
+    raise ValueError("references that lead in a circle")
+
+
+def property_of(schema: dict[str, Any], key: str) -> Any:
+    """The schema of a property; {} if there is none."""
+    properties = schema.get("properties")
+    return properties.get(key, {}) if isinstance(properties, dict) else {}
+
+
+def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """The types that a schema names, in its alternatives too; empty if it may be any."""
+    found = _types(schema, root, set())
+    return frozenset() if found == _ALL else found
+
+
+def _types(schema: Any, root: dict[str, Any], seen: set[int]) -> frozenset[str]:
+    """The same, with all types for any. What was `seen` adds nothing."""
+    try:
+        schema = resolved(schema, root)
+    except ValueError:
+        return _ALL
+    if id(schema) in seen:
+        return frozenset()
+    seen.add(id(schema))
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared})
+    if isinstance(declared, list):
+        return frozenset(each for each in declared if isinstance(each, str))
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if isinstance(values, list):
+            return frozenset(map(json_type, values))
+    alternatives = [each for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list) for each in schema[word]]
+    if not alternatives:
+        return _ALL
+    return frozenset[str]().union(*(_types(each, root, seen) for each in alternatives))
+
+
+def json_type(value: Any) -> str:
+    """What JSON schema calls a value's type; whole numbers are integers."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _target(reference: str, root: dict[str, Any]) -> Any:
+    if not reference.startswith("#"):
+        raise ValueError(f"the reference {reference!r} is not within the schema")
+    found: Any = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or step not in found:
+            raise ValueError(f"the reference {reference!r} leads nowhere")
+        found = found[step]
+    return found

@@ -1,0 +1,117 @@
+"""How one model writes its replies: its dialect, by its folder, with its own tokens."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from chairlift.text.call_grammar import Prefill
+from chairlift.text.dialect import Dialect
+from chairlift.text.dialects import find_dialect
+from chairlift.text.reply_reader import DialectMarkers
+from chairlift.text.response_template import read_template
+from chairlift.text.tokenizer import Tokenizer
+
+# What templates call the argument that turns reasoning on or off.
+_SWITCHES = ("enable_thinking", "thinking")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_CODE = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's dialect, None if it has none that is known, and what its chat template takes.
+
+    `switch` is the template's argument that turns reasoning on or off. `tokens` are those of the markers that are
+    tokens; the ones that texts leave out are among `shown_with_tools` and `shown_without`. `markers` are the dialect's
+    without tools.
+    """
+
+    dialect: Dialect | None = None
+    takes_tools: bool = False
+    takes_effort: bool = False
+    switch: str | None = None
+    tokens: dict[str, int] = {}
+    shown_with_tools: frozenset[int] = frozenset()
+    shown_without: frozenset[int] = frozenset()
+    markers: DialectMarkers | None = None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether replies may begin with reasoning."""
+        return self.dialect is not None and self.dialect.reasoning_content is not None
+
+    @property
+    def spells(self) -> bool:
+        """Whether there are parts even where no tools are given."""
+        return self.dialect is not None and (self.reasons or self.dialect.content is not None)
+
+    def prefill(self, prompt: str) -> Prefill:
+        """Whether a prompt has opened the reasoning, or closed it, or neither."""
+        if self.dialect is None or self.dialect.reasoning_content is None:
+            return "closed"
+        region, end = self.dialect.reasoning_content, prompt.rstrip()
+        if any(end.endswith(marker.rstrip()) for marker in region.open):
+            return "open"
+        # Where the answer has markers too, what ends the reasoning ends any turn before.
+        closed = self.dialect.content is None and any(end.endswith(marker.rstrip()) for marker in region.close)
+        return "closed" if closed else "maybe"
+
+    def shown(self, tools: bool) -> frozenset[int]:
+        """The special tokens that a reader has to see, those of calls only with `tools`."""
+        return self.shown_with_tools if tools else self.shown_without
+
+
+def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
+    """How a model writes: in the dialect that the setting names, or by its response template or chat template."""
+    template = tokenizer.chat_template
+    dialect = read_template(tokenizer.response_template) if name == "auto" and tokenizer.response_template else None
+    dialect = dialect or find_dialect(template.source, name)
+    code = _code_of(template.source)
+    special = tokenizer.vocabulary.special
+    return Speech(
+        dialect=dialect,
+        takes_tools=_has(code, "tools"),
+        takes_effort=_is_given(code, "reasoning_effort"),
+        switch=next((word for word in _SWITCHES if _is_given(code, word)), None),
+        tokens=_tokens_in(tokenizer, dialect, True),
+        shown_with_tools=special.intersection(_tokens_in(tokenizer, dialect, True).values()),
+        shown_without=special.intersection(_tokens_in(tokenizer, dialect, False).values()),
+        markers=None if dialect is None else DialectMarkers(dialect, {}),
+    )
+
+
+def _has(code: str, word: str) -> bool:
+    """Whether a template's code has a variable: no field of anything."""
+    return re.search(rf"(?<![\w.]){word}(?!\w)", code) is not None
+
+
+def _is_given(code: str, word: str) -> bool:
+    """Whether such a variable may come from outside: it is not the template's own, or the template asks if it is."""
+    asked = rf"(?<![\w.]){word}\s+(is\s+(not\s+)?defined|\|\s*default)"
+    own = re.search(rf"set\s+{word}\s*=", code) is not None
+    return _has(code, word) and (not own or re.search(asked, code) is not None)
+
+
+def _code_of(source: str) -> str:
+    """The expressions and statements of templates, without the texts in them."""
+    # Each by itself: a text that ends none, as it holds such brackets, must not hide what follows.
+    return " ".join(_STRING.sub("''", code) for code in _CODE.findall(_COMMENT.sub("", source)))
+
+
+def _tokens_in(tokenizer: Tokenizer, dialect: Dialect | None, tools: bool) -> dict[str, int]:
+    """The tokenizer's tokens with names that are in a dialect's markers."""
+    if dialect is None:
+        return {}
+    text = "\n".join(_texts(dialect, tools))
+    added = tokenizer.backend.get_added_tokens_decoder()
+    named = {token.content: token_id for token_id, token in added.items() if len(token.content.strip()) > 1}
+    return {name: token_id for name, token_id in named.items() if name in text}
+
+
+def _texts(dialect: Dialect, tools: bool) -> Iterator[str]:
+    for region in (dialect.reasoning_content, dialect.content):
+        yield from () if region is None else (*region.open, *region.close)
+    for form in dialect.tool_calls if tools else ():
+        yield from (form.begin, form.open, form.named, *form.close, form.separator or "", form.end, form.quote)
+        yield from () if form.tags is None else (form.tags.open, form.tags.named, form.tags.close)

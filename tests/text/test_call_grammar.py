@@ -1,0 +1,268 @@
+"""Grammars of replies: they take what readers understand, and whatever they allow is a valid call."""
+
+import contextlib
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher
+from support.dialect_samples import NAMES, SINGLE, TOOLS, dialect, samples, tokens
+
+from chairlift.text.call_grammar import ReplyShape, reply_grammar
+from chairlift.text.reply import CallPart, ContentPart, ReasoningPart
+from chairlift.text.reply_reader import DialectMarkers, DialectReader
+
+ANSWER = 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+SCHEMA_ANSWER = '{"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]}'
+
+
+def grammar(name: str, **shape: Any) -> str:
+    found = reply_grammar(dialect(name), tokens(name)[2], ReplyShape(**{"tools": TOOLS, **shape}))
+    assert found is not None
+    return found
+
+
+def matcher(name: str, made: str) -> LLMatcher:
+    found = LLMatcher(tokens(name)[1], made, log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def takes(name: str, made: str, text: str) -> bool:
+    """Whether a text is allowed, token by token as the tokenizer has it, and may end there."""
+    follows = matcher(name, made)
+    ids = tokens(name)[0].encode(text, add_special_tokens=False).ids
+    return bool(follows.try_consume_tokens(ids) == len(ids) and follows.is_accepting())
+
+
+def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | None:
+    """A text of tokens chosen at random from those allowed; None if it does not come to an end."""
+    backend, _, _ = tokens(name)
+    follows = matcher(name, made)
+    ids: list[int] = []
+    ends = {token_id for text, token_id in backend.get_vocab().items() if not text.strip('"}])<>/|') or "<" in text}
+    while len(ids) < most:
+        if follows.is_stopped():
+            break
+        mask = follows.compute_bitmask()
+        allowed = [token for token in range(len(mask) * 8) if token > 2 and mask[token >> 3] >> (token & 7) & 1]
+        if follows.is_accepting() and (not allowed or dice.random() < 0.2):
+            break
+        assert allowed, backend.decode(ids, skip_special_tokens=False)
+        likely = [token for token in allowed if token in ends]
+        ids.append(dice.choice(likely if likely and dice.random() < 0.5 else allowed))
+        assert follows.consume_token(ids[-1])
+    text: str = backend.decode(ids, skip_special_tokens=False)
+    return text if follows.is_accepting() else None
+
+
+def read(name: str, text: str, reasoning: bool = False) -> tuple[str, str, list[tuple[str, Any]]]:
+    reader = DialectReader(DialectMarkers(dialect(name), TOOLS), reasoning)
+    content, thought, calls = "", "", list[list[str]]()
+    for part in reader.push(text) + reader.finish():
+        match part:
+            case ContentPart(more):
+                content += more
+            case ReasoningPart(more):
+                thought += more
+            case CallPart(_, called):
+                calls.append([called, ""])
+            case _:
+                calls[-1][1] += part.text
+    return content, thought, [(called, json.loads(arguments)) for called, arguments in calls]
+
+
+def walks(name: str, count: int, **shape: Any) -> list[tuple[str, str, list[tuple[str, Any]]]]:
+    """What readers make of random walks that come to an end; all calls are valid."""
+    made, found = grammar(name, **shape), []
+    for seed in range(count):
+        text = walk(name, made, random.Random(seed))
+        if text is not None:
+            found.append(read(name, text, shape.get("reasoning") == "open"))
+    for _, _, calls in found:
+        for called, arguments in calls:
+            jsonschema.validate(arguments, TOOLS[called])
+    assert found, "no walk came to an end"
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_takes_what_the_template_writes(name: str) -> None:
+    auto, must = grammar(name), grammar(name, must_call=True)
+    for sample in samples(name, 15, seed=3):
+        assert takes(name, auto, sample.text), sample.text
+        spoken = bool(sample.message["content"])
+        assert takes(name, must, sample.text) == (bool(sample.calls) and not spoken), sample.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_it_allows_is_a_valid_call(name: str) -> None:
+    for content, _, calls in walks(name, 8, must_call=True):
+        assert calls
+        assert content == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_call_at_most(name: str) -> None:
+    assert all(len(calls) == 1 for _, _, calls in walks(name, 8, must_call=True, parallel=False))
+    several = next((each for each in samples(name, 50) if len(each.calls) > 1 and not each.message["content"]), None)
+    assert (several is None) == (name in SINGLE)
+    if several is not None:
+        assert takes(name, grammar(name, must_call=True), several.text)
+        assert not takes(name, grammar(name, must_call=True, parallel=False), several.text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tool_that_is_named_is_the_one_that_is_called(name: str) -> None:
+    for _, _, calls in walks(name, 4, must_call=True, parallel=False, tools={"now": TOOLS["now"]}):
+        assert calls == [("now", {})]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_once_a_call_begins_it_must_be_one(name: str) -> None:
+    auto = grammar(name)
+    sample = next(each for each in samples(name, 50) if each.calls and not each.message["content"])
+    called = sample.calls[0][0]
+    assert takes(name, auto, sample.text)
+    assert not takes(name, auto, sample.text.replace(called, "other"))
+    assert takes(name, grammar(name, tools={"other": TOOLS[called]}), sample.text.replace(called, "other")) or (
+        len(sample.calls) > 1
+    )
+
+
+@pytest.mark.parametrize("answer", [ANSWER, SCHEMA_ANSWER])
+@pytest.mark.parametrize("name", ["hermes", "llama", "pythonic", "harmony", "mistral"])
+def test_an_answer_has_its_form_behind_the_reasoning_and_beside_calls(name: str, answer: str) -> None:
+    made = grammar(name, answer=answer)
+    before, opened = {"hermes": ("<think>hm</think>\n\n", ""), "harmony": ("", "<|channel|>final<|message|>")}.get(
+        name, ("", "")
+    )
+    assert takes(name, made, f'{before}{opened}{{"a": 1}}') or takes(name, made, f'{before}{opened}{{"a":1}}')
+    assert not takes(name, made, f"{before}{opened}hello")
+    call = next(each for each in samples(name, 50) if each.calls and not each.message["content"]).text
+    # What only stands at the start could not be told from the answer; the same behind a token can.
+    call = {"llama": f"<|python_tag|>{call}", "pythonic": f"<|python_start|>{call}<|python_end|>"}.get(name, call)
+    assert takes(name, made, call)
+
+
+def test_a_form_of_the_answer_needs_a_token_before_calls() -> None:
+    with pytest.raises(ValueError, match="leave one out"):
+        reply_grammar(dialect("pythonic"), {}, ReplyShape(tools=TOOLS, answer=ANSWER))
+
+
+def test_without_tools_or_bounds_nothing_is_constrained() -> None:
+    assert reply_grammar(dialect("hermes"), {}, ReplyShape()) is None
+    assert reply_grammar(dialect("hermes"), {}, ReplyShape(answer=ANSWER, reasoning="closed")) == ANSWER
+    assert reply_grammar(dialect("llama"), {}, ReplyShape(answer=ANSWER)) == ANSWER
+
+
+@pytest.mark.parametrize("name", ["hermes", "deepseek", "mistral_args", "gemma", "harmony"])
+@pytest.mark.parametrize("budget", [0, 3])
+def test_the_reasoning_has_its_budget(name: str, budget: int) -> None:
+    backend = tokens(name)[0]
+    opened = grammar(name, must_call=True, reasoning="open", thinking_tokens=budget)
+    for seed in range(4):
+        text = walk(name, opened, random.Random(seed))
+        if text is not None:
+            region = dialect(name).reasoning_content
+            assert region is not None
+            thought, _, rest = text.partition(region.close[0])
+            assert len(backend.encode(thought, add_special_tokens=False).ids) <= 2 * budget
+            assert read(name, rest)[2]
+    long = next(each for each in samples(name, 50) if each.calls and each.message.get("reasoning_content"))
+    free = grammar(name)
+    assert takes(name, free, long.text)
+    assert not takes(name, grammar(name, thinking_tokens=0), long.text)
+
+
+def test_a_budget_needs_a_token_that_ends_the_reasoning() -> None:
+    with pytest.raises(ValueError, match="</think>"):
+        reply_grammar(dialect("hermes"), {}, ReplyShape(thinking_tokens=3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_markers_may_be_no_tokens(name: str) -> None:
+    """A tokenizer without a family's tokens spells its markers."""
+    backend, ll, _ = tokens("llama")
+    auto = reply_grammar(dialect(name), {}, ReplyShape(tools=TOOLS))
+    assert auto is not None
+    for sample in samples(name, 6, seed=4):
+        follows = LLMatcher(ll, auto, log_level=0)
+        ids = backend.encode(sample.text, add_special_tokens=False).ids
+        assert follows.try_consume_tokens(ids) == len(ids), (sample.text, follows.get_error()[:300])
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm", "qwen_xml", "gemma"])
+def test_what_a_notation_can_not_keep_to_is_refused_by_name(name: str) -> None:
+    def refusal(schema: dict[str, Any]) -> str:
+        with pytest.raises(ValueError, match="parameters of f") as caught:
+            grammar(name, tools={"f": schema})
+        return str(caught.value)
+
+    text = {"type": "string"}
+    assert "'minProperties'" in refusal({"type": "object", "properties": {"a": text}, "minProperties": 1})
+    assert "'b'" in refusal({"type": "object", "properties": {"a": text}, "required": ["b"]})
+    assert "'a b'" in refusal({"type": "object", "properties": {"a b": text}})
+    if name != "pythonic":
+        assert "'pattern'" in refusal({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}})
+    if name == "gemma":
+        assert "leads nowhere" in refusal({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}})
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm", "qwen_xml", "gemma"])
+def test_references_alternatives_and_lengths(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "tree": {"$ref": "#/$defs/tree"},
+            "short": {"type": "string", "minLength": 2, "maxLength": 3},
+            "either": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        },
+        "required": ["tree", "short", "either"],
+        "$defs": {
+            "tree": {
+                "type": "object",
+                "properties": {"leaves": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2}},
+                "additionalProperties": False,
+            }
+        },
+    }
+    made = grammar(name, tools={"f": schema}, must_call=True, parallel=False, reasoning="closed")
+    done = 0
+    for seed in range(8):
+        text = walk(name, made, random.Random(seed))
+        if text is not None:
+            reader = DialectReader(DialectMarkers(dialect(name), {"f": schema}), False)
+            parts = reader.push(text) + reader.finish()
+            assert isinstance(parts[0], CallPart), text
+            jsonschema.validate(json.loads(parts[1].text), schema)
+            done += 1
+    assert done
+
+
+def _alternatives() -> dict[str, Any]:
+    many = [{"$ref": "#/$defs/a"}] * 50
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"anyOf": many}}}
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm", "gemma"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": ["a"]},
+        {"properties": {"a": {}}, "required": [["a"]]},
+        {"properties": {"a": {}}, "required": 3},
+        {"properties": {"a": {"type": "array", "minItems": []}}},
+        {"properties": {"a": {"type": "string", "minLength": {}}}},
+        {"properties": {"a": {"type": 3, "anyOf": [3, None], "enum": []}}},
+        {"properties": {"a": {"$ref": 3}, "b": {"type": {}}}},
+        {"properties": {"a": {"$ref": "#/a/b"}}, "a": 3},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        _alternatives(),
+    ],
+)
+def test_hostile_schemas_are_refused_or_taken_and_nothing_else(name: str, schema: dict[str, Any]) -> None:
+    with contextlib.suppress(ValueError):
+        assert grammar(name, tools={"f": {"type": "object", **schema}})

@@ -1,0 +1,195 @@
+"""Replies are taken apart the same however they are cut, in every dialect, and nothing of them is lost."""
+
+import json
+import random
+import typing
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import dialect_samples
+from support.dialect_samples import NAMES, TOOLS, Sample, dialect, samples
+
+from chairlift.config.sequences import ToolDialect
+from chairlift.text.dialects import DIALECTS, find_dialect
+from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
+from chairlift.text.reply_reader import DialectMarkers, DialectReader
+
+
+def read(name: str, text: str, cuts: Iterable[int] = (), *, tools: dict[str, Any] = TOOLS, open_: bool = False) -> Any:
+    """Content, reasoning and calls of a text that comes in pieces."""
+    reader = DialectReader(DialectMarkers(dialect(name), tools), open_)
+    places = [0, *sorted(cuts), len(text)]
+    parts = [part for start, end in pairwise(places) for part in reader.push(text[start:end])]
+    content, reasoning, calls = "", "", list[list[str]]()
+    for part in parts + reader.finish():
+        match part:
+            case ContentPart(more):
+                content += more
+            case ReasoningPart(more):
+                reasoning += more
+            case CallPart(index, called):
+                assert index == len(calls)
+                calls.append([called, ""])
+            case ArgumentsPart(index, more):
+                assert index == len(calls) - 1
+                calls[index][1] += more
+    return content, reasoning, calls
+
+
+def check(name: str, sample: Sample) -> Any:
+    """Whole, it is what the message says."""
+    whole = content, reasoning, calls = read(name, sample.text)
+    assert [(called, json.loads(arguments)) for called, arguments in calls] == sample.calls, sample.text
+    assert content.strip() == (sample.message["content"] or "")
+    assert reasoning == sample.message.get("reasoning_content", "")
+    return whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_text_gives_the_same_however_it_is_cut(name: str) -> None:
+    dice = random.Random(1)
+    for sample in samples(name, 8):
+        whole, length = check(name, sample), len(sample.text)
+        assert read(name, sample.text, range(length)) == whole
+        for cut in range(1, length):
+            assert read(name, sample.text, [cut]) == whole, (sample.text, cut)
+        for _ in range(20):
+            cuts = [dice.randrange(length + 1), dice.randrange(length + 1)]
+            assert read(name, sample.text, cuts) == whole, (sample.text, cuts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_conversations_cut_everywhere(name: str) -> None:
+    dice = random.Random(2)
+    for sample in samples(name, 100, seed=1):
+        whole, length = check(name, sample), len(sample.text)
+        for cut in range(1, length):
+            assert read(name, sample.text, [cut]) == whole, (sample.text, cut)
+        for _ in range(500):
+            cuts = [dice.randrange(length + 1), dice.randrange(length + 1)]
+            assert read(name, sample.text, cuts) == whole, (sample.text, cuts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_tools_calls_are_text(name: str) -> None:
+    sample = next(each for each in samples(name, 50) if each.calls)
+    content, _, calls = read(name, sample.text, tools={})
+    assert calls == []
+    assert sample.calls[0][0] in content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_of_no_tool_is_text(name: str) -> None:
+    sample = next(each for each in samples(name, 50) if each.calls)
+    content, _, calls = read(name, sample.text, tools={"other": {}})
+    assert calls == []
+    assert sample.calls[0][0] in content
+
+
+_TOLD = {"hermes", "llama", "mistral", "mistral_nemo", "mistral_args", "deepseek", "deepseek_v31", "harmony"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_ends_too_early_is_told_as_far_as_it_goes(name: str) -> None:
+    """JSON is told as it comes; other notations are text until they are JSON."""
+    sample = next(each for each in samples(name, 50) if each.calls and each.calls[0][1].get("guests"))
+    place = sample.text.index("guests") + len("guests")
+    content, _, calls = read(name, sample.text[:place])
+    written = calls[-1][1] if name in _TOLD else content
+    assert written.endswith("guests")
+
+
+@pytest.mark.parametrize("name", ["hermes", "deepseek", "mistral_args", "gemma"])
+def test_reasoning_that_the_prompt_has_opened(name: str) -> None:
+    region = dialect(name).reasoning_content
+    assert region is not None
+    text = f"hm\n\n so{region.close[0]}\n\nyes\n"
+    for cut in range(len(text) + 1):
+        assert read(name, text, [cut], open_=True) == ("yes\n", "hm\n\n so", [])
+    assert read(name, "cut off \n", open_=True) == ("", "cut off \n", [])
+
+
+def test_a_broken_call_is_text_and_a_whole_one_behind_it_is_a_call() -> None:
+    broken = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</oops>\n"
+    whole = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    assert read("qwen_xml", broken + whole) == (broken.rstrip(), "", [["now", "{}"]])
+
+
+def test_types_of_tagged_arguments_follow_the_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "maybe": {"type": ["integer", "null"]},
+            "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "list": {"$ref": "#/$defs/list"},
+            "any": {},
+        },
+        "$defs": {"list": {"type": "array"}},
+    }
+    values = {"text": "12", "maybe": "null", "either": "7", "list": "[1]", "any": "no json"}
+    tags = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+    _, _, calls = read("glm", f"<tool_call>f\n{tags}</tool_call>", tools={"f": schema})
+    expected = {"text": "12", "maybe": None, "either": 7, "list": [1], "any": "no json"}
+    assert json.loads(calls[0][1]) == expected
+
+
+_NO_VALUES = ["x", "1, 2", "a=b", "a={1, 2}", 'a="\\ud800"', "**{}", "a=f()", "a=" + "(" * 500]
+
+
+def test_what_is_quoted_in_a_list_ends_no_argument() -> None:
+    guests = '["a</arg_value>", "b"]'
+    text = f"<tool_call>book\n<arg_key>guests</arg_key>\n<arg_value>{guests}</arg_value>\n</tool_call>"
+    for cut in range(len(text) + 1):
+        assert read("glm", text, [cut]) == ("", "", [["book", f'{{"guests": {guests}}}']])
+
+
+@pytest.mark.parametrize("arguments", _NO_VALUES)
+def test_what_is_no_value_of_python_is_text(arguments: str) -> None:
+    text = f"[now({arguments})]"
+    content, _, calls = read("pythonic", text)
+    assert (content, calls) == (text, [])
+
+
+def _fragments(name: str) -> list[str]:
+    found = dialect(name)
+    pieces = [" ", "\n", "now", "{", "}", "{}", '"', "a", "[", "]", "(", ")", "<", ", "]
+    for region in (found.reasoning_content, found.content):
+        pieces += [] if region is None else [*region.open, *region.close]
+    for form in found.tool_calls:
+        pieces += [form.begin, form.open, form.named, *form.close, form.separator or "", form.end, form.quote]
+        pieces += [form.begin + form.open + "now" + form.named]
+    return [piece for piece in pieces if piece]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_any_text_gives_the_same_however_it_is_cut(name: str, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(_fragments(name)), max_size=14)))
+    whole = read(name, text)
+    assert read(name, text, range(len(text))) == whole
+    cut = data.draw(st.integers(0, len(text)))
+    assert read(name, text, [cut]) == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_of_a_text_without_calls_nothing_is_lost(name: str, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(_fragments(name)), max_size=14)))
+    regions = [each for each in (dialect(name).reasoning_content, dialect(name).content) if each is not None]
+    if not any(marker.strip() in text for region in regions for marker in region.open):
+        assert read(name, text, tools={"other": {}}) == (text, "", [])
+
+
+def test_every_family_has_samples() -> None:
+    assert set(NAMES) == set(DIALECTS)
+    assert typing.get_args(ToolDialect) == ("auto", "none", *DIALECTS)
+    for name in NAMES:
+        found = find_dialect(dialect_samples.template(name), "auto")
+        assert found is not None
+        assert found.name == name
