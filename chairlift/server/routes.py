@@ -98,6 +98,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         (message_body.CountBody,),
         answer="JSON",
     ),
+    _tokens(
+        "/tokenize",
+        tei.tokenize,
+        "The tokens of a prompt or a chat, or of texts as TEI has it",
+        (token_routes.TokenizeBody, tei.TeiTokenizeBody),
+        tasks=("generate", *_TEXT_TASKS),
+    ),
     _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),
     _items(
         "POST",
@@ -156,14 +163,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _tei(
         "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
-    ),
-    _items(
-        "POST",
-        "/tokenize",
-        tei.tokenize,
-        "The tokens of a prompt or a chat, as vLLM has it, or of texts as TEI has it",
-        (token_routes.TokenizeBody, tei.TeiTokenizeBody),
-        tasks=_TEXT_TASKS,
     ),
     _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=_TEXT_TASKS),
     _tei(

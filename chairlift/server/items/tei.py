@@ -108,7 +108,7 @@ class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TeiTokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /tokenize as TEI has it."""
+    """The body of POST /tokenize, as TEI has it."""
 
     inputs: Annotated[str | list[str], Meta(examples=["What is batching?"])]
     add_special_tokens: bool = True
@@ -231,7 +231,7 @@ async def similarity(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """Tokens: as TEI has them where the body has `inputs`, else as vLLM has them."""
+    """The tokens of `inputs`, as TEI has it; or of a prompt or a chat, as vLLM has it."""
     raw = await read_body(request)
     if decode(raw, _asked_decoder).inputs is msgspec.UNSET:
         return await tokenize_prompt(request, raw)

@@ -53,7 +53,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def tokenize_prompt(request: Request, raw: bytes) -> Response:
-    """The tokens of a body's prompt or chat; nothing is generated."""
+    """The tokens of a prompt or a chat, which the body has; nothing is generated."""
     body = decode(raw, _tokenize_decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     _check(body)
