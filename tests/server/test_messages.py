@@ -303,7 +303,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "I"}]}, "prefill"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "the last of messages must not call a tool"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages must say something"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": ""}]}]}, "redacted_thinking"),
@@ -375,6 +376,14 @@ def test_counting_takes_what_makes_the_prompt(marked: Marked) -> None:
         assert "max_tokens" in error(refused)["message"]
 
     run(go)
+
+
+def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
+    front = Front(replying(" world"))
+    made = ask(front, messages=[*ASK, {"role": "assistant", "content": "hello"}]).json()
+    assert made["content"] == [{"type": "text", "text": " world"}]
+    (request,) = front.client.requests
+    assert request.prompt_ids == front.tokenizer.encode("user: hi\nassistant: hello")
 
 
 def test_errors_have_anthropics_shape() -> None:

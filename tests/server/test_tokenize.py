@@ -52,6 +52,9 @@ def test_messages_are_read_as_chats_read_them() -> None:
     assert made["tokens"] == FRONT.client.requests[-1].prompt_ids
     shorter = post("/tokenize", messages=messages, add_generation_prompt=False, chat_template_kwargs={"a": 1}).json()
     assert shorter["tokens"] == WORDS.encode("user: hello\n")
+    begun = [*messages, {"role": "assistant", "content": "hello"}]
+    longer = post("/tokenize", messages=begun, continue_final_message=True).json()
+    assert longer["tokens"] == WORDS.encode("user: hello\nassistant: hello")
 
 
 def test_tools_are_part_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,12 @@ def test_there_and_back() -> None:
         ("/tokenize", {"prompt": "a", "tools": []}, "tools", None),
         ("/tokenize", {"messages": [{"role": "user", "content": ""}], "tools": [TOOL]}, "tools", None),
         ("/tokenize", {"messages": [], "chat_template": "x"}, "chat_template", None),
-        ("/tokenize", {"messages": [], "continue_final_message": True}, "continue_final_message", None),
+        (
+            "/tokenize",
+            {"messages": [], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            None,
+        ),
         ("/detokenize", {}, "tokens", "missing_field"),
         ("/detokenize", {"tokens": "a"}, "tokens", None),
         ("/detokenize", {"tokens": [-1]}, "tokens", None),

@@ -79,8 +79,13 @@ def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
     choice, parallel = _choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
     thinking, output = body.thinking, body.output_config
+    messages = _messages(body)
+    # A last message of the assistant is the beginning of the answer.
+    continues = messages[-1]["role"] == "assistant"
+    if continues and "tool_calls" in messages[-1]:
+        raise InvalidRequest("the last of messages must not call a tool: its tool_result has to follow", "messages")
     return Conversation(
-        messages=_messages(body),
+        messages=messages,
         size=size,
         tools=tools,
         tool_choice=choice,
@@ -89,6 +94,8 @@ def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
         reasoning_effort=output.effort if output is not None and speech.takes_effort else None,
         thinking=_thinks(thinking, speech),
         thinking_tokens=thinking.budget_tokens if thinking is not None else None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
     )
 
 
@@ -134,9 +141,6 @@ def _tool(given: dict[str, Any], where: str) -> Tool:
 def _messages(body: CountBody) -> list[dict[str, Any]]:
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
-    if body.messages[-1].role == "assistant":
-        message = "the last of messages must not be the assistant's: answers can't be begun for the model (prefill)"
-        raise InvalidRequest(message, "messages")
     blocks = sum(1 if isinstance(turn.content, str) else len(turn.content) for turn in body.messages)
     if blocks > MAX_BLOCKS:
         raise InvalidRequest(f"messages hold {blocks} texts and blocks, more than {MAX_BLOCKS}", "messages")
@@ -148,7 +152,10 @@ def _messages(body: CountBody) -> list[dict[str, Any]]:
         if turn.role not in _SAID_BY:
             raise InvalidRequest(f"{where}.role must be 'user' or 'assistant', not {turn.role!r}", f"{where}.role")
         made.take(turn.role, _content(turn, where), f"{where}.content")
-    return made.all()
+    messages = made.all()
+    if not messages:
+        raise InvalidRequest("messages must say something", "messages")
+    return messages
 
 
 def _content(turn: TurnBody, where: str) -> list[_AnyBlock]:

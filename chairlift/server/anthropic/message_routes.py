@@ -24,6 +24,7 @@ _CONVERSATION_NAMES = {
     "enable_thinking": "thinking",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
+    "continue_final_message": "messages",
 }
 
 
@@ -36,11 +37,11 @@ async def create_message(request: Request) -> Response:
     _check_stop(service, body.stop_sequences)
     terms = terms_of(request.scope)
     service.check_load(terms)
-    opened = await _open(service, body, len(raw))
+    opened, continues = await _open(service, body, len(raw))
     room = _room(service, opened)
     params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
-    options = reply_options(opened, bool(body.stream))
+    options = reply_options(opened, bool(body.stream), continues=continues)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
     answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
@@ -53,13 +54,15 @@ async def count_tokens(request: Request) -> Response:
     body = decode(raw, _count_decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     check_message_body(body)
-    opened = await _open(service, body, len(raw))
+    opened, _ = await _open(service, body, len(raw))
     return as_json({"input_tokens": len(opened.prompt_ids)})
 
 
-async def _open(service: SequenceService, body: CountBody, size: int) -> OpenConversation:
+async def _open(service: SequenceService, body: CountBody, size: int) -> tuple[OpenConversation, bool]:
+    """The conversation, and whether the answer continues its last message."""
     conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
-    return await open_named(service, conversation, _CONVERSATION_NAMES)
+    opened = await open_named(service, conversation, _CONVERSATION_NAMES)
+    return opened, conversation.continue_final_message
 
 
 def _room(service: SequenceService, opened: OpenConversation) -> int:

@@ -24,11 +24,15 @@ async def open_named(
 
 
 def reply_options(
-    opened: OpenConversation, streams: bool, cache_salt: str | None = None, use_prefix_cache: bool = True
+    opened: OpenConversation,
+    streams: bool,
+    cache_salt: str | None = None,
+    use_prefix_cache: bool = True,
+    continues: bool = False,
 ) -> SequenceOptions:
     """What a reply wants beside tokens and terms."""
     return SequenceOptions(
-        continues=False,
+        continues=continues,
         streams=streams,
         cache_salt=cache_salt or "",
         use_prefix_cache=use_prefix_cache,

@@ -32,8 +32,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolBody] | None = None
-    # Not implemented.
     continue_final_message: bool | None = None
+    # Not implemented.
     chat_template: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
@@ -46,8 +46,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-_NOT_IMPLEMENTED = ("continue_final_message", "chat_template", "mm_processor_kwargs", "media_io_kwargs")
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "tools")
+_NOT_IMPLEMENTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
@@ -75,6 +75,9 @@ def _check(body: TokenizeBody) -> None:
         if getattr(body, name) is not None:
             other = "messages" if body.messages is None else "prompt"
             raise InvalidRequest(f"{name} has no meaning without {other}; leave it out", name)
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
+        raise InvalidRequest(problem, "continue_final_message")
     if body.messages is not None and body.add_special_tokens:
         message = "add_special_tokens is not supported with messages: the chat template has them all; leave it out"
         raise InvalidRequest(message, "add_special_tokens")
@@ -87,7 +90,8 @@ async def _tokens(service: SequenceService, body: TokenizeBody, size: int) -> li
             messages=body.messages,
             size=size,
             tools=tools_of(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
             template_arguments=body.chat_template_kwargs or {},
         )
         return (await open_conversation(service, conversation)).prompt_ids
