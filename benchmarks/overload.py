@@ -3,9 +3,10 @@
 First a server without a target for the first token: the highest rate at which 95% of the requests have theirs within
 `--slo-ttft-ms`, and what becomes of more. Then one with `--target-ttft-ms`, which refuses whom it could not serve in
 time: the best rate again, and each of `--factors` times that. Requests come by themselves (Poisson), and are those of
-benchmarks/serving.py. SETTINGS are flags of `chairlift serve` for both. FILE gets every request: when it was due, had
-its first text and was over, in seconds, how many tokens it had, and its status or error. benchmarks/render.py
-shows them in the documentation.
+benchmarks/serving.py. With random weights some tokens are no text, and the first one that is comes late: then
+`--extra '{"logit_bias": {"1000": 100}}'` makes every token one that is. SETTINGS are flags of `chairlift serve` for
+both. FILE gets every request: when it was due, had its first text and was over, in seconds, how many tokens it had, and
+its status or error. benchmarks/render.py shows them in the documentation.
 """
 
 import argparse

@@ -50,6 +50,13 @@ SCHEMAS = [
 ]
 ROW = an_object(name=SHORT, kind=SHORT, owner=SHORT, state={"enum": ["open", "closed"]}, count={"type": "integer"})
 FORCED = an_object(rows={"type": "array", "items": ROW, "minItems": 8})
+LONGER = an_object(
+    customer_display_name=SHORT,
+    preferred_contact_method={"enum": ["mail", "phone"]},
+    number_of_open_orders={"type": "integer", "minimum": 0, "maximum": 99},
+    shipping_address_country=SHORT,
+)
+MORE_FORCED = an_object(customers={"type": "array", "items": LONGER, "minItems": 8})
 
 
 class Workload(NamedTuple):
@@ -65,6 +72,8 @@ WORKLOADS = (
     Workload("single", 1, SCHEMAS),
     Workload("single, forced", 1, [FORCED]),
     Workload("64, forced", 64, [FORCED]),
+    Workload("single, more forced", 1, [MORE_FORCED]),
+    Workload("64, more forced", 64, [MORE_FORCED]),
 )
 
 
@@ -74,15 +83,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--only", nargs="*", help="workloads (default: all)")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
     args = parser.parse_args()
     record = Recording(start("structured", vars(args)), args.out)
     for model in args.models:
         llm = LLM(model, kv_cache_gb=1.0)
-        total = len(WORKLOADS) * len(args.temperature) * args.rounds
+        chosen = [each for each in WORKLOADS if not args.only or each.name in args.only]
+        total = len(chosen) * len(args.temperature) * args.rounds
         with tqdm(total=total, desc=Path(model).name, dynamic_ncols=True) as bar:
             for number in range(args.rounds + 1):
-                for workload in WORKLOADS:
+                for workload in chosen:
                     for temperature in args.temperature:
                         run = measure(llm, workload, temperature, args.max_tokens, number)
                         if number:  # the round before the first warms up

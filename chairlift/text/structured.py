@@ -23,8 +23,8 @@ MAX_CHOICES = 1000
 MAX_GBNF_CHARS = 2**14
 
 _RULE = re.compile(r"^\s*[?!]?\w+(?:\.-?\d+)?(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
-# A reference may be written with escapes.
-_REFERENCE = re.compile(r'"\$ref"|\\u00')
+# Where references point to, each of which is compiled once; they may be written with escapes.
+_REFERENCE = re.compile(r'"\$ref"\s*:\s*("(?:[^"\\]|\\.)*")|(\\u00)')
 # What would let white space go on for ever.
 _ENDLESS = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 _GBNF = "::="
@@ -61,7 +61,10 @@ def check_size(grammar: str, field: str) -> None:
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"{field} has {size} bytes as a grammar, more than {MAX_GRAMMAR_BYTES}", field)
-    rules = len(_RULE.findall(grammar)) + len(_REFERENCE.findall(grammar))
+    found = _REFERENCE.findall(grammar)
+    rules = (
+        len(_RULE.findall(grammar)) + len({target for target, _ in found}) + sum(bool(escape) for _, escape in found)
+    )
     if rules > MAX_RULES:
         raise InvalidRequest(f"{field} has {rules} rules and references, more than {MAX_RULES}", field)
 

@@ -1,6 +1,8 @@
 """Answers that follow a grammar, on the demo model: against a walk through the grammar that forces nothing."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -345,3 +347,35 @@ def test_grammars_that_take_long_to_compile_leave_others_their_turn(monkeypatch:
     compiler.compile_aside('start: "last"', keep("last"))
     assert done.acquire(timeout=60)
     assert all(isinstance(results[name], CompiledGrammar) for name in ("slow0", "slow3", "last"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("links", "levels"), [(900, 18), (150, 55), (999, 1)])
+def test_no_nesting_within_the_limits_overflows_the_stack(links: int, levels: int) -> None:
+    """In a process of its own, which an overflow would end."""
+    script = f"""
+from pathlib import Path
+from chairlift import StructuredOutputsParams
+from chairlift.demo import demo_path
+from chairlift.runners.decoder.grammar import GrammarError
+from chairlift.runners.decoder.grammar_threads import GrammarCompiler
+from chairlift.text.structured import grammar_of
+
+def wrap(schema):
+    for _ in range({levels}):
+        schema = {{"anyOf": [schema]}} if {levels} < 20 else {{"items": schema}}
+    return schema
+
+links = {{f"a{{i}}": wrap({{"$ref": f"#/$defs/a{{i + 1}}"}}) for i in range({links})}}
+schema = {{"$ref": "#/$defs/a0", "$defs": {{**links, "a{links}": {{"type": "string"}}}}}}
+compiler = GrammarCompiler(Path(demo_path()), {LLM_VOCAB})
+try:
+    follower = compiler.compile(grammar_of(StructuredOutputsParams(json=schema))).follow([], True)
+    follower.advance()
+    print("followed", follower.error)
+except GrammarError as error:
+    print("refused", error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("followed None", "refused schema too large")

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,6 +22,10 @@ _MOST_SLOW = 4
 # Compiled grammars that are kept though no request that is here has them.
 _MOST_KEPT = 32
 _LOWEST_PRIORITY = 19
+# Bytes of the stack of threads that compile, of which only what is used is taken: some kilobytes for each level.
+_DEEP_STACK = 2**28
+# The size is that of all threads that begin.
+_STACK_SIZE = threading.Lock()
 
 
 # None ends the thread that takes it.
@@ -163,7 +168,25 @@ class GrammarCompiler:
         return self._known.get(grammar)
 
     def compile(self, grammar: str) -> CompiledGrammar:
-        """Compile a grammar, in the calling thread. Raises GrammarError."""
+        """Compile a grammar and wait for it. Raises GrammarError."""
+        found = self._known.get(grammar)
+        if found is not None:
+            return found
+        results: list[CompiledGrammar | GrammarError] = []
+
+        def work() -> None:
+            try:
+                results.append(self._compile_here(grammar))
+            except GrammarError as error:
+                results.append(error)
+
+        _start_deep(work).join()
+        if isinstance(results[0], GrammarError):
+            raise results[0]
+        return results[0]
+
+    def _compile_here(self, grammar: str) -> CompiledGrammar:
+        """Compile in this thread, which must have room to recurse."""
         found = self._known.get(grammar)
         if found is None:
             try:
@@ -178,7 +201,7 @@ class GrammarCompiler:
 
     def compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
         """Compile a grammar in another thread, which calls `done`; what takes long gets the time that others leave."""
-        threading.Thread(target=self._compile_aside, args=(grammar, done), name="grammars", daemon=True).start()
+        _start_deep(partial(self._compile_aside, grammar, done))
 
     def _compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
         mine = _Compilation(threading.current_thread())
@@ -190,7 +213,7 @@ class GrammarCompiler:
         try:
             if self._num_slow >= _MOST_SLOW:
                 raise GrammarError("others are being compiled that take long; send it again")
-            result = self.compile(grammar)
+            result = self._compile_here(grammar)
         except GrammarError as error:
             result = error
         timer.cancel()
@@ -210,6 +233,18 @@ class GrammarCompiler:
             self._num_slow += 1
         _lower(compilation.thread)
         self._turn.release()
+
+
+def _start_deep(work: Callable[[], None]) -> threading.Thread:
+    """Start a thread in which the compiler may recurse as deeply as the largest grammar makes it."""
+    with _STACK_SIZE:
+        before = threading.stack_size(_DEEP_STACK)
+        try:
+            thread = threading.Thread(target=work, name="grammars", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
 
 
 def _lower(thread: threading.Thread) -> None:
