@@ -1,6 +1,7 @@
 """LiteLLM, which speaks to the server as to one of OpenAI's, of vLLM's, and of Anthropic's."""
 
 import asyncio
+import copy
 import json
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ def test_an_answer_of_a_form(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_tools_in_two_turns(asked: dict[str, Any], choice: Any) -> None:
-    asked |= {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    # It takes keywords out of what it is given, in place.
+    asked |= {"tools": [copy.deepcopy(TOOL)], "tool_choice": choice, "parallel_tool_calls": False}
     made = litellm.completion(**asked).choices[0]
     [call] = made.message.tool_calls
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")
