@@ -21,6 +21,16 @@ const prompt = "What is batching?";
 const Weather = z.strictObject({ city: z.enum(["Paris", "Oslo"]) });
 const common = { prompt, temperature: 0, maxOutputTokens: 400, maxRetries: 0 };
 
+test("reasoning", async () => {
+  const model = like("demo");
+  const asked = { model, ...common, maxOutputTokens: 20, providerOptions: { chairlift: { enable_thinking: true } } };
+  const made = await generateText(asked);
+  assert.ok(made.reasoningText);
+  const stream = streamText(asked);
+  await stream.consumeStream();
+  assert.equal(await stream.reasoningText, made.reasoningText);
+});
+
 for (const [name, model] of Object.entries(models)) {
   test(`${name}: an answer and its stream are the same`, async () => {
     const made = await generateText({ model, ...common });

@@ -62,6 +62,8 @@ def test_parse(client: Any) -> None:
     assert isinstance(made.parsed_output, Weather)
     with client.messages.stream(model=MODEL, messages=ASK, max_tokens=100, output_format=Weather) as stream:
         assert isinstance(stream.get_final_message().parsed_output, Weather)
+    beta = client.beta.messages.parse(model=MODEL, messages=ASK, max_tokens=100, output_format=Weather)
+    assert isinstance(beta.parsed_output, Weather)
 
 
 def test_tools_in_two_turns(client: Any) -> None:
@@ -81,7 +83,22 @@ def test_tools_in_two_turns(client: Any) -> None:
     assert more.stop_reason in ("end_turn", "max_tokens", "tool_use")
 
 
-def test_its_runner_of_tools(client: Any) -> None:
+def test_thinking(client: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": ASK, "max_tokens": 20, "thinking": {"type": "adaptive"}}
+    asked["extra_body"] = {"temperature": 0}
+    made = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        text = "".join(event.thinking for event in stream if event.type == "thinking")
+        final = stream.get_final_message()
+    assert text == made.content[0].thinking == final.content[0].thinking
+    assert final.content[0].signature == made.content[0].signature
+    turns = [*ASK, {"role": "assistant", "content": made.content}, {"role": "user", "content": "Go on"}]
+    assert client.messages.create(**asked | {"messages": turns}).stop_reason
+
+
+# Newer ones would have the server keep the conversation, and are told that it does not.
+@pytest.mark.parametrize("stream", [False, True])
+def test_its_runner_of_tools(client: Any, stream: bool) -> None:
     cities = []
 
     @anthropic.beta_tool
@@ -95,10 +112,10 @@ def test_its_runner_of_tools(client: Any) -> None:
         return "Sunny"
 
     runner = client.beta.messages.tool_runner(
-        model=MODEL, max_tokens=400, messages=ASK, tools=[weather], tool_choice=CALL, max_iterations=2
+        model=MODEL, max_tokens=400, messages=ASK, tools=[weather], tool_choice=CALL, max_iterations=2, stream=stream
     )
-    seen = list(runner)
-    assert len(seen) == 2
+    seen = [each.get_final_message() if stream else each for each in runner]
+    assert [each.stop_reason for each in seen] == ["tool_use"] * 2
     assert set(cities) <= {"Paris", "Oslo"}
     assert cities
 
@@ -124,10 +141,8 @@ def test_errors_are_those_of_the_client(client: Any) -> None:
         client.messages.create(model="nobody", messages=ASK, max_tokens=5)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model=MODEL, messages=ASK, max_tokens=0)
-    with pytest.raises(anthropic.BadRequestError):
-        client.messages.create(model=MODEL, messages=[{"role": "user", "content": "a " * 5000}], max_tokens=5)
-    with (
-        pytest.raises(anthropic.BadRequestError),
-        client.messages.stream(model=MODEL, messages=[{"role": "user", "content": "a " * 5000}], max_tokens=5) as stream,
-    ):
+    long: Any = {"model": MODEL, "messages": [{"role": "user", "content": "a " * 5000}], "max_tokens": 5}
+    with pytest.raises(anthropic.BadRequestError, match="context length"):
+        client.messages.create(**long)
+    with pytest.raises(anthropic.BadRequestError), client.messages.stream(**long) as stream:
         stream.until_done()

@@ -80,6 +80,18 @@ def test_tools_in_two_turns(asked: dict[str, Any], choice: Any) -> None:
     assert more.choices[0].finish_reason
 
 
+def test_reasoning(asked: dict[str, Any]) -> None:
+    if asked["model"].startswith("anthropic/"):
+        asked |= {"thinking": {"type": "adaptive"}, "allowed_openai_params": ["thinking"]}
+        del asked["temperature"]
+    else:
+        asked["extra_body"] = {"enable_thinking": True}
+    asked["max_tokens"] = 20
+    assert litellm.completion(**asked).choices[0].message.reasoning_content
+    whole = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)))
+    assert whole.choices[0].message.reasoning_content
+
+
 def test_without_blocking(asked: dict[str, Any]) -> None:
     async def go() -> None:
         made = await asyncio.gather(*(litellm.acompletion(**asked) for _ in range(3)))

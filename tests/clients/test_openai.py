@@ -1,7 +1,6 @@
 """OpenAI's client: chats, parsing, tools, responses, helpers for streams, and all of it without blocking."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -39,7 +38,14 @@ def test_models(client: Any) -> None:
 
 
 def test_a_chat_and_its_stream_are_the_same(client: Any) -> None:
-    asked = {"model": MODEL, "messages": ASK, "seed": 1, "max_completion_tokens": 40, "logprobs": True, "top_logprobs": 2}
+    asked = {
+        "model": MODEL,
+        "messages": ASK,
+        "seed": 1,
+        "max_completion_tokens": 40,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     whole = client.chat.completions.create(**asked)
     pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
@@ -54,9 +60,7 @@ def test_a_chat_and_its_stream_are_the_same(client: Any) -> None:
         each.token for each in whole.choices[0].logprobs.content
     ]
     assert "".join(event.delta for event in events if event.type == "content.delta") == text
-    raw = client.chat.completions.with_raw_response.create(**asked)
-    assert raw.parse().choices[0].message.content == text
-    assert raw.request_id is None or isinstance(raw.request_id, str)
+    assert client.chat.completions.with_raw_response.create(**asked).parse().choices == whole.choices
 
 
 def test_parse(client: Any) -> None:
@@ -95,7 +99,7 @@ def test_tools_in_two_turns(client: Any, choice: Any) -> None:
     assert more.usage.prompt_tokens > 0
 
 
-def test_run_of_responses(client: Any) -> None:
+def test_responses_go_on_from_each_other(client: Any) -> None:
     asked: Any = {"model": MODEL, "input": "What is batching?", "temperature": 0, "max_output_tokens": 30}
     first = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
@@ -151,6 +155,20 @@ def test_tools_of_responses(client: Any) -> None:
     assert again.usage.input_tokens == by_id.usage.input_tokens
 
 
+def test_reasoning_in_the_field_that_clients_look_for(client: Any) -> None:
+    asked: Any = {"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 20}
+    asked["extra_body"] = {"enable_thinking": True}
+    made = client.chat.completions.create(**asked).choices[0].message
+    assert made.reasoning_content
+    with client.chat.completions.stream(**asked) as stream:
+        chunks = [event.chunk.choices[0].delta for event in stream if event.type == "chunk"]
+        final = stream.get_final_completion().choices[0].message
+    text = "".join(getattr(delta, "reasoning_content", None) or "" for delta in chunks)
+    assert text == made.reasoning_content == final.reasoning_content
+    turns = [*ASK, made, {"role": "user", "content": "Go on"}]
+    assert client.chat.completions.create(**asked | {"messages": turns}).usage.prompt_tokens > 0
+
+
 def test_without_blocking(v1: str) -> None:
     async def go() -> None:
         async with openai.AsyncOpenAI(base_url=v1, api_key="none", max_retries=0) as api:
@@ -177,7 +195,7 @@ def test_errors_are_those_of_the_client(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model=MODEL, messages=ASK, temperature=-1)
     assert bad.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError, match="max_tokens|context"):
+    with pytest.raises(openai.BadRequestError, match="context length"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a " * 5000}])
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Weather, max_tokens=2)
@@ -185,9 +203,8 @@ def test_errors_are_those_of_the_client(client: Any) -> None:
         list(client.responses.create(model=MODEL, input="a " * 5000, stream=True))
 
 
-def test_plain_completions_and_embeddings_routes(client: Any) -> None:
+def test_plain_completions(client: Any) -> None:
     made = client.completions.create(model=MODEL, prompt=["Batching is", "A"], max_tokens=5, seed=1, logprobs=1)
     assert len(made.choices) == 2
     pieces = list(client.completions.create(model=MODEL, prompt="Batching is", max_tokens=5, seed=1, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == made.choices[0].text
-    assert json.loads(made.to_json())["object"] == "text_completion"

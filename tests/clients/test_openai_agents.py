@@ -79,9 +79,7 @@ def test_an_output_of_a_type(model: Any) -> None:
 
 def test_handing_over(model: Any) -> None:
     second = agents.Agent(name="Second", model=model, model_settings=settings())
-    first = agents.Agent(
-        name="First", model=model, handoffs=[second], model_settings=settings(tool_choice="required")
-    )
+    first = agents.Agent(name="First", model=model, handoffs=[second], model_settings=settings(tool_choice="required"))
     made = asyncio.run(agents.Runner.run(first, ASK, max_turns=4))
     assert made.last_agent.name == "Second"
 

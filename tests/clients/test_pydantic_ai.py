@@ -14,6 +14,8 @@ openai_provider = pytest.importorskip("pydantic_ai.providers.openai")
 anthropic_provider = pytest.importorskip("pydantic_ai.providers.anthropic")
 
 pytestmark = [pytest.mark.clients, pytest.mark.processes]
+# Of Anthropic's models it knows by name which ones follow a schema.
+PROFILE: Any = {"supports_json_schema_output": True}
 ASK = "What is batching?"
 
 
@@ -29,9 +31,11 @@ class Weather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
 def model(url: str, v1: str, request: pytest.FixtureRequest) -> Any:
     settings: Any = {"max_tokens": 600, "temperature": 0, "parallel_tool_calls": False}
     if request.param == "messages":
+        if not anthropic.__version__.startswith("0."):
+            pytest.skip("pydantic-ai does not know how to call this version of anthropic")
         client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
         provider = anthropic_provider.AnthropicProvider(anthropic_client=client)
-        return anthropic_models.AnthropicModel("demo", provider=provider, settings=settings)
+        return anthropic_models.AnthropicModel("demo", provider=provider, settings=settings, profile=PROFILE)
     provider = openai_provider.OpenAIProvider(base_url=v1, api_key="none")
     kind = openai_models.OpenAIChatModel if request.param == "chat" else openai_models.OpenAIResponsesModel
     return kind("demo", provider=provider, settings=settings)
@@ -51,16 +55,10 @@ def test_an_answer_and_its_stream_are_the_same(model: Any) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("output", ["tool", "native", "prompted"])
+@pytest.mark.parametrize("output", ["ToolOutput", "NativeOutput"])
 def test_a_typed_output(model: Any, output: str) -> None:
-    kinds = {"tool": pydantic_ai.ToolOutput, "native": pydantic_ai.NativeOutput, "prompted": pydantic_ai.PromptedOutput}
-
     async def go() -> None:
-        agent = pydantic_ai.Agent(model, output_type=kinds[output](Weather))
-        if output == "prompted":
-            with pytest.raises(pydantic_ai.UnexpectedModelBehavior):
-                await agent.run(ASK)
-            return
+        agent = pydantic_ai.Agent(model, output_type=getattr(pydantic_ai, output)(Weather))
         assert isinstance((await agent.run(ASK)).output, Weather)
         async with agent.run_stream(ASK) as stream:
             assert isinstance(await stream.get_output(), Weather)
@@ -71,9 +69,7 @@ def test_a_typed_output(model: Any, output: str) -> None:
 def test_an_agent_with_a_tool(model: Any) -> None:
     async def go() -> None:
         cities = []
-        agent = pydantic_ai.Agent(
-            model, model_settings=lambda _: {"tool_choice": "none" if cities else "required"}
-        )
+        agent = pydantic_ai.Agent(model, model_settings=lambda _: {"tool_choice": "none" if cities else "required"})
 
         @agent.tool_plain
         def weather(city: Literal["Paris", "Oslo"]) -> str:
