@@ -26,20 +26,13 @@ class Weather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
     days: Literal[1, 2, 3]
 
 
-class Place(pydantic.BaseModel):  # type: ignore[name-defined, misc]
-    """Where."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-    city: Literal["Paris", "Oslo"]
-
-
-@tools.tool(args_schema=Place)  # type: ignore[untyped-decorator]
+@tools.tool  # type: ignore[untyped-decorator]
 def weather(city: Literal["Paris", "Oslo"]) -> str:
     """Say how the weather is in a city."""
     return f"Sunny in {city}"
 
 
-def made(v1: str, responses: bool, **more: Any) -> Any:
+def chat_of(v1: str, responses: bool, **more: Any) -> Any:
     return langchain_openai.ChatOpenAI(
         model="demo",
         base_url=v1,
@@ -55,7 +48,7 @@ def made(v1: str, responses: bool, **more: Any) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["chats", "responses"])
 def chat(v1: str, request: pytest.FixtureRequest) -> Any:
-    return made(v1, request.param)
+    return chat_of(v1, request.param)
 
 
 def test_an_answer_and_its_stream_are_the_same(chat: Any) -> None:
@@ -84,22 +77,22 @@ def test_answers_in_json(url: str, v1: str) -> None:
     text = json.dumps({"prompt": "}", "add_special_tokens": False}).encode()
     asked = urllib.request.Request(f"{url}/tokenize", text, {"Content-Type": "application/json"})
     [end] = json.load(urllib.request.urlopen(asked))["tokens"]
-    chat = made(v1, False, logit_bias={end: 100})
+    chat = chat_of(v1, False, logit_bias={end: 100})
     assert chat.with_structured_output(None, method="json_mode").invoke(ASK) == {}
 
 
 @pytest.mark.parametrize("choice", ["required", "weather"])
 def test_tools_in_two_turns(chat: Any, choice: str) -> None:
-    bound = chat.bind_tools([weather], tool_choice=choice, strict=True, parallel_tool_calls=False)
-    made = bound.invoke(ASK)
-    [call] = made.tool_calls
+    bound = chat.bind_tools([weather], tool_choice=choice, parallel_tool_calls=False)
+    answer = bound.invoke(ASK)
+    [call] = answer.tool_calls
     assert call["name"] == "weather"
     pieces = list(bound.stream(ASK))
     whole = pieces[0]
     for piece in pieces[1:]:
         whole += piece
     assert [each["args"] for each in whole.tool_calls] == [call["args"]]
-    turns = [messages.HumanMessage(ASK), made, weather.invoke(call)]
+    turns = [messages.HumanMessage(ASK), answer, weather.invoke(call)]
     assert isinstance(chat.bind_tools([weather]).invoke(turns), messages.AIMessage)
 
 
@@ -110,7 +103,7 @@ def test_an_agent(chat: Any) -> None:
     def pick(request: Any, handler: Any) -> Any:
         """Make the first turn a call, and no other."""
         called = any(isinstance(message, messages.ToolMessage) for message in request.messages)
-        settings = {"strict": True, "parallel_tool_calls": False}
+        settings = {"parallel_tool_calls": False}
         return handler(request.override(tool_choice="none" if called else "required", model_settings=settings))
 
     agent = agents.create_agent(chat, [weather], middleware=[pick], system_prompt="Be short.")
@@ -129,22 +122,12 @@ def test_an_agent_with_an_answer_of_a_form(chat: Any, strategy: str) -> None:
 def test_without_blocking(v1: str) -> None:
     async def go() -> None:
         for responses in (False, True):
-            await same(
-                langchain_openai.ChatOpenAI(
-                    model="demo",
-                    base_url=v1,
-                    api_key="none",
-                    max_retries=0,
-                    max_tokens=9,
-                    temperature=0,
-                    use_responses_api=responses,
-                )
-            )
+            await same(chat_of(v1, responses))
 
     async def same(chat: Any) -> None:
-        made = await asyncio.gather(*(chat.ainvoke(ASK) for _ in range(3)))
+        answers = await asyncio.gather(*(chat.ainvoke(ASK) for _ in range(3)))
         text = "".join([piece.text async for piece in chat.astream(ASK)])
-        assert [each.text for each in made] == [text] * 3
+        assert [each.text for each in answers] == [text] * 3
 
     asyncio.run(go())
 
