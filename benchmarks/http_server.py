@@ -23,7 +23,7 @@ TOKENS = 200
 
 
 def _app() -> Any:
-    from server_harness import FakeClient, tokenizer
+    from support.server_harness import FakeClient, tokenizer
 
     from chairlift.config.server import ServerConfig
     from chairlift.server.app import create_app
@@ -124,6 +124,8 @@ def measure(kind: str) -> dict[str, float]:
             socket.create_connection(("127.0.0.1", port)).close()
             break
         except OSError:
+            if not server.is_alive():
+                raise SystemExit("the server did not start") from None
             time.sleep(0.05)
 
     def used() -> tuple[float, int]:

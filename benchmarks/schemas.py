@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from chairlift.runners.decoder.grammar import GrammarError, GrammarTokenizer
 from chairlift.text.structured import grammar_of
 
 Schema = dict[str, Any]
+# What a definition refers to.
+REFERENCE = re.compile(r'"\$ref": "#/(?:definitions|\$defs)/([^"/]+)"')
+# Schemas that are written to in one call.
+AT_ONCE = 16
 
 
 def main() -> None:
@@ -106,38 +111,49 @@ def in_order(instance: Any, schema: Any) -> Any:
 
 def check_writing(model: str, paths: list[Path], limit: int, max_tokens: int) -> int:
     """Have answers written; the exit status says whether a finished one was not valid."""
-    llm = LLM(model, kv_cache_gb=0.5, max_num_seqs=16)
+    llm = LLM(model, kv_cache_gb=0.5, max_num_seqs=2 * AT_ONCE)
     seen: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    taken = 0
-    bar = tqdm(total=limit, desc="schemas", dynamic_ncols=True)
-    for name, schema in schemas_in(paths):
-        wanted = StructuredOutputsParams(json=schema)
-        params = [
-            SamplingParams(temperature=t, seed=1, max_tokens=max_tokens, structured_outputs=wanted) for t in (0.0, 1.0)
-        ]
-        try:
-            outputs = llm.generate([f"{name}: "] * 2, params, use_tqdm=False)
-        except InvalidRequest as error:
-            refused[re.sub(r'"[^"]*/[^"]*"|\d+', "*", str(error))[:110]] += 1
-            continue
-        for output in outputs:
-            sample = output.outputs[0]
-            seen[str(sample.finish_reason)] += 1
-            if sample.finish_reason == "stop" and (why := problem(sample.text, schema)):
-                seen["NOT VALID"] += 1
-                tqdm.write(f"{name}: {why}: {sample.text[:300]}")
-            elif sample.finish_reason == "invalid":
-                tqdm.write(f"{name}: {sample.stop_reason}")
-        taken += 1
-        bar.update()
-        if taken == limit:
-            break
-    bar.close()
-    print(f"{taken} schemas taken, two answers each: {dict(seen)}")
+    found = iter(schemas_in(paths))
+    with tqdm(total=limit, desc="schemas", dynamic_ncols=True) as bar:
+        while bar.n < limit and (some := list(islice(taken(llm, found, refused), min(AT_ONCE, limit - bar.n)))):
+            asked = [(name, schema, temperature) for name, schema in some for temperature in (0.0, 1.0)]
+            params = [
+                SamplingParams(
+                    temperature=temperature,
+                    seed=1,
+                    max_tokens=max_tokens,
+                    structured_outputs=StructuredOutputsParams(json=schema),
+                )
+                for _, schema, temperature in asked
+            ]
+            outputs = llm.generate([f"{name}: " for name, _, _ in asked], params, use_tqdm=False)
+            for (name, schema, _), output in zip(asked, outputs, strict=True):
+                sample = output.outputs[0]
+                seen[str(sample.finish_reason)] += 1
+                if sample.finish_reason == "stop" and (why := problem(sample.text, schema)):
+                    seen["NOT VALID"] += 1
+                    tqdm.write(f"{name}: {why}: {sample.text[:300]}")
+                elif sample.finish_reason == "invalid":
+                    tqdm.write(f"{name}: {sample.stop_reason}")
+            bar.update(len(some))
+        print(f"{bar.n} schemas taken, two answers each: {dict(seen)}")
     for why, count in refused.most_common(30):
         print(f"{count:5} schemas refused: {why}")
     return int(seen["NOT VALID"] > 0)
+
+
+def taken(llm: LLM, found: Iterator[tuple[str, Schema]], refused: Counter[str]) -> Iterator[tuple[str, Schema]]:
+    """Those schemas that are not refused; why others are is counted."""
+    for name, schema in found:
+        try:
+            grammar = grammar_of(StructuredOutputsParams(json=schema))
+            assert grammar is not None
+            llm._runner.grammars.compile(grammar)
+        except (InvalidRequest, GrammarError) as error:
+            refused[re.sub(r'"[^"]*/[^"]*"|\d+', "*", str(error))[:110]] += 1
+        else:
+            yield name, schema
 
 
 def problem(text: str, schema: Schema) -> str | None:
@@ -152,7 +168,7 @@ def problem(text: str, schema: Schema) -> str | None:
 
 
 def schemas_in(paths: list[Path]) -> Iterator[tuple[str, Schema]]:
-    """The schemas of files and of all files in folders, and the parts of those that have definitions; each once."""
+    """The schemas of files and of all files in folders, and those in their definitions; each once."""
     files = [file for path in paths for file in (sorted(path.rglob("*.json")) if path.is_dir() else [path])]
     known = set()
     for file in files:
@@ -164,14 +180,25 @@ def schemas_in(paths: list[Path]) -> Iterator[tuple[str, Schema]]:
             continue
         found = [(file.stem, whole)]
         for key in ("definitions", "$defs"):
-            for name, part in (whole.get(key) or {}).items():
-                if isinstance(part, dict):
-                    found.append((name, {**part, key: whole[key]}))
+            parts = whole.get(key) or {}
+            found += [(name, closed(part, key, parts)) for name, part in parts.items() if isinstance(part, dict)]
         for name, schema in found:
             text = json.dumps(schema, sort_keys=True)
             if text not in known and len(schema) > 1:
                 known.add(text)
                 yield name, schema
+
+
+def closed(part: Schema, key: str, parts: dict[str, Any]) -> Schema:
+    """A definition with those that it refers to, however far."""
+    needed: dict[str, Any] = {}
+    names = REFERENCE.findall(json.dumps(part))
+    while names:
+        name = names.pop()
+        if name in parts and name not in needed:
+            needed[name] = parts[name]
+            names += REFERENCE.findall(json.dumps(parts[name]))
+    return {**part, key: needed} if needed else part
 
 
 if __name__ == "__main__":

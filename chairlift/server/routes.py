@@ -69,6 +69,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _generate(
         "POST", "/v1/responses", responses.create_response, "Answer a conversation", (response_body.ResponseBody,)
     ),
+    _tokens(
+        "/v1/responses/input_tokens",
+        responses.count_input_tokens,
+        "The tokens of a response's input",
+        (response_body.InputBody,),
+    ),
     _kept("GET", _RESPONSE, responses.show_response, "A response that is kept", query=responses.SHOW_QUERY),
     _kept("DELETE", _RESPONSE, responses.delete_response, "Delete a response"),
     _kept("POST", f"{_RESPONSE}/cancel", responses.cancel_response, "Cancel a response in the background"),

@@ -135,7 +135,7 @@ def test_cancel_list_and_validation(server: Server) -> None:
     with pytest.raises(openai.ConflictError, match="can't be cancelled"):
         client.batches.cancel(bad.id)
     with pytest.raises(openai.BadRequestError, match="endpoint may be"):
-        client.batches.create(input_file_id="file-x", endpoint="/v1/responses", completion_window="24h")
+        client.batches.create(input_file_id="file-x", endpoint="/v1/messages", completion_window="24h")
 
 
 def test_a_second_server_is_refused(server: Server, models_settings: Path) -> None:

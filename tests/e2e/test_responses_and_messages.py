@@ -1,7 +1,9 @@
 """A real server, asked by OpenAI's client for responses and by Anthropic's for messages."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -11,7 +13,10 @@ import anthropic
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
+from support.dialect_samples import TOOLS, template
 from support.serve_process import Server
+
+from chairlift.demo import demo_path
 
 ASK = "What is batching?"
 
@@ -146,3 +151,45 @@ def test_a_server_that_leaves_cancels_what_is_in_the_background() -> None:
             os.kill(worker, signal.SIGCONT)
         assert "".join(chunk.choices[0].text for chunk in live)
         assert server.process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model with a chat template that has tools. What it calls is the grammar's doing."""
+    folder = tmp_path_factory.mktemp("tools") / "demo"
+    shutil.copytree(demo_path(), folder)
+    (folder / "chat_template.jinja").write_text(template("hermes"))
+    with Server(str(folder), "--kv-cache-gb", "0.05", "--num-threads", "1") as server:
+        server.wait_ready(120)
+        yield server
+
+
+@pytest.mark.processes
+def test_calls_by_either_protocol_and_what_came_of_them(tools_server: Server) -> None:
+    api = tools_server.openai.responses
+    tool: Any = {"type": "function", "name": "now", "parameters": TOOLS["now"], "strict": True}
+    common: Any = {"model": "demo", "tools": [tool], "reasoning": {"effort": "none"}, "max_output_tokens": 100}
+    with api.stream(input=ASK, tool_choice="required", parallel_tool_calls=False, **common) as stream:
+        made = stream.get_final_response()
+    call = made.output[-1]
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == ("now", {})
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "noon"}]
+    after = api.create(input=output, previous_response_id=made.id, tool_choice="none", **common)
+    assert after.output_text
+    with anthropic.Anthropic(base_url=tools_server.url, api_key="none", max_retries=0, timeout=60) as claude:
+        turns: list[Any] = [{"role": "user", "content": ASK}]
+        given: Any = {"model": "demo", "max_tokens": 100, "tools": [{"name": "now", "input_schema": TOOLS["now"]}]}
+        choice: Any = {"type": "tool", "name": "now"}
+        whole = claude.messages.create(messages=turns, tool_choice=choice, thinking={"type": "disabled"}, **given)
+        with claude.messages.stream(
+            messages=turns, tool_choice=choice, thinking={"type": "disabled"}, **given
+        ) as streamed:
+            for message in (whole, streamed.get_final_message()):
+                use = message.content[-1]
+                assert use.type == "tool_use"
+                assert (use.name, use.input, message.stop_reason) == ("now", {}, "tool_use")
+        result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": "noon"}
+        turns += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        assert claude.messages.create(messages=turns, **given).content
+        assert claude.messages.count_tokens(model="demo", messages=turns, tools=given["tools"]).input_tokens > 50

@@ -583,9 +583,9 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 def test_a_data_folder_that_is_lost(what: str, held: bool, start: Callable[..., Api], caplog: Any) -> None:
     api = start(max_running_batches=1)
     done = api.run(doubling(5))
+    api.dispatcher.held_from = 500
     ids = [api.begin(doubling(20_000), window="1h")["id"] for _ in range(2)]
-    api.wait(ids[0], lambda b: b["request_counts"]["completed"] > 100)
-    api.dispatcher.held = True
+    wait_for(lambda: api.dispatcher.held)
     api.wait(ids[1], lambda b: b["status"] == "in_progress")
     LOSSES[what](api.folder)
     api.dispatcher.held = held
@@ -615,9 +615,9 @@ def test_a_data_folder_that_is_lost(what: str, held: bool, start: Callable[..., 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "longer"])
 def test_an_output_that_is_lost_while_its_batch_runs(how: str, api: Api) -> None:
+    api.dispatcher.held_from = 500
     batch = api.begin([*doubling(20_000), line("bad", {"instance": [1]})])
-    api.wait(batch["id"], lambda b: b["request_counts"]["completed"] > 100)
-    api.dispatcher.held = True
+    wait_for(lambda: api.dispatcher.held)
     wait_for(lambda: len(files_in(api.folder)) > 1)
     (output,) = files_in(api.folder) - {batch["input_file_id"]}
     _damage(api.folder / "files" / output, how)

@@ -10,13 +10,14 @@ import pytest
 from anthropic.types import Message
 from support.items_harness import Listening, listening
 from support.key_files import key_of, write_keys
-from support.reply_reader import Marked, events_of
+from support.reply_reader import HERMES_REPLY, Marked, events_of, speaking
 from support.server_harness import Answer, FakeClient, Front, tokenizer
 
 from chairlift.config.server import ServerConfig
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.text.speech import Speech
 from chairlift.text.structured import schema_grammar
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -198,6 +199,40 @@ def test_why_it_ended(marked: Marked) -> None:
     assert ask(Front(replying(""))).json()["content"] == [{"type": "text", "text": ""}]
 
 
+def test_a_model_thinks_if_it_is_asked_to(marked: Marked) -> None:
+    switched = Speech(switch="enable_thinking")
+    cases: tuple[tuple[Speech, Any, bool | None], ...] = (
+        (switched, None, False),
+        (Speech(), None, None),
+        (Speech(), {"type": "disabled"}, False),
+        (switched, {"type": "adaptive"}, None),
+        (switched, {"type": "enabled", "budget_tokens": 5}, True),
+    )
+    for speech, given, thinks in cases:
+        front = Front(replying("ok"))
+        front.service.speech = speech
+        # An effort is for models that know degrees of it.
+        assert ask(front, thinking=given, output_config={"effort": "high"}).status == 200
+        assert (marked.opened[-1].thinking, marked.opened[-1].reasoning_effort) == (thinks, None)
+
+
+def test_thoughts_and_calls_as_a_model_writes_them() -> None:
+    for stream in (False, True):
+        front = speaking(Front(replying(HERMES_REPLY)))
+        answer = ask(front, max_tokens=150, tools=[TOOL], tool_choice={"type": "any"}, stream=stream)
+        assert answer.status == 200, answer.body
+        if stream:
+            events = [each for each in events_of(answer.body) if each["type"] == "content_block_start"]
+            blocks = [event["content_block"] for event in events]
+        else:
+            blocks = answer.json()["content"]
+            assert (blocks[0]["thinking"].strip(), blocks[-1]["input"]) == ("so", {"a": 1})
+            assert answer.json()["stop_reason"] == "tool_use"
+        assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
+        assert blocks[-1]["name"] == "add"
+        assert front.client.requests[0].grammar
+
+
 def test_thoughts_can_be_left_out(marked: Marked) -> None:
     thinking = {"type": "enabled", "budget_tokens": 7, "display": "omitted"}
     made = ask(Front(replying("~so~ok")), thinking=thinking).json()
@@ -211,6 +246,7 @@ def test_thoughts_can_be_left_out(marked: Marked) -> None:
 
 def test_what_a_conversation_gets(marked: Marked) -> None:
     front = Front(replying("ok"))
+    front.service.speech = Speech(takes_effort=True)
     answer = ask(
         front,
         system=[{"type": "text", "text": "be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "ok"}],
@@ -267,7 +303,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "I"}]}, "prefill"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "the last of messages must not call a tool"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages must say something"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": ""}]}]}, "redacted_thinking"),
@@ -293,7 +330,10 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"tools": [TOOL] * 257}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice.name"),
-        ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice names 'sub'"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name 'add' is there twice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens: it is not known"),
         ({"tool_choice": {"type": "auto", "name": "add"}, "tools": [TOOL]}, "tool_choice.name"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
@@ -337,6 +377,14 @@ def test_counting_takes_what_makes_the_prompt(marked: Marked) -> None:
         assert "max_tokens" in error(refused)["message"]
 
     run(go)
+
+
+def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
+    front = Front(replying(" world"))
+    made = ask(front, messages=[*ASK, {"role": "assistant", "content": "hello"}]).json()
+    assert made["content"] == [{"type": "text", "text": " world"}]
+    (request,) = front.client.requests
+    assert request.prompt_ids == front.tokenizer.encode("user: hi\nassistant: hello")
 
 
 def test_errors_have_anthropics_shape() -> None:

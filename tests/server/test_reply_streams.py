@@ -19,7 +19,7 @@ from support.server_harness import FakeClient, Front, tokenizer
 
 from chairlift.server.anthropic.message_body import CountBody, MessageBody
 from chairlift.server.openai.token_routes import DetokenizeBody, TokenizeBody
-from chairlift.server.responses.response_body import ResponseBody
+from chairlift.server.responses.response_body import InputBody, ResponseBody
 
 WORDS = tokenizer()
 TEXT = st.text(st.characters(blacklist_characters="~@|", blacklist_categories=["Cs"]), max_size=12)
@@ -151,6 +151,7 @@ VALUES = st.recursive(
 )
 ROUTES = (
     ("/v1/responses", ResponseBody, {"input": "hi", "max_output_tokens": 2}),
+    ("/v1/responses/input_tokens", InputBody, {"input": "hi"}),
     ("/v1/messages", MessageBody, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
     ("/v1/messages/count_tokens", CountBody, {"messages": [{"role": "user", "content": "hi"}]}),
     ("/tokenize", TokenizeBody, {"prompt": "hi"}),

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 from support.items_harness import Listening, listening
 from support.key_files import bearer, write_keys
-from support.reply_reader import Marked, events_of
+from support.reply_reader import HERMES_REPLY, Marked, events_of, speaking
 from support.server_harness import Answer, FakeClient, Front, full, tokenizer
 
 from chairlift.config.server import ServerConfig
@@ -22,6 +22,7 @@ from chairlift.errors import RequestFailed
 from chairlift.jobs.records import usage_of
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.text.speech import Speech
 from chairlift.text.structured import schema_grammar
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
@@ -85,6 +86,9 @@ def client(served: Listening) -> openai.OpenAI:
 def test_client_creates_streams_keeps_and_deletes(served: Listening) -> None:
     with client(served) as api:
         made = api.responses.create(model="tiny", input="hi", metadata={"a": "b"})
+        count = api.responses.input_tokens.count(model="tiny", input="hi")
+        assert made.usage is not None
+        assert (count.object, count.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
         assert (made.output_text, made.status, made.model) == ("hello world! ", "completed", "tiny")
         assert made.usage is not None
         assert (made.usage.output_tokens, made.usage.input_tokens_details.cached_tokens) == (5, 3)
@@ -286,8 +290,34 @@ def test_what_the_assistant_did_in_a_row_is_one_message(marked: Marked) -> None:
     ]
 
 
+def test_thoughts_and_calls_as_a_model_writes_them() -> None:
+    for stream in (False, True):
+        front = speaking(Front(replying(HERMES_REPLY)))
+        answer = ask(front, max_output_tokens=150, tools=[TOOL], tool_choice="required", stream=stream)
+        assert answer.status == 200, answer.body
+        made = events_of(answer.body)[-1]["response"] if stream else answer.json()
+        thought, call = made["output"]
+        assert thought["content"][0]["text"].strip() == "so"
+        assert (call["name"], json.loads(call["arguments"])) == ("add", {"a": 1})
+        assert made["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+        assert front.client.requests[0].grammar
+
+
+def test_an_effort_is_for_models_that_know_degrees_of_it(marked: Marked) -> None:
+    for speech, given, got in (
+        (Speech(), "low", None),
+        (Speech(), "none", "none"),
+        (Speech(takes_effort=True), "low", "low"),
+    ):
+        front = Front(replying("ok"))
+        front.service.speech = speech
+        assert ask(front, reasoning={"effort": given}).json()["reasoning"]["effort"] == given
+        assert marked.opened[-1].reasoning_effort == got
+
+
 def test_fields_reach_the_core_and_come_back(marked: Marked) -> None:
     front = Front(replying("ok"))
+    front.service.speech = Speech(takes_effort=True)
     given = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -396,6 +426,8 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [TOOL] * 257}, "tools"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
@@ -452,6 +484,26 @@ def test_store_false_and_a_server_that_keeps_none() -> None:
         assert made["store"] is False
         assert (await get(none, made["id"])).status == 404
         assert (await post(none, background=True)).error["param"] == "background"
+
+    run(go)
+
+
+def test_counting_takes_what_makes_the_prompt(marked: Marked) -> None:
+    async def go() -> None:
+        front = Front(replying("ok"))
+        made = (await post(front)).json()
+        body: dict[str, Any] = {"input": "you", "instructions": "be", "previous_response_id": made["id"]}
+        counted = await front.post("/v1/responses/input_tokens", body | {"tools": [TOOL], "tool_choice": "required"})
+        text = "system: be\nuser: hi\nassistant: ok\nuser: you\na: "
+        assert counted.json()["input_tokens"] == len(front.tokenizer.encode(text, add_special_tokens=False))
+        assert len(front.client.requests) == 1
+        for more, param in (
+            ({"personality": "friendly"}, "personality"),
+            ({"max_output_tokens": 5}, "max_output_tokens"),
+            ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+            ({"previous_response_id": "x"}, "previous_response_id"),
+        ):
+            assert (await front.post("/v1/responses/input_tokens", body | more)).error["param"] == param
 
     run(go)
 

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 from support.server_harness import Answer, Front
 
+from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.speech import Speech
+
 FRONT = Front()
+TOOL = {"type": "function", "function": {"name": "add"}}
 WORDS = FRONT.tokenizer
 
 
@@ -48,6 +52,23 @@ def test_messages_are_read_as_chats_read_them() -> None:
     assert made["tokens"] == FRONT.client.requests[-1].prompt_ids
     shorter = post("/tokenize", messages=messages, add_generation_prompt=False, chat_template_kwargs={"a": 1}).json()
     assert shorter["tokens"] == WORDS.encode("user: hello\n")
+    begun = [*messages, {"role": "assistant", "content": "hello"}]
+    longer = post("/tokenize", messages=begun, continue_final_message=True).json()
+    assert longer["tokens"] == WORDS.encode("user: hello\nassistant: hello")
+
+
+def test_tools_are_part_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    monkeypatch.setattr(FRONT.service, "speech", Speech(takes_tools=True))
+    monkeypatch.setattr(WORDS, "_chat_template", ChatTemplate({"default": template}, {}))
+    made = post("/tokenize", messages=[{"role": "user", "content": " world"}], tools=[TOOL]).json()
+    assert made["tokens"] == WORDS.encode("add world")
+
+
+def test_a_body_with_inputs_is_teis() -> None:
+    answer = post("/tokenize", inputs="hello")
+    assert answer.status >= 400
+    assert answer.json().keys() == {"error", "error_type"}
 
 
 def test_there_and_back() -> None:
@@ -70,9 +91,15 @@ def test_there_and_back() -> None:
         ("/tokenize", {"messages": [{"role": "a\n", "content": ""}]}, "messages[0].role", None),
         ("/tokenize", {"messages": [], "parse_special": True}, "parse_special", None),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens", None),
-        ("/tokenize", {"messages": [], "tools": [{}]}, "tools", None),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", None),
+        ("/tokenize", {"messages": [{"role": "user", "content": ""}], "tools": [TOOL]}, "tools", None),
         ("/tokenize", {"messages": [], "chat_template": "x"}, "chat_template", None),
-        ("/tokenize", {"messages": [], "continue_final_message": True}, "continue_final_message", None),
+        (
+            "/tokenize",
+            {"messages": [], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            None,
+        ),
         ("/detokenize", {}, "tokens", "missing_field"),
         ("/detokenize", {"tokens": "a"}, "tokens", None),
         ("/detokenize", {"tokens": [-1]}, "tokens", None),

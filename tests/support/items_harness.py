@@ -44,6 +44,8 @@ class Computing:
         while dispatcher.held:
             await asyncio.sleep(0.001)
         dispatcher.batches.append(len(payloads))
+        if dispatcher.held_from is not None and sum(dispatcher.batches) >= dispatcher.held_from:
+            dispatcher.held, dispatcher.held_from = True, None
         results = dispatcher.compute(list(payloads))
         for index, value in enumerate(results):
             while on_parts is not None and isinstance(value, list) and value:
@@ -64,6 +66,8 @@ class LocalDispatcher(Dispatcher):
         self.compute = compute
         self.refusal: Exception | None = None
         self.held = False
+        # So many items after which it is held by itself.
+        self.held_from: int | None = None
         self.submitted: list[dict[str, Any]] = []
         self.batches: list[int] = []
 

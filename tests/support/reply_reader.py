@@ -3,13 +3,29 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from support.server_harness import Front
 
-from chairlift.server.anthropic import message_routes
-from chairlift.server.models.conversation import Conversation, OpenConversation, open_conversation
+from chairlift.server.models import reply_steps
+from chairlift.server.models.conversation import Conversation, OpenConversation, check_tools, open_conversation
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.responses import response_routes
+from chairlift.text.dialect import Region
+from chairlift.text.dialects import DIALECTS
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
+from chairlift.text.reply_reader import DialectMarkers
+from chairlift.text.speech import Speech
+
+# What a model says that thinks first and writes its calls as Hermes does.
+HERMES_REPLY = '<think>\nso\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def speaking(front: Front) -> Front:
+    """The front of a model that speaks so."""
+    think = Region(("<think>",), ("</think>",))
+    dialect = msgspec.structs.replace(DIALECTS["hermes"], reasoning_content=think)
+    front.service.speech = Speech(dialect=dialect, takes_tools=True, markers=DialectMarkers(dialect, {}))
+    return front
 
 
 class MarkedReader:
@@ -54,11 +70,11 @@ class Marked:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.opened: list[Conversation] = []
-        for routes in (message_routes, response_routes):
-            patch.setattr(routes, "open_conversation", self._open)
+        patch.setattr(reply_steps, "open_conversation", self._open)
 
     async def _open(self, service: SequenceService, conversation: Conversation) -> OpenConversation:
         self.opened.append(conversation)
+        check_tools(conversation)
         bare = Conversation(messages=conversation.messages, size=conversation.size)
         opened = await open_conversation(service, bare)
         return OpenConversation(opened.prompt_ids, conversation.grammar, MarkedReader)

@@ -9,9 +9,9 @@ from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.anthropic.message_body import Block, CountBody, FormatBody, PickToolBody, ThinkingBody, TurnBody
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice
+from chairlift.text.speech import Speech
 from chairlift.text.structured import schema_grammar
 
-MAX_TOOLS = 256
 MAX_BLOCKS = 16_384
 # What stands between the blocks of one message, which templates know as one text.
 _BETWEEN = "\n"
@@ -71,27 +71,31 @@ _AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
-def conversation_of(body: CountBody, size: int) -> Conversation:
-    """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body."""
+def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
+    """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body.
+
+    Clients name an effort for every model; where it knows no degrees there is none to choose.
+    """
     choice, parallel = _choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools holds {len(tools)} tools, more than {MAX_TOOLS}", "tools")
-    if choice.mode == "required" and not tools:
-        raise InvalidRequest("tool_choice asks for a tool, and tools has none", "tool_choice")
-    if choice.name is not None and choice.name not in {tool.name for tool in tools}:
-        raise InvalidRequest("tool_choice.name is not one of tools", "tool_choice.name")
     thinking, output = body.thinking, body.output_config
+    messages = _messages(body)
+    # A last message of the assistant is the beginning of the answer.
+    continues = messages[-1]["role"] == "assistant"
+    if continues and "tool_calls" in messages[-1]:
+        raise InvalidRequest("the last of messages must not call a tool: its tool_result has to follow", "messages")
     return Conversation(
-        messages=_messages(body),
+        messages=messages,
         size=size,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         grammar=_grammar(output.format) if output is not None and output.format is not None else None,
-        reasoning_effort=output.effort if output is not None else None,
-        thinking=_wanted(thinking),
+        reasoning_effort=output.effort if output is not None and speech.takes_effort else None,
+        thinking=_thinks(thinking, speech),
         thinking_tokens=thinking.budget_tokens if thinking is not None else None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
     )
 
 
@@ -102,8 +106,11 @@ def _grammar(given: FormatBody) -> str:
     return schema_grammar(given.schema, "output_config.format")
 
 
-def _wanted(thinking: ThinkingBody | None) -> bool | None:
-    return None if thinking is None else thinking.type != "disabled"
+def _thinks(given: ThinkingBody | None, speech: Speech) -> bool | None:
+    """Whether the model is to reason; None: as it likes. Unless it is asked to it does not, if it can be switched."""
+    if given is None:
+        return False if speech.switch is not None else None
+    return {"enabled": True, "disabled": False}.get(given.type)
 
 
 def _choice(given: PickToolBody | None) -> tuple[ToolChoice, bool]:
@@ -134,9 +141,6 @@ def _tool(given: dict[str, Any], where: str) -> Tool:
 def _messages(body: CountBody) -> list[dict[str, Any]]:
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
-    if body.messages[-1].role == "assistant":
-        message = "the last of messages must not be the assistant's: answers can't be begun for the model (prefill)"
-        raise InvalidRequest(message, "messages")
     blocks = sum(1 if isinstance(turn.content, str) else len(turn.content) for turn in body.messages)
     if blocks > MAX_BLOCKS:
         raise InvalidRequest(f"messages hold {blocks} texts and blocks, more than {MAX_BLOCKS}", "messages")
@@ -148,7 +152,10 @@ def _messages(body: CountBody) -> list[dict[str, Any]]:
         if turn.role not in _SAID_BY:
             raise InvalidRequest(f"{where}.role must be 'user' or 'assistant', not {turn.role!r}", f"{where}.role")
         made.take(turn.role, _content(turn, where), f"{where}.content")
-    return made.all()
+    messages = made.all()
+    if not messages:
+        raise InvalidRequest("messages must say something", "messages")
+    return messages
 
 
 def _content(turn: TurnBody, where: str) -> list[_AnyBlock]:

@@ -11,14 +11,21 @@ from chairlift.server.anthropic.message_answer import MessageAnswer
 from chairlift.server.anthropic.message_blocks import conversation_of
 from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_body, terms_of
-from chairlift.server.models.conversation import OpenConversation, open_conversation
+from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.sequence_service import SequenceOptions, SequenceService
+from chairlift.server.models.reply_steps import open_named, reply_options
+from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.openai.body_types import make_params
 
 _message_decoder = msgspec.json.Decoder(MessageBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
 _NAMES = {"stop": "stop_sequences"}
+_CONVERSATION_NAMES = {
+    "enable_thinking": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "continue_final_message": "messages",
+}
 
 
 async def create_message(request: Request) -> Response:
@@ -30,11 +37,11 @@ async def create_message(request: Request) -> Response:
     _check_stop(service, body.stop_sequences)
     terms = terms_of(request.scope)
     service.check_load(terms)
-    opened = await _open(service, body, len(raw))
+    opened, continues = await _open(service, body, len(raw))
     room = _room(service, opened)
     params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
-    options = SequenceOptions(continues=False, streams=bool(body.stream), grammar=opened.grammar, shown=opened.shown)
+    options = reply_options(opened, bool(body.stream), continues=continues)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
     answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
@@ -47,13 +54,15 @@ async def count_tokens(request: Request) -> Response:
     body = decode(raw, _count_decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     check_message_body(body)
-    opened = await _open(service, body, len(raw))
+    opened, _ = await _open(service, body, len(raw))
     return as_json({"input_tokens": len(opened.prompt_ids)})
 
 
-async def _open(service: SequenceService, body: CountBody, size: int) -> OpenConversation:
-    conversation = await off_loop(size, lambda: conversation_of(body, size))
-    return await open_conversation(service, conversation)
+async def _open(service: SequenceService, body: CountBody, size: int) -> tuple[OpenConversation, bool]:
+    """The conversation, and whether the answer continues its last message."""
+    conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
+    opened = await open_named(service, conversation, _CONVERSATION_NAMES)
+    return opened, conversation.continue_final_message
 
 
 def _room(service: SequenceService, opened: OpenConversation) -> int:

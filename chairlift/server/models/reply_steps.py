@@ -1,12 +1,44 @@
-"""One sample as the parts of a reply, step by step, whatever protocol they go out by."""
+"""A conversation with one reply: opened in the words of its protocol, and then the reply's parts, step by step."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
+from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import off_loop
-from chairlift.server.models.conversation import OpenConversation
-from chairlift.server.models.sequence_service import Sample, SequenceService, pieces
+from chairlift.server.models.conversation import Conversation, OpenConversation, open_conversation
+from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService, pieces
 from chairlift.text.reply import ContentPart, ReasoningPart, ReplyPart
+
+
+async def open_named(
+    service: SequenceService, conversation: Conversation, names: Mapping[str, str]
+) -> OpenConversation:
+    """Open a conversation. What it refuses is named as its client names it: `names` has the chat's name for each."""
+    try:
+        return await open_conversation(service, conversation)
+    except InvalidRequest as error:
+        chats, own = next((each for each in names.items() if (error.param or "").startswith(each[0])), ("", ""))
+        param = error.param and error.param.replace(chats, own, 1).replace(".function.", ".")
+        message = str(error).replace(chats, own, 1).replace("].function.", "].")
+        raise InvalidRequest(message, param, error.code) from None
+
+
+def reply_options(
+    opened: OpenConversation,
+    streams: bool,
+    cache_salt: str | None = None,
+    use_prefix_cache: bool = True,
+    continues: bool = False,
+) -> SequenceOptions:
+    """What a reply wants beside tokens and terms."""
+    return SequenceOptions(
+        continues=continues,
+        streams=streams,
+        cache_salt=cache_salt or "",
+        use_prefix_cache=use_prefix_cache,
+        grammar=opened.grammar,
+        shown=opened.shown,
+    )
 
 
 async def reply_steps(sample: Sample, opened: OpenConversation) -> AsyncGenerator[list[ReplyPart], None]:

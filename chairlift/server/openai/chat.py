@@ -20,8 +20,8 @@ from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
 from chairlift.server.openai.body_types import (
     ChatBody,
-    FunctionBody,
     NamedTool,
+    ToolBody,
     check_supported,
     has_form,
     options_of,
@@ -95,7 +95,7 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
     return Conversation(
         messages=body.messages,
         size=size,
-        tools=[_tool(each.function) for each in body.tools or ()],
+        tools=tools_of(body.tools),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning_effort=body.reasoning_effort,
@@ -108,13 +108,13 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
     )
 
 
-def _tool(function: FunctionBody) -> Tool:
-    return Tool(
-        name=function.name,
-        description=function.description,
-        parameters=function.parameters,
-        strict=bool(function.strict),
-    )
+def tools_of(given: Sequence[ToolBody] | None) -> list[Tool]:
+    """The tools of a body."""
+    functions = [each.function for each in given or ()]
+    return [
+        Tool(name=each.name, description=each.description, parameters=each.parameters, strict=bool(each.strict))
+        for each in functions
+    ]
 
 
 def _tool_choice(body: ChatBody) -> ToolChoice:

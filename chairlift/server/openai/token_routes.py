@@ -14,8 +14,8 @@ from chairlift.server.http.exchange import as_json, off_loop, read_body
 from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.openai.body_types import Int
-from chairlift.server.openai.chat import check_messages
+from chairlift.server.openai.body_types import Int, ToolBody
+from chairlift.server.openai.chat import check_messages, tools_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,10 +31,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Of messages.
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Not implemented.
+    tools: list[ToolBody] | None = None
     continue_final_message: bool | None = None
+    # Not implemented.
     chat_template: Any = None
-    tools: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
 
@@ -46,8 +46,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-_NOT_IMPLEMENTED = ("continue_final_message", "chat_template", "tools", "mm_processor_kwargs", "media_io_kwargs")
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
+_NOT_IMPLEMENTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
@@ -75,6 +75,9 @@ def _check(body: TokenizeBody) -> None:
         if getattr(body, name) is not None:
             other = "messages" if body.messages is None else "prompt"
             raise InvalidRequest(f"{name} has no meaning without {other}; leave it out", name)
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
+        raise InvalidRequest(problem, "continue_final_message")
     if body.messages is not None and body.add_special_tokens:
         message = "add_special_tokens is not supported with messages: the chat template has them all; leave it out"
         raise InvalidRequest(message, "add_special_tokens")
@@ -83,10 +86,13 @@ def _check(body: TokenizeBody) -> None:
 async def _tokens(service: SequenceService, body: TokenizeBody, size: int) -> list[int]:
     if body.messages is not None:
         check_messages(body.messages)
-        generation = body.add_generation_prompt is not False
-        arguments = body.chat_template_kwargs or {}
         conversation = Conversation(
-            messages=body.messages, size=size, add_generation_prompt=generation, template_arguments=arguments
+            messages=body.messages,
+            size=size,
+            tools=tools_of(body.tools),
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
+            template_arguments=body.chat_template_kwargs or {},
         )
         return (await open_conversation(service, conversation)).prompt_ids
     text, around = body.prompt or "", body.add_special_tokens is not False

@@ -44,25 +44,33 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Any = None
 
 
-class ResponseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/responses; None means the default, as in the OpenAI API."""
+class InputBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/responses/input_tokens: all that makes the prompt. None means the default."""
 
     input: Annotated[str | list[ResponseItem], Meta(examples=["What is batching?"])]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    metadata: dict[str, str] | None = None
-    max_output_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     truncation: str | None = None
+    # Not implemented.
+    conversation: Any = None
+    personality: Any = None
+
+
+class ResponseBody(InputBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/responses."""
+
+    store: bool | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    max_output_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -88,7 +96,6 @@ class ResponseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_options: Any = None
     max_tool_calls: Int | None = None
     # Not implemented.
-    conversation: Any = None
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
@@ -101,6 +108,7 @@ class ResponseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 # Fields that are not implemented, the values (beside null) that ask for nothing, and what to do instead.
 _NOT_IMPLEMENTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "use previous_response_id, or send all items"),
+    "personality": ((), "say it in the instructions"),
     "prompt": ((), "send its text as instructions and input"),
     "context_management": (([],), "send a shorter input"),
     "moderation": ((), "leave it out"),
@@ -129,20 +137,25 @@ _SAMPLING = (
 )
 
 
-def check_response_body(body: ResponseBody) -> None:
-    """Refuse, by name, what would change the answer and is not implemented, and what contradicts itself."""
+def check_input_body(body: InputBody) -> None:
+    """Refuse, by name, what would change the answer and is not implemented."""
     for name, (accepted, instead) in _NOT_IMPLEMENTED.items():
-        value = getattr(body, name)
+        value = getattr(body, name, None)
         if value is not None and value not in accepted:
             raise InvalidRequest(f"{name} is not supported; {instead}", name)
-    for name in body.include or ():
-        if name not in _INCLUDABLE:
-            raise InvalidRequest(f"include can't ask for {name!r} here; leave it out", "include")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise InvalidRequest("text.verbosity is not supported; leave it out or set it to 'medium'", "text.verbosity")
     effort = body.reasoning.effort if body.reasoning is not None else None
     if effort not in (None, *_EFFORTS):
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(_EFFORTS)}", "reasoning.effort")
+
+
+def check_response_body(body: ResponseBody) -> None:
+    """Refuse that, and what contradicts itself."""
+    check_input_body(body)
+    for name in body.include or ():
+        if name not in _INCLUDABLE:
+            raise InvalidRequest(f"include can't ask for {name!r} here; leave it out", "include")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
     if body.background and body.stream:

@@ -18,12 +18,20 @@ from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import BACKGROUND, Terms, as_json, new_id, off_loop, read_body, terms_of
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.http.tenants import TENANT, Tenant
-from chairlift.server.models.conversation import Conversation, OpenConversation, Tool, open_conversation
+from chairlift.server.models.conversation import Conversation, OpenConversation, Tool
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService
+from chairlift.server.models.reply_steps import open_named, reply_options
+from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.responses.input_items import messages_of, read_items
 from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument, encode_document
-from chairlift.server.responses.response_body import ResponseBody, ResponseItem, check_response_body, response_params
+from chairlift.server.responses.response_body import (
+    InputBody,
+    ResponseBody,
+    ResponseItem,
+    check_input_body,
+    check_response_body,
+    response_params,
+)
 from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
 from chairlift.server.responses.tool_fields import read_choice, read_tools
 from chairlift.text.structured import grammar_of, schema_grammar
@@ -38,6 +46,8 @@ ITEMS_QUERY: Mapping[str, Any] = {
     "include[]": list[str],
 }
 _decoder = msgspec.json.Decoder(ResponseBody)
+_input_decoder = msgspec.json.Decoder(InputBody)
+_NAMES = {"reasoning_effort": "reasoning.effort"}
 
 
 class _Ask(NamedTuple):
@@ -59,14 +69,10 @@ async def create_response(request: Request) -> Response:
     store, tenant = _store(request), request.scope.get(TENANT)
     terms = _terms(request, body, store)
     service.check_load(terms)
-    turns = store.turns(tenant, body.previous_response_id) if body.previous_response_id is not None else []
-    size = len(raw) + sum(turn.size for turn in turns)
-    ask = await off_loop(size, lambda: _understand(body, turns, size))
-    opened = await open_conversation(service, ask.conversation)
+    ask = await _understand(request, service, body, len(raw))
+    opened = await open_named(service, ask.conversation, _NAMES)
     request_id = new_id("resp", "_")
-    salt = body.cache_salt or ""
-    use_cache = body.cache_prompt is not False
-    options = SequenceOptions(False, bool(body.stream), False, salt, use_cache, opened.grammar, opened.shown)
+    options = reply_options(opened, bool(body.stream), body.cache_salt, body.cache_prompt is not False)
     with contextlib.ExitStack() as stack:
         if body.background:
             stack.enter_context(store.place(tenant))
@@ -102,8 +108,25 @@ def _terms(request: Request, body: ResponseBody, store: ResponseStore) -> Terms:
     return terms._replace(background=True)
 
 
-def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _Ask:
-    """Raises InvalidRequest naming the field at fault."""
+async def count_input_tokens(request: Request) -> Response:
+    """POST /v1/responses/input_tokens: how many tokens the prompt has; nothing is generated."""
+    raw = await read_body(request)
+    body = decode(raw, _input_decoder)
+    service = models_of(request).language_model(body.model, request.url.path)
+    check_input_body(body)
+    opened = await open_named(service, (await _understand(request, service, body, len(raw))).conversation, _NAMES)
+    return as_json({"object": "response.input_tokens", "input_tokens": len(opened.prompt_ids)})
+
+
+async def _understand(request: Request, service: SequenceService, body: InputBody, size: int) -> _Ask:
+    """A body of that many bytes, with what was before it. Raises InvalidRequest naming the field, or ApiError."""
+    previous = body.previous_response_id
+    turns = _store(request).turns(request.scope.get(TENANT), previous) if previous is not None else []
+    size += sum(turn.size for turn in turns)
+    return await off_loop(size, lambda: _read(service, body, turns, size))
+
+
+def _read(service: SequenceService, body: InputBody, turns: list[StoredResponse], size: int) -> _Ask:
     items = read_items(body.input)
     tools = read_tools(body.tools or [])
     left, choice = read_choice(body.tool_choice, tools)
@@ -115,13 +138,13 @@ def _understand(body: ResponseBody, turns: list[StoredResponse], size: int) -> _
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=_grammar(body),
-        reasoning_effort=effort,
-        thinking=False if effort == "none" else None,
+        # Clients name one for every model; where there are no degrees there is none to choose.
+        reasoning_effort=effort if service.speech.takes_effort or effort == "none" else None,
     )
     return _Ask(items, tools, conversation)
 
 
-def _grammar(body: ResponseBody) -> str | None:
+def _grammar(body: InputBody) -> str | None:
     """What says the form of the answer; None for text."""
     form = body.text.format if body.text is not None else None
     if form is None:

@@ -1,14 +1,12 @@
 """The tools of a response: what may be called, and what must be."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.conversation import Tool, ToolChoice
-
-MAX_TOOLS = 256
 
 
 class ResponseFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,14 +34,12 @@ class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`tool_choice` that leaves some of the tools out."""
 
     type: str
-    mode: str
+    mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
 
 
 def read_tools(given: list[dict[str, Any]]) -> list[Tool]:
     """The functions. Raises InvalidRequest, by its place, for any other tool."""
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"tools holds {len(given)} tools, more than {MAX_TOOLS}", "tools")
     return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)]
 
 
@@ -74,14 +70,11 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple[
     if isinstance(given, str):
         if given != "required":
             raise InvalidRequest("tool_choice must be 'none', 'auto', 'required' or an object", "tool_choice")
-        return _required(tools), ToolChoice("required")
+        return tools, ToolChoice("required")
     if given.get("type") == "allowed_tools":
         allowed = convert(given, AllowedTools, "tool_choice")
-        if allowed.mode not in ("auto", "required"):
-            raise InvalidRequest("tool_choice.mode must be 'auto' or 'required'", "tool_choice.mode")
         chosen = {_named(each, names, f"tool_choice.tools[{index}]") for index, each in enumerate(allowed.tools)}
-        left = [tool for tool in tools if tool.name in chosen]
-        return (_required(left), ToolChoice("required")) if allowed.mode == "required" else (left, ToolChoice())
+        return [tool for tool in tools if tool.name in chosen], ToolChoice(allowed.mode)
     return tools, ToolChoice("required", _named(given, names, "tool_choice"))
 
 
@@ -91,9 +84,3 @@ def _named(given: dict[str, Any], names: set[str], where: str) -> str:
     if name not in names:
         raise InvalidRequest(f"{where}.name {name!r} is not one of tools", f"{where}.name")
     return name
-
-
-def _required(tools: list[Tool]) -> list[Tool]:
-    if not tools:
-        raise InvalidRequest("tool_choice asks for a tool, and tools has none", "tool_choice")
-    return tools
