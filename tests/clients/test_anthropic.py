@@ -85,7 +85,8 @@ def test_tools_in_two_turns(client: Any) -> None:
 
 def test_thinking(client: Any) -> None:
     asked: Any = {"model": MODEL, "messages": ASK, "max_tokens": 20, "thinking": {"type": "adaptive"}}
-    asked["extra_body"] = {"temperature": 0}
+    # Whether to think is up to the template, which looks for this word.
+    asked |= {"system": "Think first.", "extra_body": {"temperature": 0}}
     made = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
         text = "".join(event.thinking for event in stream if event.type == "thinking")

@@ -79,6 +79,7 @@ def test_tools_in_two_turns(asked: dict[str, Any], choice: Any) -> None:
 def test_reasoning(asked: dict[str, Any]) -> None:
     if asked["model"].startswith("anthropic/"):
         asked |= {"thinking": {"type": "adaptive"}, "allowed_openai_params": ["thinking"]}
+        asked["messages"] = [{"role": "system", "content": "Think first."}, *ASK]
         del asked["temperature"]
     else:
         asked["extra_body"] = {"enable_thinking": True}
