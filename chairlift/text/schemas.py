@@ -1,4 +1,4 @@
-"""What the JSON schema of a tool's arguments says, as far as a notation other than JSON has to know."""
+"""What the JSON schema of a tool's arguments says, as far as grammars and readers have to know."""
 
 import copy
 from collections.abc import Iterator
@@ -7,9 +7,13 @@ from typing import Any
 # References that lead on and on.
 _MOST_STEPS = 16
 # What says something of further properties, and what joins schemas, each of which would bar the others' properties.
-_OF_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties"})
+_OF_OTHERS = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "enum", "const"}
+)
 _JOINING = frozenset({"allOf", "$dynamicRef", "dependentSchemas", "if"})
-_BESIDE = frozenset({"$ref", "anyOf", "oneOf"})
+_ELSEWHERE = frozenset({"$ref", "anyOf", "oneOf"})
+# What joins a schema with those that are elsewhere.
+_BESIDE = _OF_OTHERS | {"properties", "required"}
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 
@@ -35,13 +39,19 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """
     made = copy.deepcopy(schema)
     nodes = list(_nodes(made))
-    if any(_JOINING & node.keys() or ("properties" in node and _BESIDE & node.keys()) for node in nodes):
+    if any(_joins(node) for node in nodes):
         return schema
     for node in nodes:
         listed = node.get("properties")
         if isinstance(listed, dict) and not _OF_OTHERS & node.keys() and _all_in(node.get("required", []), listed):
             node["additionalProperties"] = False
     return made
+
+
+def _joins(node: dict[str, Any]) -> bool:
+    """Whether several schemas hold for one value."""
+    elsewhere = _ELSEWHERE & node.keys()
+    return bool(_JOINING & node.keys() or len(elsewhere) > 1 or (elsewhere and _BESIDE & node.keys()))
 
 
 def _all_in(names: Any, listed: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 
 instructor = pytest.importorskip("instructor")
+errors = pytest.importorskip("instructor.core")
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 pydantic = pytest.importorskip("pydantic")
@@ -55,5 +56,6 @@ def test_by_anthropics_client(url: str) -> None:
 def test_errors_are_those_of_the_client(v1: str) -> None:
     with openai.OpenAI(base_url=v1, api_key="none", max_retries=0) as plain:
         client = instructor.from_openai(plain)
-        with pytest.raises(Exception, match="nobody"):
+        with pytest.raises(errors.InstructorRetryException, match="nobody") as missing:
             client.create(response_model=Weather, **ASKED | {"model": "nobody"})
+        assert isinstance(missing.value.__cause__, openai.NotFoundError)

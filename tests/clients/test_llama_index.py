@@ -97,3 +97,22 @@ def test_without_blocking(llm: Any) -> None:
 def test_errors_are_those_of_the_client(llm: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         llm.complete("a " * 5000)
+
+
+def test_an_agent(llm: Any) -> None:
+    workflow = pytest.importorskip("llama_index.core.agent.workflow")
+    cities = []
+
+    def weather(city: Literal["Paris", "Oslo"]) -> str:
+        """Say how the weather is in a city."""
+        cities.append(city)
+        return "Sunny"
+
+    async def go() -> Any:
+        agent = workflow.FunctionAgent(
+            tools=[weather], llm=llm, initial_tool_choice="weather", allow_parallel_tool_calls=False
+        )
+        return await agent.run(ASK)
+
+    assert asyncio.run(go()).response.role == "assistant"
+    assert len(cities) == 1
