@@ -7,7 +7,7 @@ from typing import Any
 
 from chairlift.text.dialect import CallForm, TagForm
 from chairlift.text.lark import LarkRules, json_of, quoted
-from chairlift.text.schemas import resolved, types_of
+from chairlift.text.schemas import closed, resolved, types_of
 
 # What a schema may say of arguments as a whole, where they are not written as JSON.
 _ABOUT = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "deprecated", "x-guidance"}
@@ -25,7 +25,7 @@ def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, 
     """The arguments of the tool `name`. Raises ValueError naming what can't be kept to."""
     schema = schema or _NO_MORE
     if form.notation == "json":
-        return json_of(schema)
+        return json_of(closed(schema))
     try:
         return _Arguments(rules, form, schema).written()
     except RecursionError:

@@ -1,9 +1,19 @@
-"""What the JSON schema of a tool's arguments says, as far as a notation other than JSON has to know."""
+"""What the JSON schema of a tool's arguments says, as far as grammars and readers have to know."""
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 # References that lead on and on.
 _MOST_STEPS = 16
+# What says something of further properties, and what joins schemas, each of which would bar the others' properties.
+_OF_OTHERS = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "enum", "const"}
+)
+_JOINING = frozenset({"allOf", "$dynamicRef", "dependentSchemas", "if"})
+_ELSEWHERE = frozenset({"$ref", "anyOf", "oneOf"})
+# What joins a schema with those that are elsewhere.
+_BESIDE = _OF_OTHERS | {"properties", "required"}
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 
@@ -20,6 +30,49 @@ def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
             return schema
         schema = _target(reference, root)
     raise ValueError("references that lead in a circle")
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose objects have the properties that it lists, and no others unless it speaks of others.
+
+    It is narrower than what was given, never empty where that was not. What joins schemas is left as it is.
+    """
+    made = copy.deepcopy(schema)
+    nodes = list(_nodes(made))
+    if any(_joins(node) for node in nodes):
+        return schema
+    for node in nodes:
+        listed = node.get("properties")
+        if isinstance(listed, dict) and not _OF_OTHERS & node.keys() and _all_in(node.get("required", []), listed):
+            node["additionalProperties"] = False
+    return made
+
+
+def _joins(node: dict[str, Any]) -> bool:
+    """Whether several schemas hold for one value."""
+    elsewhere = _ELSEWHERE & node.keys()
+    return bool(_JOINING & node.keys() or len(elsewhere) > 1 or (elsewhere and _BESIDE & node.keys()))
+
+
+def _all_in(names: Any, listed: dict[str, Any]) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and name in listed for name in names)
+
+
+def _nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A schema and all that are in it."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        yield node
+        for word in ("properties", "patternProperties", "$defs", "definitions"):
+            named = node.get(word)
+            waiting += named.values() if isinstance(named, dict) else ()
+        for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
+            several = node.get(word)
+            waiting += several if isinstance(several, list) else ()
+        waiting += [node.get("items"), node.get("additionalProperties")]
 
 
 def property_of(schema: dict[str, Any], key: str) -> Any:

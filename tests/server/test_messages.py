@@ -44,7 +44,7 @@ def ask(front: Front, **body: Any) -> Answer:
 def error(answer: Answer) -> Any:
     made = answer.json()
     assert made.keys() == {"type", "error", "request_id"}
-    assert (made["type"], made["error"].keys()) == ("error", {"type", "message"})
+    assert (made["type"], made["error"].keys() - {"details"}) == ("error", {"type", "message"})
     return made["error"]
 
 
@@ -350,6 +350,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"container": "x"}, "container"),
         ({"context_management": {"edits": [1]}}, "context_management"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"messages": ASK * 16_385}, "messages"),
         ({"n": 2}, "'n'"),
         ({"messages": [{"role": "user", "content": "hello " * 500}]}, "context length"),
@@ -401,6 +402,12 @@ def test_errors_have_anthropics_shape() -> None:
     run(go)
 
 
+def test_a_conversation_that_the_server_is_to_keep_is_refused_in_a_way_that_clients_know() -> None:
+    refused = ask(Front(), thread={"type": "create"})
+    assert error(refused)["details"] == {"error_code": "thread_unsupported_request"}
+    assert "details" not in error(ask(Front(), container="x"))
+
+
 def test_an_error_in_a_stream_is_its_last_event() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True))
@@ -415,7 +422,8 @@ def test_an_error_in_a_stream_is_its_last_event() -> None:
         stream.give_up(RequestFailed("it broke"))
         answer = await asked
         last = events_of(answer.body)[-1]
-        assert last["error"] == {"type": "api_error", "message": "it broke"}
+        details = {"error_code": "request_failed"}
+        assert last["error"] == {"type": "api_error", "message": "it broke", "details": details}
         assert last["request_id"] == answer.headers["request-id"]
 
     run(go)

@@ -1,20 +1,15 @@
 """A real `chairlift serve` in a process of its own, and what it serves."""
 
 import json
-import os
 import re
 import shutil
 import ssl
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import openai
@@ -22,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
-from support.processes import end_with_tests
+from support.processes import ServerProcess
 from support.server_harness import TEMPLATE
 from support.text_tokenizers import build
 
@@ -53,7 +48,7 @@ max_batch_size = 4
 """
 
 
-class Server:
+class Server(ServerProcess):
     """A running `chairlift serve`, which ends with the `with` statement.
 
     `key` is what its clients send, `verify` whom they trust, `environ` has more variables for it.
@@ -66,42 +61,12 @@ class Server:
         verify: ssl.SSLContext | bool = True,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chairlift.cli", "serve", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tempfile.gettempdir(),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ},
-            preexec_fn=end_with_tests,
-        )
-        assert self.process.stdout is not None
-        self.lines: list[str] = []
-        found = None
-        # A model may have failed before the address is said.
-        while found is None:
-            self.lines.append(self.process.stdout.readline())
-            assert self.lines[-1], self.lines
-            found = re.search(r"(https?)://127\.0\.0\.1:(\d+)", self.lines[-1])
-        self.port = int(found[2])
-        self.url = f"{found[1]}://127.0.0.1:{self.port}"
+        super().__init__(*arguments, environ=environ)
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.Client(base_url=self.url, timeout=30, verify=verify, headers=headers)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=httpx.Client(verify=verify, timeout=60)
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines += self.process.stdout
 
     def wait_ready(self, timeout: float = 40) -> None:
         deadline = time.monotonic() + timeout
@@ -137,9 +102,7 @@ class Server:
     def close(self) -> None:
         self.http.close()
         self.openai.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
+        super().close()
 
 
 def language_model(folder: Path) -> Path:

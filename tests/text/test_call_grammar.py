@@ -211,6 +211,34 @@ def test_what_a_notation_can_not_keep_to_is_refused_by_name(name: str) -> None:
         assert "leads nowhere" in refusal({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}})
 
 
+OPEN = {
+    "type": "object",
+    "properties": {"a": {"type": "object", "properties": {"b": {"enum": [1]}}}},
+    "required": ["a"],
+}
+
+
+def test_arguments_in_json_have_the_properties_that_are_listed() -> None:
+    def takes_call(schema: Any, arguments: Any) -> bool:
+        made = grammar("hermes", tools={"f": schema}, must_call=True, parallel=False, reasoning="closed")
+        call = json.dumps({"name": "f", "arguments": arguments})
+        return takes("hermes", made, f"<tool_call>\n{call}\n</tool_call>")
+
+    assert takes_call(OPEN, {"a": {"b": 1}})
+    assert not takes_call(OPEN, {"a": {"b": 1}, "c": 1})
+    assert not takes_call(OPEN, {"a": {"b": 1, "c": 1}})
+    for spoken_of in ({"additionalProperties": True}, {"patternProperties": {"^c": {}}}, {"required": ["a", "c"]}):
+        assert takes_call(OPEN | spoken_of, {"a": {"b": 1}, "c": 1})
+    # Each part would bar what the other asks for.
+    parts = [OPEN, {"type": "object", "properties": {"c": {"enum": [1]}}, "required": ["c"]}]
+    assert takes_call({"type": "object", "allOf": parts}, {"a": {"b": 1}, "c": 1})
+    either = {"anyOf": [{"properties": {"c": {"enum": [1]}}, "required": ["c"]}, {"required": ["a"]}]}
+    assert takes_call(OPEN | either, {"a": {"b": 1}, "c": 1})
+    assert not takes_call({"type": "object", "anyOf": parts}, {"c": 1, "d": 1})
+    named = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x", "required": ["c"]}}, "$defs": {"x": INNER}}
+    assert takes_call(named, {"x": {"c": 1}})
+
+
 @pytest.mark.parametrize("name", ["pythonic", "glm", "qwen_xml", "gemma"])
 def test_references_alternatives_and_lengths(name: str) -> None:
     schema = {

@@ -84,13 +84,17 @@ class MessageBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     workspace_id: Any = None
     # Not implemented.
     container: Any = None
+    thread: Any = None
 
 
 _NOT_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "mcp_servers": (),
     "container": (),
+    "thread": (),
 }
+# By this code Anthropic's clients know to send the whole conversation instead.
+_CODES = {"thread": "thread_unsupported_request"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -98,7 +102,7 @@ def check_message_body(body: CountBody) -> None:
     """Refuse, by name, what would change the answer and is not implemented."""
     for name, accepted in _NOT_IMPLEMENTED.items():
         if getattr(body, name, None) not in (None, [], {}, *accepted):
-            raise InvalidRequest(f"{name} is not supported; leave it out", name)
+            raise InvalidRequest(f"{name} is not supported; leave it out", name, _CODES.get(name))
     if body.thinking is not None:
         _check_thinking(body.thinking)
     config = body.output_config

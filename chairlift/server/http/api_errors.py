@@ -2,7 +2,7 @@
 
 OpenAI: {"error": {"message", "type", "param", "code"}}. OIP and KServe v1: {"error": message}.
 TEI: {"error", "error_type"}. Cohere: {"message"}. Jina: {"detail"}.
-Anthropic: {"type": "error", "error": {"type", "message"}, "request_id"}.
+Anthropic: {"type": "error", "error": {"type", "message", "details"?}, "request_id"}.
 """
 
 import logging
@@ -68,11 +68,12 @@ class TeiErrorBody(msgspec.Struct):
     error_type: str
 
 
-class AnthropicErrorBody(msgspec.Struct):
-    """The inside of an error as Anthropic has it."""
+class AnthropicErrorBody(msgspec.Struct, omit_defaults=True):
+    """The inside of an error as Anthropic has it; `details` has the `error_code`, where there is one."""
 
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class AnthropicErrorResponse(msgspec.Struct):
@@ -147,7 +148,8 @@ def anthropic_shape(error: ApiError) -> tuple[int, AnthropicErrorResponse]:
 def anthropic_error(error: ApiError, request_id: str | None = None) -> AnthropicErrorResponse:
     """An error of Anthropic's kinds; it has none for what is wrong with a request beyond these."""
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
-    body = AnthropicErrorBody(_ANTHROPIC_KINDS.get(error.status, usual), error.body.message)
+    details = None if error.body.code is None else {"error_code": error.body.code}
+    body = AnthropicErrorBody(_ANTHROPIC_KINDS.get(error.status, usual), error.body.message, details)
     return AnthropicErrorResponse(body, request_id=request_id)
 
 
