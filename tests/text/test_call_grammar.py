@@ -235,7 +235,11 @@ def test_arguments_in_json_have_the_properties_that_are_listed() -> None:
     either = {"anyOf": [{"properties": {"c": {"enum": [1]}}, "required": ["c"]}, {"required": ["a"]}]}
     assert takes_call(OPEN | either, {"a": {"b": 1}, "c": 1})
     assert not takes_call({"type": "object", "anyOf": parts}, {"c": 1, "d": 1})
-    named = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x", "required": ["c"]}}, "$defs": {"x": INNER}}
+    named = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/x", "required": ["c"]}},
+        "$defs": {"x": OPEN["properties"]["a"]},
+    }
     assert takes_call(named, {"x": {"c": 1}})
 
 
