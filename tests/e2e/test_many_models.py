@@ -1,7 +1,6 @@
 """One real server with several models: a language model, an encoder, an ONNX file and a Python class."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -153,9 +152,5 @@ def test_a_server_of_which_no_model_can_load_ends(tmp_path: Path) -> None:
         f'[models.first]\nmodel = "{WORKER_MODELS}:Missing"\n[models.bad]\nmodel = "{WORKER_MODELS}:Absent"\n'
     )
     with Server(str(tmp_path / "all.toml")) as it:
-        deadline = time.monotonic() + 40
-        while it.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert it.process.returncode == 1
-        it._reader.join(5)
+        assert it.wait_ended(40) == 1
         assert any("bad: " in line and "Absent" in line for line in it.lines)

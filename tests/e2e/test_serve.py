@@ -278,8 +278,7 @@ def test_model_whose_weights_are_missing_is_never_said_to_be_served(model: Path,
     broken = tmp_path / "broken"
     shutil.copytree(model, broken, ignore=shutil.ignore_patterns("*.safetensors"))
     with Server(str(broken)) as server:
-        assert server.process.wait(60) == 1
-        server._reader.join(5)
+        assert server.wait_ended() == 1
         said = "".join(server.lines)
     assert "safetensors" in said
     assert "serves" not in said
@@ -287,8 +286,7 @@ def test_model_whose_weights_are_missing_is_never_said_to_be_served(model: Path,
 
 def test_a_worker_that_is_killed_while_it_loads_ends_the_server() -> None:
     with Server(f"{WORKER_MODELS}:DiesLoading") as server:
-        assert server.process.wait(60) == 1
-        server._reader.join(5)
+        assert server.wait_ended() == 1
         assert "chairlift: DiesLoading: its worker died (exit status 5) while it loaded" in "".join(server.lines)
 
 

@@ -50,7 +50,8 @@ class ServerProcess:
             found = re.search(r"(https?)://127\.0\.0\.1:(\d+)", self.lines[-1])
         self.port = int(found[2])
         self.url = f"{found[1]}://127.0.0.1:{self.port}"
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +62,12 @@ class ServerProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         self.lines += self.process.stdout
+
+    def wait_ended(self, timeout: float = 60) -> int:
+        """Wait until it has ended by itself and all that it said is in `lines`; return its exit status."""
+        status = self.process.wait(timeout)
+        self._reader.join(5)
+        return status
 
     def close(self) -> None:
         if self.process.poll() is None:
