@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from support.model_factory import model_folder
+from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request
@@ -217,7 +218,7 @@ def request(max_tokens: int) -> Request:
 
 async def generate(client: SequenceClient, max_tokens: int = 5) -> int:
     (stream,) = client.submit(request(max_tokens))
-    return sum([len(update.token_ids) async for update in stream])
+    return await num_tokens(stream)
 
 
 def with_client(test: Callable[[SequenceClient], Awaitable[None]], load_attempts: int = 1, **settings: float) -> None:
@@ -266,12 +267,13 @@ def test_gauges_are_those_of_the_worker_that_is_there(monkeypatch: pytest.Monkey
         seen: list[EngineStats] = []
         client.on_step = seen.append
         (stream,) = client.submit(request(390))
-        await anext(stream)
+        updates = updates_of(stream)
+        await anext(updates)
         assert (client.stats.running, client.stats.kv_blocks_used > 0) == (1, True)
         assert client.worker_pid is not None
         os.kill(client.worker_pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"died \(killed by SIGKILL\)"):
-            async for _ in stream:
+            async for _ in updates:
                 pass
         assert client.stats == seen[-1] == EngineStats()
         await client.wait_ready()
