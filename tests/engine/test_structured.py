@@ -239,20 +239,30 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -
     assert llm.engine.pool.num_used == 0
 
 
-class Gate:
-    """Holds up one follower, in whatever thread advances it."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Follower]:
+    """The followers of the test's sequences, in the order of these. Earlier ones may still be advanced."""
+    found: list[Follower] = []
+    follow = CompiledGrammar.follow
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+    def noted(*args: Any) -> Follower:
+        found.append(follow(*args))
+        return found[-1]
+
+    monkeypatch.setattr(CompiledGrammar, "follow", noted)
+    return found
+
+
+class Gate:
+    """Holds up one follower of those made, in whatever thread advances it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, made: list[Follower], which: int) -> None:
         self.open = threading.Event()
         self.held: Follower | None = None
-        self._which = which
-        self._seen: list[Follower] = []
         advance = Follower.advance
 
         def slowly(follower: Follower) -> None:
-            if follower not in self._seen:
-                self._seen.append(follower)
-            if self._seen.index(follower) == self._which and len(self._seen) > 1:
+            if follower in made[which : which + 1]:
                 self.held = follower
                 assert self.open.wait(60)
             advance(follower)
@@ -260,9 +270,10 @@ class Gate:
         monkeypatch.setattr(Follower, "advance", slowly)
 
 
-def test_one_that_takes_long_holds_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ask(llm, PROMPTS[:3])
-    gate = Gate(monkeypatch, 1)
+    made.clear()
+    gate = Gate(monkeypatch, made, 1)
     late: list[str] = []
     execute = llm.engine.runner.execute
 
@@ -283,10 +294,11 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, monkeypatch: pytest.Monke
     assert all(count <= 2 for _, count in others)
 
 
-def test_one_that_never_ends_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_never_ends_fails_alone(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._TOO_LONG", 0.05)
     expected = ask(llm, PROMPTS[:3])
-    gate = Gate(monkeypatch, 0)
+    made.clear()
+    gate = Gate(monkeypatch, made, 0)
     samples = ask(llm, PROMPTS[:3])
     gate.open.set()
     while gate.held is None or gate.held.busy:
@@ -312,7 +324,9 @@ def test_one_that_is_left_alone_costs_the_others_no_waiting(words: GrammarTokeni
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_panic_of_the_library_ends_one_sequence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_library_ends_one_sequence(
+    llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Panic(BaseException):
         """As pyo3 raises it."""
 
@@ -320,12 +334,9 @@ def test_a_panic_of_the_library_ends_one_sequence(llm: LLM, monkeypatch: pytest.
         raise Panic("index out of bounds")
 
     look_ahead = Follower._look_ahead
-    seen: list[Follower] = []
 
     def sometimes(follower: Follower) -> None:
-        if follower not in seen:
-            seen.append(follower)
-        (broken if seen.index(follower) == 1 and follower._said == [] and len(seen) > 1 else look_ahead)(follower)
+        (broken if follower in made[1:2] else look_ahead)(follower)
 
     monkeypatch.setattr(Follower, "_look_ahead", sometimes)
     samples = ask(llm, PROMPTS[:3])
