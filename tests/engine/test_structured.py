@@ -59,6 +59,7 @@ LLM_VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_s
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait for every follower, however busy the machine is."""
     monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 60)
+    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._WAIT_FOR_FORCED", 1e6)
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 60)
 
 
