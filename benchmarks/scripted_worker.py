@@ -46,6 +46,10 @@ class ScriptedRunner:
         """Refuse it."""
         done(ValueError("no model, no grammar"))
 
+    def cancel_grammar(self, grammar: str) -> bool:
+        """There is none that waits."""
+        return False
+
     def execute(self, step: Step) -> StepResult:
         """Sleep, and give a token to all but those whose prompts are cut off here."""
         for request_id in step.released:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, Inputs, Int32s
+from chairlift.ops.base import AttentionBatch, Forward, Inputs, Int32s
 from chairlift.ops.encoder import Output, Texts, text_means
 from chairlift.runners.decoder.model import Decoder
 
@@ -26,11 +26,12 @@ class CausalEncoder:
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         """Take a decoder that has no cache yet, for texts of up to `max_tokens`."""
-        self._decoder = decoder
+        self._device = decoder.device
         self._pass_tokens = _PASS_TOKENS[decoder.device.type]
         # At worst all texts of a pass are single tokens, and each has a block of its own.
         num_blocks = max(-(-max_tokens // _BLOCK), self._pass_tokens)
         decoder.allocate(num_blocks, _BLOCK, max_tokens, one_layer=True)
+        self._hidden: Forward = decoder.fused or decoder.forward
         self.nbytes = decoder.weight_bytes
 
     def __call__(self, texts: Texts, output: Output) -> Tensor:
@@ -55,7 +56,7 @@ class CausalEncoder:
                 np.int64,
             ),
         )
-        hidden = self._decoder.forward(inputs).float()
+        hidden = self._hidden(inputs).float()
         return text_means(hidden, self._tensor(starts, np.int64)) if output == "mean" else hidden
 
     def _attention(self, starts: Int32s) -> AttentionBatch:
@@ -75,4 +76,4 @@ class CausalEncoder:
         )
 
     def _tensor(self, values: NDArray[np.integer], kind: type[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(kind)).to(self._decoder.device)
+        return torch.from_numpy(values.astype(kind)).to(self._device)
