@@ -26,6 +26,7 @@ from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.engine.sequences.worker import SequenceWorker
+from chairlift.engine.supervisor import Supervisor
 from chairlift.engine.watch import Watch
 from chairlift.engine.worker_messages import Heartbeat, load_failed
 from chairlift.errors import ConfigError, Unavailable, WorkerLost
@@ -345,3 +346,44 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+ECHO = """
+import sys, time, zmq
+time.sleep(0.5)
+socket = zmq.Context().socket(zmq.PAIR)
+socket.connect(sys.argv[1])
+while True:
+    socket.send_multipart(socket.recv_multipart())
+"""
+
+
+@pytest.mark.processes
+def test_what_is_said_before_the_worker_listens_comes_to_it_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    heard: list[list[bytes]] = []
+
+    async def main() -> None:
+        supervisor = Supervisor("echo", take=lambda frames: heard.append([frame.bytes for frame in frames]), lost=print)
+        await supervisor.start()
+        while not supervisor.connected:
+            await asyncio.sleep(0)
+        early = [[b"first", b"of two parts"], [b"second"]]
+        for frames in early:
+            supervisor.send(frames)
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+        many = [[b"%d" % number] for number in range(100)]
+        for frames in many:
+            supervisor.send(frames)
+        while len(heard) < 102:
+            await asyncio.sleep(0.01)
+        assert heard == early + many
+        supervisor.drain()
+        supervisor.kill()
+        await supervisor.stop(b"")
+
+    asyncio.run(main())

@@ -26,7 +26,7 @@ class CausalEncoder:
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         """Take a decoder that has no cache yet, for texts of up to `max_tokens`."""
-        self._device = decoder.device
+        self._decoder = decoder
         self._pass_tokens = _PASS_TOKENS[decoder.device.type]
         # At worst all texts of a pass are single tokens, and each has a block of its own.
         num_blocks = max(-(-max_tokens // _BLOCK), self._pass_tokens)
@@ -76,4 +76,4 @@ class CausalEncoder:
         )
 
     def _tensor(self, values: NDArray[np.integer], kind: type[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(kind)).to(self._device)
+        return torch.from_numpy(values.astype(kind)).to(self._decoder.device)
