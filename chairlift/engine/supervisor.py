@@ -283,7 +283,7 @@ class Supervisor:
         messages = self._context.socket(zmq.PAIR)
         messages.set_hwm(0)
         messages.bind(address)
-        loop, readable = asyncio.get_running_loop(), messages.get(zmq.FD)
+        loop, readable = asyncio.get_running_loop(), messages.fileno()
         loop.add_reader(readable, self._stir, messages)
         tasks: tuple[asyncio.Task[None], asyncio.Task[str], asyncio.Task[str]] | None = None
         try:
@@ -348,7 +348,7 @@ class Supervisor:
         while True:
             self._stirred.clear()
             self._flush(messages)
-            while messages.get(zmq.EVENTS) & _READABLE:
+            while int(messages.get(zmq.EVENTS)) & _READABLE:
                 self._taken += 1
                 self._take(messages.recv_multipart(copy=False))
             await self._stirred.wait()

@@ -108,7 +108,7 @@ class _Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look for the path, and at how it ends; all else goes through the router."""
         scope["app"] = self
-        if (exact := self._exact.get((scope.get("method"), scope["path"]))) is not None:
+        if scope["type"] == "http" and (exact := self._exact.get((scope["method"], scope["path"]))) is not None:
             scope.update(endpoint=exact.endpoint, path_params={}, route=exact)
             await exact.app(scope, receive, send)
             return
