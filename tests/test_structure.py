@@ -34,6 +34,7 @@ ARROWS = {
     "batching": "core engine",
     "chairlift": "batching beam_search core errors llm outputs",
     "demo": "",
+    "plan": "config core errors",
     "bench": "config core demo engine errors runners",
     "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",

@@ -143,9 +143,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
         if POLICIES[self.strategy].closes_batch:
             return None
-        return StepLimits(
-            self.slots, self.max_num_batched_tokens, num_blocks, block_size, _seconds(self.target_itl_ms)
-        )
+        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, _seconds(self.target_itl_ms))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -1,0 +1,50 @@
+"""A trace: which requests came when, how long they were, and what they had in common; never what they said."""
+
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+# What one element of `hash_ids` stands for, as in Mooncake's traces.
+TOKENS_PER_HASH = 512
+# Token ids that stand for prompts: of hashes, and below zero of what a prompt has for itself.
+_OWN = -1
+
+
+class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """One request. `arrival` is in seconds after the trace begins, lengths are in tokens.
+
+    Prompts whose `hash_ids` begin alike begin with the same text, `TOKENS_PER_HASH` tokens for each. `output_length` is
+    how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is only
+    one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each. `timeout`
+    is in seconds. `priority` 0 is the default, lower is sooner.
+    """
+
+    arrival: float
+    input_length: int
+    output_length: int = 0
+    max_tokens: int | None = None
+    hash_ids: tuple[int, ...] = ()
+    model: str = ""
+    tenant: str = ""
+    priority: int = 0
+    background: bool = False
+    timeout: float | None = None
+    items: int = 0
+    shape_key: Hashable = None
+
+
+def prompt_ids(request: TraceRequest, number: int) -> list[int]:
+    """Return token ids with the lengths and the common prefixes of a trace's prompts, for a scheduler to hash.
+
+    `number` tells this request from all others.
+    """
+    ids: list[int] = []
+    for value in request.hash_ids:
+        ids += [value] * TOKENS_PER_HASH
+    del ids[request.input_length :]
+    return ids + [_OWN - number] * (request.input_length - len(ids))
+
+
+def duration(trace: Sequence[TraceRequest]) -> float:
+    """The seconds from the beginning of a trace to its last arrival."""
+    return max((request.arrival for request in trace), default=0.0)
