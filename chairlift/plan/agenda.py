@@ -6,22 +6,24 @@ from itertools import count
 
 
 class Agenda:
-    """Events to come, in order of time, and those of one moment in the order in which they were put down."""
+    """Events to come, in order of time.
+
+    At one moment those that decide come `last`, so that they know of all that has come by then, and of others the first
+    that was put down.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self._serial = count()
 
-    def at(self, moment: float, event: Callable[[], None]) -> None:
+    def at(self, moment: float, event: Callable[[], None], last: bool = False) -> None:
         """Call `event` at a moment; one that has passed is now."""
-        heapq.heappush(self._events, (moment, next(self._serial), event))
+        heapq.heappush(self._events, (max(moment, self.now), last, next(self._serial), event))
 
     def run(self) -> None:
         """Go from event to event until none is left."""
         events = self._events
         while events:
-            moment, _, event = heapq.heappop(events)
-            if moment > self.now:
-                self.now = moment
+            self.now, _, _, event = heapq.heappop(events)
             event()

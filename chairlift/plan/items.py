@@ -101,7 +101,7 @@ class VirtualItems:
     def _pump_soon(self) -> None:
         if not self._pump_due:
             self._pump_due = True
-            self._agenda.at(self._agenda.now, self.pump)
+            self._agenda.at(self._agenda.now, self.pump, last=True)
 
     def pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
@@ -120,7 +120,7 @@ class VirtualItems:
         if moment is not None and moment < self._moment:
             # Timers of the front's loop count whole milliseconds, and never too few of them.
             self._moment = wakes = now + max(ceil((moment - now) / _TIMER - 1e-6), 1) * _TIMER
-            self._agenda.at(wakes, lambda: self._wake(wakes))
+            self._agenda.at(wakes, lambda: self._wake(wakes), last=True)
         if turns is not None:
             turns.rest(self._num_calls)
 
@@ -149,7 +149,7 @@ class VirtualItems:
             if parts is not None and parts.life.scheduled is None:
                 parts.life.scheduled = began
         outcome = BatchResult(seconds=seconds, idle=idle)
-        self._agenda.at(began + seconds + self._hop, lambda: self._finish(batch, outcome, began))
+        self._agenda.at(began + seconds + self._hop, lambda: self._finish(batch, outcome, began), last=True)
 
     def _finish(self, batch: Batch, outcome: BatchResult, began: float) -> None:
         now, count = self._agenda.now, len(batch.items)

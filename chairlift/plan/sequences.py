@@ -175,7 +175,7 @@ class VirtualSequences:
         """Have the worker look around at a moment, unless it will before."""
         if self._wake_at is None or moment < self._wake_at:
             self._wake_at = moment
-            self._agenda.at(moment, lambda: self._woken(moment))
+            self._agenda.at(moment, lambda: self._woken(moment), last=True)
 
     def _woken(self, moment: float) -> None:
         if self._wake_at == moment and not self._busy:
@@ -227,7 +227,7 @@ class VirtualSequences:
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
         self._busy = True
-        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result))
+        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result), last=True)
 
     def _computed(self, step: Step) -> tuple[int, int, int, StepResult]:
         """What a step holds, as the cost model counts it, and what it gives: a token for each that knows all before.
