@@ -42,8 +42,9 @@ class Resampler:
             pool = self._pools[key] = self._near(key)
         if not pool:
             return self._default
-        place = self._places.get(key, -1) + 1
-        if place in (0, len(pool)) or self._random() * _RUN < 1:
+        # Round and round, or the first ones would come less often than the others.
+        place = (self._places.get(key, 0) + 1) % len(pool)
+        if key not in self._places or self._random() * _RUN < 1:
             place = int(self._random() * len(pool))
         self._places[key] = place
         return pool[place]
@@ -131,7 +132,7 @@ def fit_calls(calls: Sequence[CallSample]) -> tuple[float, float]:
 def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return a, b >= 0 of y = a + b * x, for the least sum of squares relative to the height of the line at x.
 
-    The scatter of times grows with the times: each point counts by 1 / y of the plain fit, at most tenfold.
+    The scatter of times grows with the times: each point counts by 1 / y^2 of the plain fit.
     """
     weights = [1.0] * len(points)
     a = b = 0.0
@@ -149,6 +150,6 @@ def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
             squares = sum(w * px * px for w, (px, _) in zip(weights, points, strict=True))
             a, b = 0.0, sum(w * px * py for w, (px, py) in zip(weights, points, strict=True)) / squares
         heights = [a + b * px for px, _ in points]
-        least = max(heights) / 10
-        weights = [1 / max(height, least) ** 2 if least > 0 else 0.0 for height in heights]
+        top = max(heights)
+        weights = [(top / max(height, top / 10)) ** 2 if top > 0 else 0.0 for height in heights]
     return a, b
