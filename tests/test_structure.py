@@ -35,7 +35,7 @@ ARROWS = {
     "chairlift": "batching beam_search core errors llm outputs",
     "demo": "",
     "plan": "config core errors",
-    "bench": "config core demo engine errors runners",
+    "bench": "config core demo engine errors plan runners",
     "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors",
