@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
-# What one element of `hash_ids` stands for, as in Mooncake's traces.
+# What one element of `hash_ids` stands for in Mooncake's traces.
 TOKENS_PER_HASH = 512
 # Token ids that stand for prompts: of hashes, and below zero of what a prompt has for itself.
 _OWN = -1
@@ -13,10 +13,10 @@ _OWN = -1
 class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     """One request. `arrival` is in seconds after the trace begins, lengths are in tokens.
 
-    Prompts whose `hash_ids` begin alike begin with the same text, `TOKENS_PER_HASH` tokens for each. `output_length` is
-    how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is only
-    one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each. `timeout`
-    is in seconds. `priority` 0 is the default, lower is sooner.
+    Prompts whose `hash_ids` begin alike begin with the same text: `block_size` tokens for each of them. `output_length`
+    is how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is
+    only one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each.
+    `timeout` is in seconds. `priority` 0 is the default, lower is sooner.
     """
 
     arrival: float
@@ -24,6 +24,7 @@ class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     output_length: int = 0
     max_tokens: int | None = None
     hash_ids: tuple[int, ...] = ()
+    block_size: int = TOKENS_PER_HASH
     model: str = ""
     tenant: str = ""
     priority: int = 0
@@ -40,7 +41,9 @@ def prompt_ids(request: TraceRequest, number: int) -> list[int]:
     """
     ids: list[int] = []
     for value in request.hash_ids:
-        ids += [value] * TOKENS_PER_HASH
+        if len(ids) >= request.input_length:
+            break
+        ids += [value] * request.block_size
     del ids[request.input_length :]
     return ids + [_OWN - number] * (request.input_length - len(ids))
 
