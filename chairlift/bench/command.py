@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from chairlift.bench.plot import plot
 from chairlift.bench.raw_results import Recording, Results, start
+from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy, with_strategy
 from chairlift.bench.workload import TimedRequest, make_jobs
@@ -27,6 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add `bench strategies` to the command line."""
     bench = commands.add_parser("bench", help="measure this machine")
     kinds = bench.add_subparsers(dest="bench", required=True)
+    add_serve(kinds)
     parser = kinds.add_parser(
         "strategies",
         help="the same model and requests under every batching strategy",

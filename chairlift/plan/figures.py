@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from chairlift.plan.outcome import Outcome, SimulatedRequest, SimulatedSteps
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun, SimulatedSteps
 
 _QUANTILES = (50, 90, 95, 99)
 
@@ -93,7 +93,7 @@ class Report(msgspec.Struct, kw_only=True, frozen=True):
     gauges: dict[str, Gauges]
 
 
-def report(outcome: Outcome, targets: Targets | None = None, model: str | None = None) -> Report:
+def report(outcome: SimulatedRun, targets: Targets | None = None, model: str | None = None) -> Report:
     """Sum up an outcome, or one model's part of it."""
     targets = targets or Targets()
     lives = [life for life in outcome.requests if model is None or life.model == model]
@@ -126,7 +126,7 @@ def report(outcome: Outcome, targets: Targets | None = None, model: str | None =
     )
 
 
-def _gaps(outcome: Outcome, lives: Sequence[SimulatedRequest]) -> "np.ndarray":
+def _gaps(outcome: SimulatedRun, lives: Sequence[SimulatedRequest]) -> "np.ndarray":
     """The seconds between any two tokens of each of these requests."""
     delivered = {key: np.array(steps.delivered) for key, steps in outcome.steps.items()}
     gaps = [np.empty(0)]

@@ -9,8 +9,8 @@ from chairlift.core.items.item import Batch, BatchResult, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 from chairlift.plan.machine_profile import ItemProfile
-from chairlift.plan.outcome import SimulatedRequest, SimulatedSteps
 from chairlift.plan.resampler import CallTimes
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
 from chairlift.plan.virtual_machine import VirtualMachine
 
 _TIMER = 1e-3

@@ -13,8 +13,8 @@ from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.plan.machine_profile import SequenceProfile
-from chairlift.plan.outcome import SimulatedRequest, SimulatedSteps
 from chairlift.plan.resampler import StepTimes
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
 from chairlift.plan.trace import prompt_ids
 from chairlift.plan.virtual_machine import VirtualMachine
 

@@ -10,8 +10,8 @@ from chairlift.errors import ConfigError
 from chairlift.plan.agenda import Agenda
 from chairlift.plan.items import ItemModel, VirtualItems
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.outcome import Outcome, SimulatedRequest
 from chairlift.plan.sequences import SequenceModel, VirtualSequences
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.virtual_machine import VirtualMachine
 
@@ -25,7 +25,7 @@ def simulate(
     front: FrontCost | None = None,
     replicas: int = 1,
     seed: int = 0,
-) -> Outcome:
+) -> SimulatedRun:
     """Let the models meet a trace, to the last request.
 
     Several models share each machine, turn by turn. Each of the `replicas` is such a machine with its own front; a
@@ -54,7 +54,7 @@ class _Simulation:
             ]
         self._only = models[0].name if len(models) == 1 else None
 
-    def run(self, trace: Iterator[TraceRequest]) -> Outcome:
+    def run(self, trace: Iterator[TraceRequest]) -> SimulatedRun:
         """Serve all requests."""
         self._expect(trace, 0.0)
         self._agenda.run()
@@ -64,7 +64,7 @@ class _Simulation:
             for name, replicas in self._replicas.items()
             for number, replica in enumerate(replicas)
         }
-        return Outcome(self._requests, steps, sum(machine.front.busy for machine in self._machines))
+        return SimulatedRun(self._requests, steps, sum(machine.front.busy for machine in self._machines))
 
     def _expect(self, trace: Iterator[TraceRequest], last: float) -> None:
         """Have the next request arrive at its moment."""

@@ -51,3 +51,33 @@ def prompt_ids(request: TraceRequest, number: int) -> list[int]:
 def duration(trace: Sequence[TraceRequest]) -> float:
     """The seconds from the beginning of a trace to its last arrival."""
     return max((request.arrival for request in trace), default=0.0)
+
+
+def scaled(trace: Sequence[TraceRequest], speed: float = 1.0, lengths: float = 1.0) -> list[TraceRequest]:
+    """Return a trace that comes so many times as fast, with prompts and answers of so many times their lengths."""
+    if not (speed > 0 and lengths > 0):
+        raise ValueError(f"speed and lengths must be more than 0, got {speed:g} and {lengths:g}")
+    return [
+        msgspec.structs.replace(
+            request,
+            arrival=request.arrival / speed,
+            input_length=max(round(request.input_length * lengths), 1),
+            output_length=max(round(request.output_length * lengths), min(request.output_length, 1)),
+            max_tokens=None if request.max_tokens is None else max(round(request.max_tokens * lengths), 1),
+            block_size=max(round(request.block_size * lengths), 1),
+        )
+        for request in trace
+    ]
+
+
+def fitted(trace: Sequence[TraceRequest], max_model_len: int) -> list[TraceRequest]:
+    """Return a trace in which every prompt and its answer fit: answers are cut to half of it, prompts to the rest."""
+    found = []
+    for request in trace:
+        output = min(request.output_length, max_model_len // 2)
+        prompt = min(request.input_length, max_model_len - output)
+        most = None if request.max_tokens is None else min(max(request.max_tokens, output), max_model_len - prompt)
+        found.append(
+            msgspec.structs.replace(request, input_length=prompt, output_length=output, max_tokens=most or None)
+        )
+    return found

@@ -45,7 +45,7 @@ def synthetic(traffic: Traffic, seconds: float, seed: int = 0) -> list[TraceRequ
     rng = random.Random(f"{seed} lengths")
     inputs = length_sampler(traffic.input_length, rng, lambda request: request.input_length)
     outputs = length_sampler(traffic.output_length, rng, lambda request: request.output_length)
-    requests = []
+    requests: list[TraceRequest] = []
     for arrival in _moments(traffic.arrivals, seconds, random.Random(f"{seed} arrivals")):
         if len(requests) >= MOST_REQUESTS:
             raise ConfigError(f"{traffic.arrivals} for {seconds:g} s is more than {MOST_REQUESTS} requests")

@@ -19,8 +19,8 @@ from chairlift.errors import ConfigError
 from chairlift.plan.figures import Targets, report
 from chairlift.plan.items import ItemModel
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile
-from chairlift.plan.outcome import Outcome
 from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
 
@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_report(replicas: int) -> None:
     assert run(5) != run(6)
 
 
-def check_complete(outcome: Outcome, count: int) -> None:
+def check_complete(outcome: SimulatedRun, count: int) -> None:
     """Everybody is answered, refused or shed, once, at moments that follow each other."""
     assert len(outcome.requests) == count
     for life in outcome.requests:

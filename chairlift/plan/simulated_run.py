@@ -79,7 +79,7 @@ class SimulatedSteps:
 
 
 @dataclass
-class Outcome:
+class SimulatedRun:
     """All requests, in order of arrival, and the steps or calls of each model by its name and replica."""
 
     requests: list[SimulatedRequest]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from completion_stream import Outcome
-from load import Load
 
+from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.load import Load
 from chairlift.bench.raw_results import Column
 
 COLUMNS = (
