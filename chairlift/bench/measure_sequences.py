@@ -81,13 +81,15 @@ def measure_sequences(
     runner: SequenceRunner,
     seconds: float = 40.0,
     *,
+    params: SamplingParams = _PARAMS,
     seed: int = 0,
     on_progress: Callable[[float], object] = lambda share: None,
 ) -> SequenceProfile:
     """Load a model, and time it for so many seconds, of which `on_progress` hears the share that has passed.
 
     First steps of single shapes, then the engine with requests of many lengths, at every number of them at once, for
-    the time between steps too. Raises ConfigError if there is too little time for enough steps.
+    the time between steps too; these choose their tokens by `params`, which has its cost. Raises ConfigError if there
+    is too little time for enough steps.
     """
     check_seconds(seconds)
     timed = TimedRunner(runner)
@@ -102,7 +104,8 @@ def measure_sequences(
             if passed > _PROBED:
                 break
         timed.scheduler = engine.scheduler
-        for sample in _served(engine, timed, config, began, seconds, seed):
+        requests = _requests(engine.info, params, seed)
+        for sample in _served(engine, timed, requests, config.slots, began + seconds):
             steps.append(sample)
             on_progress(min((time.monotonic() - began) / seconds, 1.0))
     finally:
@@ -184,18 +187,17 @@ class _Wire:
 
 
 def _served(
-    engine: Engine, timed: TimedRunner, config: SequenceConfig, began: float, seconds: float, seed: int
+    engine: Engine, timed: TimedRunner, requests: Iterator[Request], slots: int, end: float
 ) -> Iterator[StepSample]:
-    """Steps of the engine at work, with one request at a time, with two, and so on to all slots, while it lasts."""
-    levels = [width for width in _WIDTHS if width < config.slots] + [config.slots]
-    first = time.monotonic()
-    each = max(began + seconds - first, 0.0) / len(levels)
-    requests = _requests(engine.info, config, seed)
+    """Steps of the engine at work, with one request at a time, with two, and so on to all slots, until a moment."""
+    levels = [width for width in _WIDTHS if width < slots] + [slots]
+    began = time.monotonic()
+    each = max(end - began, 0.0) / len(levels)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     wire = _Wire(context)
     try:
-        for number, level in enumerate(levels):
-            yield from _at_level(engine, timed, wire, level, requests, first + (number + 1) * each)
+        for number, level in enumerate(levels, 1):
+            yield from _at_level(engine, timed, wire, level, requests, began + number * each)
     finally:
         wire.close()
         context.term()
@@ -227,7 +229,7 @@ def _at_level(
         rest = max(time.monotonic() - began - timed.overhead - last.seconds, 0.0)
 
 
-def _requests(info: SequenceInfo, config: SequenceConfig, seed: int) -> Iterator[Request]:
+def _requests(info: SequenceInfo, params: SamplingParams, seed: int) -> Iterator[Request]:
     """Requests of many lengths, without end."""
     rng = random.Random(seed)
     longest = min(_LONGEST_PROMPT, max(info.max_model_len // 2, 1))
@@ -237,5 +239,5 @@ def _requests(info: SequenceInfo, config: SequenceConfig, seed: int) -> Iterator
         prompt = [rng.randrange(info.vocab_size) for _ in range(rng.randint(1, longest))]
         output = min(1 + int(rng.expovariate(1 / _MEAN_OUTPUT)), info.max_model_len - len(prompt))
         yield Request(
-            id=f"measured-{number}", prompt_ids=prompt, params=_PARAMS, max_tokens=output, arrival=time.monotonic()
+            id=f"measured-{number}", prompt_ids=prompt, params=params, max_tokens=output, arrival=time.monotonic()
         )
