@@ -8,6 +8,7 @@ from itertools import product
 import msgspec
 import zmq
 
+from chairlift.bench.recorder import RunnerAround
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams
@@ -18,7 +19,7 @@ from chairlift.engine.sequences.messages import Add
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import LEAST_SAMPLES, SequenceProfile, StepSample
 from chairlift.plan.resampler import fit_steps
-from chairlift.runners.sequences import GrammarDone, SequenceInfo, SequenceRunner
+from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 # The longest that a measurement may take, and of its time, what single shapes have; traffic has the rest.
 MOST_SECONDS = 60.0
@@ -31,34 +32,14 @@ _LONGEST_PROMPT, _MEAN_OUTPUT = 512, 32
 _PARAMS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
 
-class TimedRunner:
-    """Passes steps on to `runner`, and keeps what the last one held and took. `scheduler` comes before the first."""
+class TimedRunner(RunnerAround):
+    """Keeps what the last step held and took. `scheduler` comes before the first step of which that is wanted."""
 
     def __init__(self, runner: SequenceRunner) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.scheduler: SequenceScheduler | None = None
         self.sample: StepSample | None = None
         self.overhead = 0.0
-
-    def load(self) -> SequenceInfo:
-        """Load the runner."""
-        return self.runner.load()
-
-    def warm_up(self) -> None:
-        """Warm up the runner."""
-        self.runner.warm_up()
-
-    def find_grammar(self, grammar: str) -> object | None:
-        """Ask the runner."""
-        return self.runner.find_grammar(grammar)
-
-    def compile_grammar(self, grammar: str, done: GrammarDone) -> None:
-        """Have the runner do it."""
-        self.runner.compile_grammar(grammar, done)
-
-    def close(self) -> None:
-        """Close the runner."""
-        self.runner.close()
 
     def execute(self, step: Step) -> StepResult:
         """Run the step; the time that it takes to write down what it holds is in `overhead`."""

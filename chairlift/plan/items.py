@@ -51,7 +51,7 @@ class VirtualItems:
         self._num_calls = 0
         self._pump_due = False
         self._moment = inf
-        self._turns = _Turns(self, machine, model.name, model.weight) if shares_machine else None
+        self._turns = _InstanceTurns(self, machine, model.name, model.weight) if shares_machine else None
 
     # The front
 
@@ -180,7 +180,7 @@ class _Parts:
         self.names = names
 
 
-class _Turns:
+class _InstanceTurns:
     """When a batch may leave, where models take turns; all instances share one."""
 
     def __init__(self, model: VirtualItems, machine: VirtualMachine, name: str, weight: float) -> None:

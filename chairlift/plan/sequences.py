@@ -79,7 +79,7 @@ class VirtualSequences:
         self._reading: list[Sequence] = []
         self._kv_tokens = 0
         self._recount = False
-        self._turn = _Turn(self, machine, model.name, model.weight) if shares_machine else None
+        self._turn = _WorkerTurn(self, machine, model.name, model.weight) if shares_machine else None
 
         self._fits = partial(
             check_fits, max_model_len=longest, num_blocks=profile.num_blocks, block_size=profile.block_size
@@ -353,7 +353,7 @@ class VirtualSequences:
         self.num_unfinished -= 1
 
 
-class _Turn:
+class _WorkerTurn:
     """A worker's side of taking turns: it asks when it has work, and gives way after a step if others wait."""
 
     def __init__(self, worker: VirtualSequences, machine: VirtualMachine, name: str, weight: float) -> None:
