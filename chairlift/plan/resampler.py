@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from math import log2
 
 import numpy as np
@@ -36,7 +37,7 @@ class Resampler:
 
     def draw(self, *shape: float) -> float:
         """Return a value for a shape."""
-        key = tuple([round(_PER_OCTAVE * log2(1 + count)) for count in shape])
+        key = tuple([_bin(count) for count in shape])
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = self._near(key)
@@ -56,6 +57,11 @@ class Resampler:
         distances = np.abs(self._points - np.array(key) / _PER_OCTAVE).sum(axis=1)
         nearest = np.argsort(distances, kind="stable")[:_NEAREST]
         return [self._values[index] for index in sorted(nearest.tolist())]
+
+
+@lru_cache(maxsize=2**16)
+def _bin(count: float) -> int:
+    return round(_PER_OCTAVE * log2(1 + count))
 
 
 class StepTimes:
