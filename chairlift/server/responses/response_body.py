@@ -13,6 +13,12 @@ from chairlift.server.openai.body_types import Int, make_params
 ResponseItem = dict[str, Any]
 
 
+class TypedObject(msgspec.Struct, forbid_unknown_fields=True):
+    """Whatever says of itself what it is."""
+
+    type: str
+
+
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
     """`text.format`: the form of the answer."""
 

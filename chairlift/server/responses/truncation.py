@@ -1,13 +1,14 @@
 """Conversations that are too long for the model, without their beginning."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from chairlift.core.sequences.request import Unservable, check_fits
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import off_loop
 from chairlift.server.models.conversation import Conversation, OpenConversation
 from chairlift.server.models.reply_steps import open_named
 from chairlift.server.models.sequence_service import SequenceService
@@ -80,7 +81,10 @@ class Truncation(NamedTuple):
         return opened
 
     async def _open(self, start: int) -> OpenConversation:
-        messages = messages_of(self.instructions, _without_orphans(self.items[start:]))
+        def make() -> list[dict[str, Any]]:
+            return messages_of(self.instructions, _without_orphans(self.items[start:]))
+
+        messages = await off_loop(self.conversation.size, make)
         return await open_named(self.service, msgspec.structs.replace(self.conversation, messages=messages), NAMES)
 
 
