@@ -11,10 +11,6 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
-from chairlift.core.order import QueueOrder
-from chairlift.core.sequences.forecast import StepLimits
-from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.policy import POLICIES
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
@@ -140,10 +136,9 @@ class SequenceClient(Supervised):
         self.on_step: Callable[[EngineStats], None] | None = None
         # By whether they are background requests, so that neither take the others' places in the queue.
         self._limits = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
-        target, ageing = config.target_ttft_ms, (config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000)
-        self.shedder = LoadShedder(None if target is None else target / 1000, QueueOrder(config.order, *ageing))
+        self.shedder = config.make_shedder()
         # Without a target only from the first deadline on: most servers never see one.
-        self._sheds = target is not None
+        self._sheds = config.target_ttft_ms is not None
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
@@ -263,7 +258,7 @@ class SequenceClient(Supervised):
                 self._take_step(message)
             case Ready(info=info):
                 self.info = info
-                self.shedder.limits = self._step_limits(info)
+                self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
                 self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))
                 self._take_part()
                 self._worker.loaded()
@@ -273,14 +268,6 @@ class SequenceClient(Supervised):
                 self._member.ask(background)
             case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
                 self._member.release(again, seconds, background)
-
-    def _step_limits(self, info: SequenceInfo) -> StepLimits | None:
-        """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
-        config = self.config
-        if POLICIES[config.strategy].closes_batch:
-            return None
-        seconds = None if config.target_itl_ms is None else config.target_itl_ms / 1000
-        return StepLimits(config.slots, config.max_num_batched_tokens, info.num_blocks, info.block_size, seconds)
 
     def _take_part(self) -> None:
         """Take turns with other models from now on."""
