@@ -20,13 +20,13 @@ from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.llm import LLM
+from chairlift.loaded_model import OpenOutput, Prompt
 from chairlift.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
-from chairlift.sequence_model import OpenOutput, Prompt
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class AsyncLLM:
         """
         if named := sorted(name for name, value in others.items() if name not in _NOT_THERE or value is not None):
             raise TypeError(f"generate takes no {', '.join(named)}; leave it out")
-        model, thread, reader = self._llm.sequences, self._thread, _Reader()
+        model, thread, reader = self._llm.sequences, self._thread, _OutputReader()
         if thread.readers.setdefault(request_id, reader) is not reader:
             raise InvalidRequest(f"request_id {request_id!r} is running already; give each request its own")
         try:
@@ -157,7 +157,7 @@ class AsyncLLM:
         return partial(getattr(self._llm, method), prompts, truncate_prompt_tokens=cut, use_tqdm=False)
 
 
-class _Reader:
+class _OutputReader:
     """Whoever reads a generation, in an event loop. All methods but `call` belong to that loop."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class _ModelThread(threading.Thread):
     def __init__(self, load: Callable[[], LLM]) -> None:
         super().__init__(name="chairlift model", daemon=True)
         # By the ids that the callers gave.
-        self.readers: dict[str, _Reader] = {}
+        self.readers: dict[str, _OutputReader] = {}
         self.is_over = False
         self.error: BaseException | None = None
         self._load = load
@@ -229,7 +229,7 @@ class _ModelThread(threading.Thread):
         self._lock = threading.Lock()
         self._work: set[concurrent.futures.Future[Any]] = set()
         # Of the requests that the engine has.
-        self._routes: dict[str, tuple[_Reader, int]] = {}
+        self._routes: dict[str, tuple[_OutputReader, int]] = {}
         self._engine: Engine | None = None
 
     def load(self) -> LLM:
@@ -297,7 +297,7 @@ class _ModelThread(threading.Thread):
 
     # In the thread
 
-    def begin(self, reader: _Reader) -> None:
+    def begin(self, reader: _OutputReader) -> None:
         """Give the engine a reader's requests."""
         assert self._engine is not None
         assert reader.output is not None
@@ -339,7 +339,7 @@ class _ModelThread(threading.Thread):
                 self._inbox.get_nowait()()
 
     def _hand_over(self, updates: Iterable[SequenceUpdate]) -> None:
-        found: dict[_Reader, list[tuple[int, SequenceUpdate]]] = {}
+        found: dict[_OutputReader, list[tuple[int, SequenceUpdate]]] = {}
         for update in updates:
             reader, index = self._routes[update.id]
             found.setdefault(reader, []).append((index, update))

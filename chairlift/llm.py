@@ -11,6 +11,7 @@ from chairlift.beam_search import BeamSearchParams, beam_search
 from chairlift.core.sequences.sampling import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
+from chairlift.loaded_model import LoadedModel, OpenOutput, Prompt
 from chairlift.outputs import (
     BeamSearchOutput,
     ClassificationRequestOutput,
@@ -18,7 +19,6 @@ from chairlift.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from chairlift.sequence_model import OpenOutput, Prompt, SequenceModel
 from chairlift.text.encoding import Cut
 from chairlift.text_model import TextModel
 
@@ -39,7 +39,7 @@ class LLM:
         if settings.get("kind") == "encoder" or (Path(model).is_dir() and is_encoder(Path(model))):
             self._texts = TextModel(str(model), **{name: each for name, each in settings.items() if name != "kind"})
             return
-        self._sequences = found = SequenceModel(str(model), **settings)
+        self._sequences = found = LoadedModel(str(model), **settings)
         self.config, self.tokenizer, self.engine = found.config, found.tokenizer, found.engine
 
     def generate(
@@ -141,7 +141,7 @@ class LLM:
         return self._texts is None
 
     @property
-    def sequences(self) -> SequenceModel:
+    def sequences(self) -> LoadedModel:
         """The model that writes. Raises InvalidRequest if this is none."""
         if self._texts is not None:
             raise InvalidRequest(f"{self._texts.config.model} generates nothing: its task is {self._texts.info.task}")

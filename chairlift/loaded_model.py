@@ -28,7 +28,7 @@ _OF_SERVERS = ("model", "served_model_name", "target_ttft_ms", "background_step_
 _OF_WORKERS = ("heartbeat_timeout_s", "step_timeout_s", "tool_dialect")
 
 
-class SequenceModel:
+class LoadedModel:
     """Settings, tokenizer and engine of one model. All but `open_output` belongs to the thread that made it.
 
     Raises TypeError for a setting that there is not, UnsupportedModel or ConfigError.
