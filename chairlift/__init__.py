@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chairlift.async_llm import AsyncLLM
     from chairlift.batching import batched
     from chairlift.beam_search import BeamSearchParams
     from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BadItem",
     "BeamSearchParams",
     "ClassificationRequestOutput",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "chairlift.async_llm",
     "BadItem": "chairlift.errors",
     "BeamSearchParams": "chairlift.beam_search",
     "LLM": "chairlift.llm",

@@ -95,6 +95,7 @@ HELP = {
     "max_stored_responses": "responses kept in memory for each tenant; 0 keeps none",
     "max_stored_bytes": "bytes of all kept responses together",
     "max_background_responses": "responses in the background that a tenant may have under way; beyond it, 429",
+    "background_timeout_s": "seconds that a response in the background may take in all",
     "log_level": "how much the server and its worker say",
 }
 

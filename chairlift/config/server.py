@@ -27,7 +27,7 @@ _AT_LEAST_ONE = (
     "max_stored_bytes",
     "max_background_responses",
 )
-_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s")
+_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
@@ -87,6 +87,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * 2**20
     max_background_responses: int = 64
+    background_timeout_s: float = 86_400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:

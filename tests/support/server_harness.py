@@ -19,6 +19,7 @@ from chairlift.server.app import create_app
 from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.responses.response_store import ResponseStore
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.speech import speech_of
 from chairlift.text.tokenizer import Tokenizer
@@ -155,7 +156,9 @@ class Front:
         speech = speech_of(self.tokenizer)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
-        self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
+        self.responses = ResponseStore(config)
+        models = Models([self.service], aliases=config.model_aliases)
+        self.app = create_app(models, config, keys=self.keys, responses=self.responses)
         self.gone = asyncio.Event()
 
     async def call(
