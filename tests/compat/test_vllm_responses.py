@@ -77,7 +77,7 @@ def test_inputs_of_every_shape(server: Server) -> None:
 @covers(BASIC, "test_logprobs")
 @covers(SIMPLE, "test_streaming_logprobs")
 def test_logprobs_of_texts(server: Server) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "temperature": 0}
     found = respond(server, **asked).output[-1].content[-1].logprobs
     assert {len(each.top_logprobs) for each in found} == {3}
     deltas = [e for e in respond(server, **asked, stream=True) if e.type == "response.output_text.delta"]
