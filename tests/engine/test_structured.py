@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import llguidance
@@ -393,6 +395,18 @@ def test_grammars_that_take_long_to_compile_leave_others_their_turn(monkeypatch:
         assert done.acquire(timeout=60)
     assert results.keys() == {f"slow{number}" for number in range(4)} | {f"quick{i}" for i in range(1000, 2000)}
     assert all(isinstance(result, CompiledGrammar) for result in results.values())
+
+
+def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler, results = GrammarCompiler(Path(demo_path()), LLM_VOCAB), SimpleQueue[object]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        compiler.compile_aside('start: "a"', results.put)
+    assert "can't start new thread" in str(results.get(timeout=60))
+    compiler.compile_aside('start: "a"', results.put)
+    assert isinstance(results.get(timeout=60), CompiledGrammar)
 
 
 def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
