@@ -39,8 +39,8 @@ class AsyncLLM:
     """A model in this process for use in event loops: `async for output in AsyncLLM(folder).generate(...)`.
 
     Takes what `LLM` takes, and raises as it does. The model is loaded before this returns. Its work is done in a thread
-    of its own, so loops go on meanwhile; all generations that run at one time share batches. Methods may be called in any
-    event loop.
+    of its own, so loops go on meanwhile; all generations that run at one time share batches. Methods may be called in
+    any event loop.
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
