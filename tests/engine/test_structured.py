@@ -415,9 +415,9 @@ def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.Mon
         request = Request(id=name, prompt_ids=[5], params=SamplingParams(), max_tokens=4, arrival=0.0)
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
     llm.engine.abort(["a"])
-    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (1, [UNWANTED])
+    assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (1, [UNWANTED])
     llm.engine.abort(["b"])
-    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (0, [])
+    assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (0, [])
 
 
 @pytest.mark.processes
