@@ -26,6 +26,8 @@ from chairlift.engine.sequences.messages import (
     Abort,
     Add,
     CloseQueue,
+    Explain,
+    Explained,
     Ready,
     SequencesToFront,
     SequencesToWorker,
@@ -194,6 +196,8 @@ class SequenceWorker:
                 self.engine.abort(ids)
             case CloseQueue():
                 self.engine.close_queue()
+            case Explain(request_ids=ids):
+                self.send(Explained(self.engine.explain(set(ids))))
             case TurnGiven():
                 self._turn.given()
             case TurnAsked(live=live):
