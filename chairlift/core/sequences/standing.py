@@ -26,7 +26,8 @@ class Standing(msgspec.Struct, array_like=True):
     """Where a request is, and why: as `SequenceScheduler.explain` says it, where it gets nothing.
 
     `ahead` counts those of its queue that are before it, `more_urgent` those of them with a lower priority number.
-    `computed` are tokens of what it knows that lie in the KV cache, `tokens` are those it has generated.
+    `computed` are tokens of what it knows that lie in the KV cache, `tokens` are those it has generated; `started` is
+    when it first ran, on the scheduler's clock.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Standing(msgspec.Struct, array_like=True):
     computed: int = 0
     reason: Reason | None = None
     detail: str = ""
+    started: float | None = None
 
 
 def standings(scheduler: SequenceScheduler, wanted: Container[str]) -> list[Standing]:
@@ -59,7 +61,8 @@ def _waiting(scheduler: SequenceScheduler, sequence: Sequence, ahead: int, more_
     decision = scheduler.explain(sequence.id)
     assert decision is not None
     tokens = len(sequence.token_ids) - len(sequence.request.prompt_ids)
-    return Standing(sequence.id, state, ahead, more_urgent, tokens, 0, decision.reason, decision.detail)
+    reason, started = decision.reason, sequence.started
+    return Standing(sequence.id, state, ahead, more_urgent, tokens, 0, reason, decision.detail, started)
 
 
 def _running(scheduler: SequenceScheduler, sequence: Sequence) -> Standing:
@@ -68,6 +71,7 @@ def _running(scheduler: SequenceScheduler, sequence: Sequence) -> Standing:
         SequenceState.PREFILLING if sequence.reads_prompt else SequenceState.RUNNING,
         tokens=len(sequence.token_ids) - len(sequence.request.prompt_ids),
         computed=sequence.num_computed_tokens,
+        started=sequence.started,
     )
     decision = scheduler.explain(sequence.id)
     if decision is not None and decision.reason is not Reason.ADMITTED:

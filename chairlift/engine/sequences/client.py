@@ -57,8 +57,8 @@ class Beginning(msgspec.Struct):
 class Stream:
     """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't.
 
-    Once it has ended after its `beginning`, `steps` are those from its first token to its last, and `rows` the sum of
-    the requests in them.
+    It has `ended` at a moment of CLOCK_MONOTONIC, 0 before. Once it has, after its `beginning`, `steps` are those from
+    its first token to its last, and `rows` the sum of the requests in them.
     """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
@@ -70,6 +70,7 @@ class Stream:
         self.updates: list[SequenceUpdate] = []
         self.beginning: Beginning | None = None
         self.preemptions = self.steps = self.rows = 0
+        self.ended = 0.0
         # What others had waited for before it came, by reason.
         self.waited_before: Mapping[str, float] = {}
         self._cancel = cancel
@@ -411,7 +412,8 @@ class SequenceClient(Supervised):
             stream.rows = self._rows - stream.beginning.rows
         if self._sheds:
             self._learn_end(stream.request, reason)
-        self._limits[stream.request.background].ended(time.monotonic())
+        stream.ended = time.monotonic()
+        self._limits[stream.request.background].ended(stream.ended)
         if not self._streams:
             self._idle.set()
 

@@ -1,0 +1,194 @@
+"""What is told of the sequences of a language model: the worker is asked where they are, and only when somebody asks."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.decision import Reason
+from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.standing import SequenceState, Standing
+from chairlift.server.models.request_log import EndedRequest, Viewer
+from chairlift.server.models.request_view import (
+    MOST_NAMED,
+    WHY_WAITING,
+    AheadView,
+    HintView,
+    PhasesView,
+    RequestView,
+    created_at,
+    ended_view,
+    predicted,
+    request_of,
+    without_others,
+)
+from chairlift.server.models.sequence_service import Sample, SequenceService
+
+# So many of a viewer's own sequences are looked for among those that are ahead of another.
+_MOST_OWN = 256
+_WAITING = (SequenceState.WAITING, SequenceState.PREEMPTED)
+# What would have saved less than this, in seconds and as a share of the whole, is not worth a word.
+_LEAST_S, _LEAST_SHARE = 0.05, 0.05
+
+
+async def live_views(service: SequenceService, viewer: Viewer, samples: Sequence[Sample]) -> list[RequestView]:
+    """What is told of sequences that have not ended."""
+    mine = {sample.stream.request.id: sample for sample in islice(service.log.live_of(viewer), _MOST_OWN)}
+    mine |= {sample.stream.request.id: sample for sample in samples}
+    ids = [sample.stream.request.id for sample in samples]
+    waiting = [request_id for request_id, sample in mine.items() if not sample.stream.started]
+    found = await service.client.explain(dict.fromkeys((*ids, *waiting)))
+    foreseen = service.client.foresee(ids)
+    now = time.monotonic()
+    queues = {background: _in_line(mine, found, background) for background in (False, True)}
+    views = []
+    for request_id, sample in zip(ids, samples, strict=True):
+        view = _live_view(service, sample, found.get(request_id), mine, now)
+        view.predicted = predicted(foreseen.get(request_id), now)
+        if view.position is not None:
+            view.ahead = _ahead(found[request_id], queues[view.background])
+        views.append(view)
+    return views
+
+
+def _in_line(mine: Mapping[str, Sample], found: Mapping[str, Standing], background: bool) -> list[tuple[int, str]]:
+    """A viewer's own sequences in one of the two queues: how many are ahead of each, and its id."""
+    return sorted(
+        (standing.ahead, request_id)
+        for request_id, sample in mine.items()
+        if sample.stream.request.background is background
+        and (standing := found.get(request_id)) is not None
+        and standing.state in _WAITING
+    )
+
+
+def _ahead(standing: Standing, queue: list[tuple[int, str]]) -> AheadView:
+    own = [request_id for _, request_id in queue[: bisect_left(queue, (standing.ahead, ""))]]
+    return AheadView(standing.ahead, own[:MOST_NAMED], standing.ahead - len(own), standing.more_urgent)
+
+
+def _live_view(
+    service: SequenceService, sample: Sample, standing: Standing | None, mine: Mapping[str, Sample], now: float
+) -> RequestView:
+    """A sequence as far as it is known where it is."""
+    stream, request = sample.stream, sample.stream.request
+    state, why = _state(sample, standing)
+    waits = standing is not None and standing.state in _WAITING
+    began = stream.beginning
+    return RequestView(
+        id=request.id,
+        request=request_of(request.id),
+        model=service.name,
+        kind="sequence",
+        state=state,
+        why=why,
+        reason=standing.reason if standing else None,
+        detail=without_others(standing.detail, mine) if standing and standing.detail else None,
+        background=request.background,
+        priority=request.priority,
+        created=created_at(request.arrival, now),
+        position=standing.ahead + 1 if standing is not None and waits else None,
+        prompt_tokens=len(request.prompt_ids),
+        cached_tokens=began.num_cached_tokens if began and service.config.show_cached_tokens else None,
+        tokens=max(sample.num_tokens, standing.tokens if standing else 0),
+        phases=_phases(sample, standing, now),
+        preemptions=stream.preemptions,
+    )
+
+
+def _state(sample: Sample, standing: Standing | None) -> tuple[str, str]:
+    """Where it is, in one word and in some."""
+    stream = sample.stream
+    if stream.done:
+        return "delivering", "it is computed, and its client has yet to read the rest"
+    if standing is None:
+        state = SequenceState.RUNNING if stream.started else SequenceState.WAITING
+        return state, "the model has not said where it is: a long step runs; ask again"
+    if standing.state is SequenceState.PREPARING:
+        return standing.state, "the form that its answer must have is compiled; then it joins the queue"
+    if standing.state is SequenceState.PREFILLING:
+        prompt = len(stream.request.prompt_ids)
+        return standing.state, f"its prompt is read: {standing.computed} of {prompt + standing.tokens} tokens"
+    if standing.state is SequenceState.RUNNING:
+        return standing.state, "it is being answered"
+    why = WHY_WAITING.get(standing.reason or "", "it has just come")
+    if standing.state is SequenceState.PREEMPTED:
+        why = f"it gave up its place to a more urgent one, and is computed anew later; {why}"
+    return standing.state, why
+
+
+def _phases(sample: Sample, standing: Standing | None, now: float) -> PhasesView:
+    arrival, began = sample.arrival, sample.stream.beginning
+    if began is not None:
+        queued, prefill = began.scheduled - arrival, began.first_token - began.scheduled
+        decode = (sample.stream.ended or now) - began.first_token
+        return PhasesView(round(max(queued, 0.0), 4), round(prefill, 4), round(decode, 4), total_s=round(now - arrival, 4))
+    started = standing.started if standing else None
+    queued = (now if started is None else started) - arrival
+    prefilling = None if started is None else round(now - started, 4)
+    return PhasesView(round(max(queued, 0.0), 4), prefilling, total_s=round(now - arrival, 4))
+
+
+def ended_views(service: SequenceService, ended: Iterable[EndedRequest]) -> list[RequestView]:
+    """What is told of sequences that have ended."""
+    show_cached = service.config.show_cached_tokens
+    views = []
+    for each in ended:
+        view = ended_view(each, service.name, "sequence", show_cached)
+        view.faster = _hints(each, service.client.config, show_cached)
+        views.append(view)
+    return views
+
+
+# What would have made it faster
+
+
+def _hints(ended: EndedRequest, config: SequenceConfig, show_cached: bool) -> list[HintView]:
+    """What its own times say, the most important first; of times too short to matter nothing."""
+    least = max(_LEAST_S, _LEAST_SHARE * (ended.total_s or 0.0))
+    hints = []
+    queued = ended.queued_s or 0.0
+    for reason, waited in ended.waits.items():
+        seconds = min(waited, queued)
+        if seconds >= least and (hint := _hint_of_wait(reason, seconds, config)) is not None:
+            hints.append(hint)
+    if show_cached and (hint := _hint_of_prompt(ended, config, least)) is not None:
+        hints.append(hint)
+    hints.sort(key=lambda hint: -(hint.seconds or 0.0))
+    if ended.preemptions:
+        text = f"it gave up its KV memory {ended.preemptions} times, and what it had was computed anew each time"
+        hints.append(HintView("kv_cache_gb", None, f"{text}; with more of that it would have kept it"))
+    return hints
+
+
+def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintView | None:
+    """What a wait came from; None for one that no setting mends."""
+    waited, policy = f"it waited {seconds:.2f} s", POLICIES[config.strategy]
+    continuous = 'with strategy = "continuous" it would have joined those that ran'
+    hints = {
+        Reason.BLOCKS: ("kv_cache_gb", "for room in the KV cache: with more of that it would have started sooner"),
+        Reason.TOKENS: ("max_num_batched_tokens", "for steps whose tokens were given to those before it"),
+        Reason.ITL: ("target_itl_ms", "since a prompt would have slowed those that ran beyond the target"),
+        Reason.WINDOW: ("max_wait_ms", "for company: with a shorter window it would have left sooner"),
+        Reason.BATCH: ("batch_size", "for company: a smaller batch, or the dynamic strategy, would have left sooner"),
+        Reason.SLOTS: ("strategy", f"until those that ran had ended: {continuous}"),
+    }
+    if policy.slots_setting is not None and not policy.closes_batch:
+        more = f"for one of {config.slots} places: with more it would have started sooner, if the machine can carry them"
+        hints[Reason.SLOTS] = (policy.slots_setting, more)
+    found = next((hint for known, hint in hints.items() if known == reason), None)
+    return None if found is None else HintView(found[0], round(seconds, 4), f"{waited} {found[1]}")
+
+
+def _hint_of_prompt(ended: EndedRequest, config: SequenceConfig, least: float) -> HintView | None:
+    """What reading the prompt took, where much of it was not in the prefix cache."""
+    prompt, seconds = ended.prompt_tokens or 0, ended.prefill_s or 0.0
+    missing = prompt - (ended.cached_tokens or 0)
+    if seconds < least or missing < 2 * config.block_size:
+        return None
+    text = f"its prompt took {seconds:.2f} s: {missing} of {prompt} tokens were not in the prefix cache"
+    if not config.enable_prefix_caching:
+        return HintView("enable_prefix_caching", round(seconds, 4), f"{text}, which is off")
+    advice = "prompts that begin with the same text, word for word, have that part computed once"
+    return HintView(None, round(seconds, 4), f"{text}; {advice}")
