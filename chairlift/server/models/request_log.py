@@ -101,10 +101,10 @@ class RequestLog(Generic[LiveT]):
 
     def ended_of(self, viewer: Viewer) -> Iterator[EndedRequest]:
         """What is still kept of those that a viewer may see, the last that ended first."""
-        lines = [self.ended.get(name, ()) for name in (self.ended if viewer.sees_all else [viewer.name])]
+        names = self.ended if viewer.sees_all else [viewer.name]
+        lines = [reversed(self.ended[name]) for name in names if name in self.ended]
         since = time.monotonic() - KEPT_S
-        newest = heapq.merge(*map(reversed, lines), key=_ended, reverse=True)  # type: ignore[arg-type]
-        return takewhile(lambda each: each.ended >= since, newest)
+        return takewhile(lambda each: each.ended >= since, heapq.merge(*lines, key=_ended, reverse=True))
 
     def find_ended(self, viewer: Viewer, request_id: str) -> list[EndedRequest]:
         """What is kept of the one of this id, or of all parts of a request."""

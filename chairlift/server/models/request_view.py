@@ -5,7 +5,6 @@ from collections.abc import Container
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.overload import Foreseen, ForeseenMoment
@@ -89,7 +88,6 @@ class RequestView(msgspec.Struct, kw_only=True):
     preemptions: int | None = None
     items: int | None = None
     faster: list[HintView] = []
-    tenant: str | None | UnsetType = UNSET
 
 
 WHY_WAITING: dict[str, str] = {
@@ -129,7 +127,12 @@ def predicted(foreseen: Foreseen | None, now: float) -> PredictedView | None:
 def _moment(moment: ForeseenMoment | None, now: float) -> MomentView | None:
     if moment is None:
         return None
-    return MomentView(*(None if each is None else round(max(each - now, 0.0), 4) for each in moment))  # type: ignore[arg-type]
+    early, late = (None if each is None else _until(each, now) for each in (moment.early, moment.late))
+    return MomentView(_until(moment.expected, now), early, late)
+
+
+def _until(moment: float, now: float) -> float:
+    return round(max(moment - now, 0.0), 4)
 
 
 def ended_view(ended: EndedRequest, model: str, kind: Literal["sequence", "item"], show_cached: bool) -> RequestView:

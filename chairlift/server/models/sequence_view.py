@@ -177,7 +177,7 @@ def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintVi
     if policy.slots_setting is not None and not policy.closes_batch:
         more = f"for one of {config.slots} places: with more it would have started sooner, if the machine can carry them"
         hints[Reason.SLOTS] = (policy.slots_setting, more)
-    found = next((hint for known, hint in hints.items() if known == reason), None)
+    found = hints.get(Reason(reason))
     return None if found is None else HintView(found[0], round(seconds, 4), f"{waited} {found[1]}")
 
 
