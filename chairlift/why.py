@@ -139,7 +139,8 @@ def words(part: Part) -> list[str]:
         setting = f" ({hint['setting']})" if hint["setting"] else ""
         rows.append(("faster", f"{hint['text']}{setting}"))
     width = max(len(name) for name, _ in rows)
-    return [f"{part['id']} on {model}: {state}{background}{place}", *(f"  {name:{width}}  {text}" for name, text in rows)]
+    lines = [f"  {name:{width}}  {text}" for name, text in rows]
+    return [f"{part['id']} on {model}: {state}{background}{place}", *lines]
 
 
 def _ahead(ahead: Mapping[str, Any]) -> str:

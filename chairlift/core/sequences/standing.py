@@ -58,11 +58,13 @@ def standings(scheduler: SequenceScheduler, wanted: Container[str]) -> list[Stan
 
 def _waiting(scheduler: SequenceScheduler, sequence: Sequence, ahead: int, more_urgent: int) -> Standing:
     state = SequenceState.WAITING if sequence.started is None else SequenceState.PREEMPTED
-    decision = scheduler.explain(sequence.id)
-    assert decision is not None
     tokens = len(sequence.token_ids) - len(sequence.request.prompt_ids)
-    reason, started = decision.reason, sequence.started
-    return Standing(sequence.id, state, ahead, more_urgent, tokens, 0, reason, decision.detail, started)
+    made = Standing(sequence.id, state, ahead, more_urgent, tokens, started=sequence.started)
+    decided = scheduler.background.decision if sequence.request.background else scheduler.waiting_decision
+    decision = scheduler.explain(sequence.id)
+    if decided is not None and decision is not None:
+        made.reason, made.detail = decision.reason, decision.detail
+    return made
 
 
 def _running(scheduler: SequenceScheduler, sequence: Sequence) -> Standing:

@@ -270,7 +270,7 @@ class SequenceClient(Supervised):
 
     async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
         """Ask the worker where requests are, and why. Those are missing of which it does not say so in time."""
-        if self.state != "ready" or not self._worker.connected:
+        if not self._worker.connected:
             return {}
         return await self._inquiry.ask(request_ids)
 

@@ -48,7 +48,7 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
         decision, ahead = scheduler.explain(item.id), scheduler.ahead(item.id)
         runs = decision is not None and decision.reason is Reason.ADMITTED
         waits = WHY_WAITING.get(decision.reason, "") if decision is not None else "it has just come"
-        waited = None if runs else round(now - item.arrival, 4)
+        waited = None if runs else now - item.arrival
         view = RequestView(
             id=item.id,
             request=item.id,
@@ -61,7 +61,7 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
             background=item.background,
             priority=item.priority,
             created=created_at(item.arrival, now),
-            phases=PhasesView(queued_s=waited, total_s=round(now - item.arrival, 4)),
+            phases=PhasesView(queued_s=waited, total_s=now - item.arrival).rounded(),
             items=1,
         )
         if ahead is not None:

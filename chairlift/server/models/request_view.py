@@ -52,6 +52,11 @@ class PhasesView(msgspec.Struct, omit_defaults=True):
     run_s: float | None = None
     total_s: float | None = None
 
+    def rounded(self) -> "PhasesView":
+        """The same, to a tenth of a millisecond."""
+        times = (self.queued_s, self.prefill_s, self.decode_s, self.run_s, self.total_s)
+        return PhasesView(*(None if each is None else round(each, 4) for each in times))
+
 
 class HintView(msgspec.Struct):
     """What would have made a request faster, by up to so many seconds, and the setting that it takes, if any."""
@@ -138,7 +143,6 @@ def _until(moment: float, now: float) -> float:
 def ended_view(ended: EndedRequest, model: str, kind: Literal["sequence", "item"], show_cached: bool) -> RequestView:
     """A request that has ended."""
     now = time.monotonic()
-    times = (ended.queued_s, ended.prefill_s, ended.decode_s, ended.run_s, ended.total_s)
     return RequestView(
         id=ended.id,
         request=request_of(ended.id),
@@ -153,7 +157,7 @@ def ended_view(ended: EndedRequest, model: str, kind: Literal["sequence", "item"
         prompt_tokens=ended.prompt_tokens,
         cached_tokens=ended.cached_tokens if show_cached else None,
         tokens=ended.tokens,
-        phases=PhasesView(*(None if each is None else round(each, 4) for each in times)),
+        phases=PhasesView(ended.queued_s, ended.prefill_s, ended.decode_s, ended.run_s, ended.total_s).rounded(),
         steps=ended.steps,
         mean_batch=None if ended.mean_batch is None else round(ended.mean_batch, 2),
         preemptions=ended.preemptions,

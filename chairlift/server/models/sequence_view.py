@@ -1,4 +1,4 @@
-"""What is told of the sequences of a language model: the worker is asked where they are, and only when somebody asks."""
+"""What is told of the sequences of a language model. Its worker is asked where they are, when somebody wants to know."""
 
 import time
 from bisect import bisect_left
@@ -112,22 +112,26 @@ def _state(sample: Sample, standing: Standing | None) -> tuple[str, str]:
         return standing.state, f"its prompt is read: {standing.computed} of {prompt + standing.tokens} tokens"
     if standing.state is SequenceState.RUNNING:
         return standing.state, "it is being answered"
-    why = WHY_WAITING.get(standing.reason or "", "it has just come")
+    just_come = standing.detail or "it has just come"
+    why = just_come if standing.reason is None else WHY_WAITING.get(standing.reason, just_come)
     if standing.state is SequenceState.PREEMPTED:
         why = f"it gave up its place to a more urgent one, and is computed anew later; {why}"
     return standing.state, why
 
 
 def _phases(sample: Sample, standing: Standing | None, now: float) -> PhasesView:
+    """What its phases have taken so far."""
     arrival, began = sample.arrival, sample.stream.beginning
     if began is not None:
-        queued, prefill = began.scheduled - arrival, began.first_token - began.scheduled
-        decode = (sample.stream.ended or now) - began.first_token
-        return PhasesView(round(max(queued, 0.0), 4), round(prefill, 4), round(decode, 4), total_s=round(now - arrival, 4))
-    started = standing.started if standing else None
-    queued = (now if started is None else started) - arrival
-    prefilling = None if started is None else round(now - started, 4)
-    return PhasesView(round(max(queued, 0.0), 4), prefilling, total_s=round(now - arrival, 4))
+        phases = PhasesView(prefill_s=began.first_token - began.scheduled)
+        phases.queued_s = max(began.scheduled - arrival, 0.0)
+        phases.decode_s = (sample.stream.ended or now) - began.first_token
+    elif standing is not None and standing.started is not None:
+        phases = PhasesView(queued_s=max(standing.started - arrival, 0.0), prefill_s=now - standing.started)
+    else:
+        phases = PhasesView(queued_s=now - arrival)
+    phases.total_s = now - arrival
+    return phases.rounded()
 
 
 def ended_views(service: SequenceService, ended: Iterable[EndedRequest]) -> list[RequestView]:
@@ -175,7 +179,7 @@ def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintVi
         Reason.SLOTS: ("strategy", f"until those that ran had ended: {continuous}"),
     }
     if policy.slots_setting is not None and not policy.closes_batch:
-        more = f"for one of {config.slots} places: with more it would have started sooner, if the machine can carry them"
+        more = f"for one of {config.slots} places: with more it would have begun sooner, if the machine can carry them"
         hints[Reason.SLOTS] = (policy.slots_setting, more)
     found = hints.get(Reason(reason))
     return None if found is None else HintView(found[0], round(seconds, 4), f"{waited} {found[1]}")
