@@ -168,8 +168,8 @@ class Front:
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
         self.responses = ResponseStore(config)
-        models = Models([self.service], aliases=config.model_aliases)
-        self.app = create_app(models, config, keys=self.keys, responses=self.responses)
+        self.models = Models([self.service], aliases=config.model_aliases)
+        self.app = create_app(self.models, config, keys=self.keys, responses=self.responses)
         self.gone = asyncio.Event()
 
     async def call(
