@@ -92,7 +92,7 @@ def follow(
 def table(found: Mapping[str, Any], width: int | None) -> list[str]:
     """The live requests as lines, each as wide as the terminal at most."""
     parts: Sequence[Part] = found["data"]
-    rows = [_COLUMNS, *(_row(part) for part in parts)]
+    rows: list[tuple[str, ...]] = [_COLUMNS, *(_row(part) for part in parts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     states: dict[str, int] = {}
     for part in parts:

@@ -402,6 +402,7 @@ def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.Mon
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
     llm.engine.abort(["a"])
     assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (1, [UNWANTED])
+    assert llm.engine.explain({"a", "b"}) == [Standing("b", SequenceState.PREPARING)]
     llm.engine.abort(["b"])
     assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (0, [])
 

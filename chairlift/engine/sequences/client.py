@@ -367,8 +367,8 @@ class SequenceClient(Supervised):
         self._waits_until = now
 
     def _begin(self, stream: Stream, update: SequenceUpdate, now: float) -> None:
-        """Keep how a request began; one that failed before it ran did not."""
-        if update.first_scheduled:
+        """Keep how a request began, unless it failed at once."""
+        if update.finish_reason not in (FinishReason.ERROR, FinishReason.INVALID):
             before, stats = stream.waited_before, self.stats
             waits = {reason: seconds - before.get(reason, 0.0) for reason, seconds in self._waits.items()}
             stream.beginning = Beginning(

@@ -44,10 +44,13 @@ async def live_views(service: SequenceService, viewer: Viewer, samples: Sequence
     queues = {background: _in_line(mine, found, background) for background in (False, True)}
     views = []
     for request_id, sample in zip(ids, samples, strict=True):
-        view = _live_view(service, sample, found.get(request_id), mine, now)
+        standing = found.get(request_id)
+        view = _live_view(service, sample, standing, mine, now)
         view.predicted = predicted(foreseen.get(request_id), now)
-        if view.position is not None:
-            view.ahead = _ahead(found[request_id], queues[view.background])
+        if standing is not None and standing.state in _WAITING:
+            view.position, view.ahead = standing.ahead + 1, _ahead(standing, queues[view.background])
+        elif standing is not None and view.predicted is not None:
+            view.predicted.start = None  # it has begun
         views.append(view)
     return views
 
@@ -74,7 +77,6 @@ def _live_view(
     """A sequence as far as it is known where it is."""
     stream, request = sample.stream, sample.stream.request
     state, why = _state(sample, standing)
-    waits = standing is not None and standing.state in _WAITING
     began = stream.beginning
     return RequestView(
         id=request.id,
@@ -88,7 +90,6 @@ def _live_view(
         background=request.background,
         priority=request.priority,
         created=created_at(request.arrival, now),
-        position=standing.ahead + 1 if standing is not None and waits else None,
         prompt_tokens=len(request.prompt_ids),
         cached_tokens=began.num_cached_tokens if began and service.config.show_cached_tokens else None,
         tokens=max(sample.num_tokens, standing.tokens if standing else 0),
