@@ -18,6 +18,7 @@ import pytest
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput

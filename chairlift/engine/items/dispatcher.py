@@ -163,7 +163,8 @@ class Dispatcher:
     ) -> asyncio.Future[Answer]:
         """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
 
-        Its id begins with `id_prefix`, and it is among the `items_of` its `owner`. `on_part` hears of the parts of a streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
+        Its id begins with `id_prefix`, and it is among the `items_of` its `owner`. `on_part` hears of the parts of a
+        streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
         may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
         """
         if self._refusal is not None:

@@ -1,4 +1,4 @@
-"""What is told of the sequences of a language model. Its worker is asked where they are, when somebody wants to know."""
+"""What is told of the sequences of a language model; its worker is asked where they are, if somebody wants to know."""
 
 import time
 from bisect import bisect_left
