@@ -239,17 +239,20 @@ class LoadShedder:
             return {}
         forecast = self._of_running(now)
         found: dict[str, Foreseen] = {}
-        waiting = set[str]()
+        waiting: set[str] = set()
         for request_id in request_ids:
             live = self._live.get(request_id)
-            if live is None or live.since is None:
-                waiting.add(request_id)
-            else:
+            if live is not None and live.since is not None:
                 end = self._foreseen_end(live, ForeseenMoment(now, now, now), forecast.pace, self._made(live))
                 found[request_id] = Foreseen(end=end)
-        for live in self._waiting[: _MOST_FORESEEN if waiting else 0]:
+            elif live is not None:
+                waiting.add(request_id)
+        for live in self._waiting[:_MOST_FORESEEN]:
+            if not waiting:
+                break
             expected = self._admit(forecast, live)
             if live.request.id in waiting:
+                waiting.remove(live.request.id)
                 found[live.request.id] = self._foreseen(live, expected, now)
         return found
 
