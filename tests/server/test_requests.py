@@ -347,8 +347,9 @@ def test_items_wait_and_run_and_end(keys: str) -> None:
         service, dispatcher = function()
         front = Front(api_keys=keys)
         front.models.add(service)
-        dispatcher.held = True
         path = "/v1/models/function:predict"
+        await front.post(path, {"instances": [0]}, headers=bearer("root"))
+        dispatcher.held = True
 
         def ask(name: str) -> asyncio.Task[Answer]:
             return asyncio.create_task(front.post(path, {"instances": [1]}, headers=bearer(name)))
@@ -362,6 +363,8 @@ def test_items_wait_and_run_and_end(keys: str) -> None:
         assert (last["state"], last["position"]) == ("waiting", 2)
         assert last["ahead"] == {"count": 1, "own": [], "others": 1, "more_urgent": None}
         assert last["reason"] == "waiting_for_slots"
+        assert first["predicted"]["start"] is None
+        assert first["predicted"]["end"]["in_s"] <= last["predicted"]["start"]["in_s"] < last["predicted"]["end"]["in_s"]
         (other,) = (await get(front, name="bob")).json()["data"]
         assert (await get(front, f"/{last['id']}", "bob")).status == 404
         assert (await get(front, f"/{last['id']}", "alice")).json()["parts"][0]["id"] == last["id"]

@@ -7,6 +7,8 @@ from itertools import islice
 
 from chairlift.core.decision import Reason
 from chairlift.core.items.item import Item
+from chairlift.core.items.scheduler import ItemScheduler
+from chairlift.core.sequences.overload import Foreseen, ForeseenMoment
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.request_view import (
@@ -17,6 +19,7 @@ from chairlift.server.models.request_view import (
     RequestView,
     created_at,
     ended_view,
+    predicted,
 )
 
 # So many of a viewer's own items are looked for among those that are ahead of another.
@@ -67,6 +70,7 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
         if ahead is not None:
             own = [item_id for _, item_id in queue[: bisect_left(queue, (ahead, ""))]]
             view.position, view.ahead = ahead + 1, AheadView(ahead, own[:MOST_NAMED], ahead - len(own), None)
+        view.predicted = predicted(_foreseen(scheduler, item, ahead, now), now)
         views.append(view)
     return views
 
@@ -74,3 +78,22 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
 def ended_items(service: ItemService, ended: Iterable[EndedRequest]) -> list[RequestView]:
     """What is told of requests for items that have ended."""
     return [ended_view(each, service.name, "item", show_cached=True) for each in ended]
+
+
+def _foreseen(scheduler: ItemScheduler, item: Item, ahead: int | None, now: float) -> Foreseen | None:
+    """When an item should be computed, from the calls that were timed; None before there were any.
+
+    Nor is it known of one that waits for company, or in the background.
+    """
+    instances, cost = scheduler.instances, scheduler.instances.quickest()
+    if cost.seconds(item.size) <= 0:
+        return None
+    batches = (batch for each in instances.values() for batch in (each.batch, each.following) if batch is not None)
+    for batch in batches:
+        if item in batch.items:
+            return Foreseen(end=ForeseenMoment(batch.started + batch.predicted))
+    if ahead is None or scheduler.has_free:
+        return None
+    before = scheduler.queue_seconds() * ahead / scheduler.num_waiting
+    start = instances.next_free(now) + before
+    return Foreseen(ForeseenMoment(start), end=ForeseenMoment(start + cost.seconds(item.size)))
