@@ -364,7 +364,8 @@ def test_items_wait_and_run_and_end(keys: str) -> None:
         assert last["ahead"] == {"count": 1, "own": [], "others": 1, "more_urgent": None}
         assert last["reason"] == "waiting_for_slots"
         assert first["predicted"]["start"] is None
-        assert first["predicted"]["end"]["in_s"] <= last["predicted"]["start"]["in_s"] < last["predicted"]["end"]["in_s"]
+        ends, starts = (each["predicted"][name]["in_s"] for each, name in ((first, "end"), (last, "start")))
+        assert ends <= starts < last["predicted"]["end"]["in_s"]
         (other,) = (await get(front, name="bob")).json()["data"]
         assert (await get(front, f"/{last['id']}", "bob")).status == 404
         assert (await get(front, f"/{last['id']}", "alice")).json()["parts"][0]["id"] == last["id"]
