@@ -257,9 +257,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Requests under way, or that ended lately: where they are and why",
         query=request_routes.LIST_QUERY,
     ),
-    _server(
-        "GET", "/v1/requests/{request}", request_routes.show_request, "Why a request waits, or what became of it"
-    ),
+    _server("GET", "/v1/requests/{request}", request_routes.show_request, "Why a request waits, or what became of it"),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),

@@ -287,7 +287,7 @@ def test_lengths_give_the_end_of_a_running_request_a_band() -> None:
     (name,) = front.come(60, stop_ids=frozenset({1}))
     front.start(name)
     end = front.shedder.foresee([name], front.now)[name].end
-    assert end is not None and end.early is not None and end.late is not None
+    assert None not in end
     assert front.now < end.early < end.expected < end.late < front.now + 6.0
 
 
@@ -307,10 +307,9 @@ def test_a_band_follows_what_came_of_what_was_told() -> None:
         front.start(name)
         names.append(name)
         front.step(waiting=0)
-    assert told.early is not None and told.late is not None
     (name,) = front.come(31)
     told = front.shedder.foresee([name], front.now)[name].first
-    assert told is not None and told.early is not None and told.late is not None
+    assert None not in told
     assert told.early <= told.expected <= told.late
     assert 1.4 < (told.late - front.now) / (told.early - front.now) < 3.0
 

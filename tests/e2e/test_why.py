@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
     (part,) = server.http.get(f"/v1/requests/{told['id']}").json()["parts"]
     assert (part["state"], part["finish_reason"], part["tokens"], part["preemptions"]) == ("ended", "length", 200, 0)
     phases = part["phases"]
-    assert phases["queued_s"] > 0 and phases["prefill_s"] > 0 and phases["decode_s"] > 0
+    assert all(phases[name] > 0 for name in ("queued_s", "prefill_s", "decode_s"))
     parts = sum(phases[name] for name in ("queued_s", "prefill_s", "decode_s"))
     assert parts == pytest.approx(phases["total_s"], abs=0.01)
     assert (part["steps"], part["mean_batch"]) == (200, 1)

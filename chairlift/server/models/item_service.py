@@ -200,9 +200,7 @@ class ItemService:
             return self.dispatcher.limits.default_timeout
         return terms.timeout
 
-    def failed(
-        self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, tenant: Tenant | None
-    ) -> None:
+    def failed(self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, tenant: Tenant | None) -> None:
         """Count a request that failed, and let nothing more come of it."""
         reason = self.metrics.on_failure(error)
         if futures and isinstance(futures[0], Ticket):

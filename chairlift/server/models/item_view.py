@@ -45,10 +45,10 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
     """What is told of items that have not ended."""
     scheduler, now = service.dispatcher.scheduler, time.monotonic()
     mine = islice(live_items(service, viewer), _MOST_OWN)
-    queue = sorted((ahead, item.id) for item in mine if (ahead := scheduler.ahead(item.id)) is not None)
+    queue = sorted((ahead, item.id) for item in mine if (ahead := scheduler.num_ahead(item.id)) is not None)
     views = []
     for item in items:
-        decision, ahead = scheduler.explain(item.id), scheduler.ahead(item.id)
+        decision, ahead = scheduler.explain(item.id), scheduler.num_ahead(item.id)
         runs = decision is not None and decision.reason is Reason.ADMITTED
         waits = WHY_WAITING.get(decision.reason, "") if decision is not None else "it has just come"
         waited = None if runs else now - item.arrival
