@@ -41,7 +41,8 @@ ARROWS = {
     "server": "bodies chairlift config core engine errors folders jobs logs runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors",
-    "cli": "bench chairlift config demo errors run server terminal",
+    "why": "errors terminal",
+    "cli": "bench chairlift config demo errors run server terminal why",
 }
 
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.

@@ -126,6 +126,19 @@ def test_preemption_does_not_change_the_answer(strategy: str, alone: dict[str, l
     assert engine.scheduler.num_preemptions > 0
 
 
+def test_whoever_gives_way_is_named_with_the_step() -> None:
+    settings = config(**TIGHT)
+    engine = Engine(settings, DecoderRunner(settings))
+    for job in requests():
+        engine.add(job)
+    named = 0
+    while engine.num_unfinished:
+        output = engine.step()
+        assert output is not None
+        named += len(output.preempted)
+    assert named == engine.scheduler.num_preemptions > 0
+
+
 def test_seeded_sampling_survives_preemption_and_company() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=None, logprobs=2)
     jobs = requests(params=params)

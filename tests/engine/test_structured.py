@@ -20,6 +20,7 @@ import pytest
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
@@ -416,6 +417,7 @@ def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.Mon
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
     llm.engine.abort(["a"])
     assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (1, [UNWANTED])
+    assert llm.engine.explain({"a", "b"}) == [Standing("b", SequenceState.PREPARING)]
     llm.engine.abort(["b"])
     assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (0, [])
 

@@ -89,6 +89,11 @@ class WaitingItems:
         """Return who waits under this id. Raises KeyError."""
         return self._by_id[item_id]
 
+    def num_ahead(self, item_id: str) -> int:
+        """Return how many are more urgent than one who waits, of all shapes. Raises KeyError."""
+        rank = self._by_id[item_id].rank
+        return sum(bisect_left(queue.waiting, rank, key=_rank) for queue in self.queues.values())
+
     def push(self, item: Item) -> None:
         """Join the queue of its shape."""
         self._serial = serial = self._serial + 1

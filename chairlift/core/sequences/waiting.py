@@ -64,6 +64,10 @@ class WaitingQueue(Generic[R]):
         self._bury()
         return self._living.pop(heapq.heappop(self._ranks)[1])
 
+    def in_order(self) -> list[R]:
+        """Return all who wait, most urgent first, in O(n log n)."""
+        return sorted(self._living.values(), key=lambda entry: entry.rank)
+
     def remove(self, entry: R) -> None:
         """Take an entry out of the queue, wherever it stands. Raises KeyError if it is not in it."""
         del self._living[entry.rank[1]]

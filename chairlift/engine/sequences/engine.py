@@ -2,14 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from queue import SimpleQueue
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import CostModel
+from chairlift.core.decision import Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
+from chairlift.core.sequences.standing import SequenceState, Standing, standings
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
@@ -112,6 +114,12 @@ class Engine:
     def num_unprepared(self) -> int:
         """Requests that wait for their grammar to be compiled."""
         return sum(map(len, self._unprepared.values()))
+
+    def explain(self, request_ids: Collection[str]) -> list[Standing]:
+        """Say where those of these requests are that are here, and why."""
+        found = standings(self.scheduler, request_ids)
+        unprepared = (request.id for waiting in self._unprepared.values() for request in waiting)
+        return found + [Standing(each, SequenceState.PREPARING) for each in unprepared if each in request_ids]
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; ids that are not here (any more) are passed over."""
@@ -219,7 +227,8 @@ class Engine:
         stats.step_requests = len(step.num_tokens)
         stats.step_tokens = step.total_tokens
         stats.step_seconds = self.clock() - started
-        return StepOutput(updates, stats)
+        preempted = [each.request_id for each in step.decisions if each.reason is Reason.PREEMPTED]
+        return StepOutput(updates, stats, preempted)
 
     def _update(self, request_id: str, tokens: list[int], end: Finished | None, result: StepResult) -> SequenceUpdate:
         progress = self._progress[request_id]

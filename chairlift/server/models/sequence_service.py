@@ -3,17 +3,19 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from chairlift import __version__
+from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.overload import LoadShedder
+from chairlift.core.sequences.overload import Foreseen, LoadShedder
 from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams, check_stop
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
@@ -21,6 +23,7 @@ from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
+from chairlift.server.models.request_log import EndedRequest, RequestLog
 from chairlift.text.output import TextStream, stop_automaton
 from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
@@ -33,6 +36,7 @@ _MOST_SALT = 64
 class SequenceClientView(Protocol):
     """The part of SequenceClient that the routes use."""
 
+    config: SequenceConfig
     info: SequenceInfo | None
     stats: EngineStats
     shedder: LoadShedder
@@ -59,6 +63,12 @@ class SequenceClientView(Protocol):
 
     def submit(self, *requests: Request, group: Hashable = None, timeout: float | None = None) -> list[Stream]:
         """Queue requests, all or none."""
+
+    async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
+        """Say where those of these requests are of which that is known."""
+
+    def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
+        """Say when they are expected to begin and end, as far as anything is known."""
 
 
 class SequenceOptions(NamedTuple):
@@ -104,6 +114,7 @@ class SequenceService:
         self.slots = slots
         self.config = config
         self.created = int(time.time())
+        self.log: RequestLog[Sample] = RequestLog()
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
@@ -219,7 +230,7 @@ class SequenceService:
         samples = []
         for index, stream in enumerate(streams):
             text = self._text(stream.request, options, automaton)
-            samples.append(Sample(index, stream, text, self.metrics, terms, options.discard))
+            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
@@ -282,6 +293,7 @@ class Sample:
         text: TextStream,
         metrics: SequenceMetrics,
         terms: Terms,
+        log: "RequestLog[Sample]",
         discard: bool = False,
     ) -> None:
         self.index = index
@@ -299,6 +311,14 @@ class Sample:
         self._live = not stream.request.background
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self.owner = None if terms.tenant is None else terms.tenant.name
+        self._log = log
+        log.live[self.owner][stream.request.id] = self
+
+    @property
+    def arrival(self) -> float:
+        """When its request came, in seconds of CLOCK_MONOTONIC."""
+        return self.stream.request.arrival
 
     @property
     def num_tokens(self) -> int:
@@ -355,8 +375,36 @@ class Sample:
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
         self._terms.spend(self._text.num_tokens)
+        del self._log.live[self.owner][self.stream.request.id]
+        self._log.ended[self.owner].append(self._as_ended(reason))
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
+
+    def _as_ended(self, reason: FinishReason) -> EndedRequest:
+        """What is kept of it."""
+        stream, request, began = self.stream, self.stream.request, self.stream.beginning
+        at = stream.ended or time.monotonic()
+        ended = EndedRequest(
+            id=request.id,
+            ended=at,
+            finish_reason=reason.value,
+            background=request.background,
+            priority=request.priority,
+            total_s=at - request.arrival,
+            queued_s=at - request.arrival,
+            prompt_tokens=len(request.prompt_ids),
+            tokens=self._text.num_tokens,
+            preemptions=stream.preemptions,
+        )
+        if began is not None:
+            ended.queued_s = max(began.scheduled - request.arrival, 0.0)
+            ended.prefill_s = began.first_token - began.scheduled
+            ended.decode_s = at - began.first_token
+            ended.cached_tokens = began.num_cached_tokens
+            ended.waits = began.waits
+            if stream.steps > 0:
+                ended.steps, ended.mean_batch = stream.steps, stream.rows / stream.steps
+        return ended
 
     def _begin(self, update: SequenceUpdate, now: float) -> None:
         """Take in what comes with the first tokens, and how long they took."""
