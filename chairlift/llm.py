@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.beam_search import BeamSearchParams, beam_search
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
 from chairlift.loaded_model import LoadedModel, OpenOutput, Prompt

@@ -9,14 +9,13 @@ from typing import Any
 from chairlift.config.foreign import hint
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, fan_out
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.runners.check_model import check_model
-from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.structured import grammar_of
 from chairlift.text.tokenizer import Tokenizer
 
@@ -112,7 +111,7 @@ class OpenOutput:
         self.output = RequestOutput(request_id, prompt, first.prompt_ids, samples, RequestMetrics(first.arrival))
         self._tokenizer = tokenizer
         automaton = stop_automaton(first.params)
-        self._streams = [TextStream(tokenizer, each.params, each.prompt_ids, automaton) for each in requests]
+        self._streams = [TextStream(tokenizer.vocabulary, each.params, each.prompt_ids, automaton) for each in requests]
         self._unfinished = len(requests)
 
     def take(self, index: int, update: SequenceUpdate) -> bool:

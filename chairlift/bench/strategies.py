@@ -11,8 +11,7 @@ from chairlift.bench.recorder import Recorder
 from chairlift.bench.workload import TimedRequest
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import StepOutput
 from chairlift.runners.sequences import SequenceRunner

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chairlift.bodies import MAX_DEPTH, is_deep
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 
 # Bytes of a grammar. The schemas of whole APIs have as many, those of tools a hundredth.

@@ -7,10 +7,10 @@ from support.sequences_world import make_request
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
-from chairlift.core.order import QueueOrder
+from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import ForeseenMoment, LoadShedder, RatioQuantile
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams
 
 STEP = Coefficients(0.1, 0.0, 0.0, 0.0)
 LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)

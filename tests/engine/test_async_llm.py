@@ -12,8 +12,7 @@ from support.model_factory import edited_folder
 from support.text_tokenizers import build
 
 import chairlift
-from chairlift.core.sequences.request import Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.request import SamplingParams, Step, StepResult, StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, InvalidRequest, Unavailable
@@ -149,7 +148,7 @@ def test_a_cancelled_task_and_a_loop_that_is_left_abort(llm: chairlift.AsyncLLM)
 
     asyncio.run(cancelled())
     asyncio.run(left())
-    assert llm._llm.engine.pool.num_used == 0
+    assert llm._llm.engine.scheduler.pool.num_used == 0
 
 
 def test_abort_ends_what_is_read(llm: chairlift.AsyncLLM) -> None:

@@ -16,8 +16,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.policy import POLICIES, Admission, Policy, WaitingView
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError
 from chairlift.runners.decoder.runner import DecoderRunner

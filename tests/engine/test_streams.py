@@ -6,8 +6,7 @@ import time
 import pytest
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, InvalidRequest, RequestFailed, Unavailable

@@ -201,7 +201,7 @@ def test_max_tokens_may_fall_amid_forced_ones(llm: LLM, max_tokens: int) -> None
     assert len(sample.token_ids) == max_tokens
     assert sample.finish_reason == "length"
     assert ask(llm, "Hello")[0].token_ids[:max_tokens] == sample.token_ids
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
 
 
 def test_a_grammar_that_is_done_ends_the_sequence_at_once(llm: LLM) -> None:
@@ -240,7 +240,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -
     assert first.finish_reason == "invalid"
     assert "too" in str(first.stop_reason)
     assert second.token_ids == ask(llm, "Hello", temperature=0.0, max_tokens=20)[0].token_ids
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from chairlift.core.items.item import Item
-from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder, Rank
 
 _rank = attrgetter("rank")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
-from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
 from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
 from chairlift.core.sequences.request import Request

@@ -11,10 +11,10 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
+from chairlift.core.queue import QueueLimit
 from chairlift.core.sequences.overload import Foreseen
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.standing import Standing
-from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
 from chairlift.engine.sequences.inquiry import Inquiry
 from chairlift.engine.sequences.messages import (

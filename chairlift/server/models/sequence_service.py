@@ -13,8 +13,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.overload import Foreseen, LoadShedder
-from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
-from chairlift.core.sequences.sampling import SamplingParams, check_stop
+from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, check_stop, fan_out
 from chairlift.core.sequences.standing import Standing
 from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
@@ -24,7 +23,7 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
-from chairlift.text.output import TextStream, stop_automaton
+from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
@@ -238,7 +237,7 @@ class SequenceService:
 
     def _text(self, request: Request, options: SequenceOptions, automaton: StopAutomaton | None) -> TextStream:
         before = request.prompt_ids if options.continues else ()
-        return TextStream(self.tokenizer, request.params, before, automaton, options.shown)
+        return TextStream(self.tokenizer.vocabulary, request.params, before, automaton, options.shown)
 
     def _fan_out(
         self,

@@ -10,8 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.core.sequences.request import TokenLogprob
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import DONE, PartStream, until_gone
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces

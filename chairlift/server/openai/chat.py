@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import TokenLogprob
-from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
+from chairlift.core.sequences.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation

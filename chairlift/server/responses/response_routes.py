@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
