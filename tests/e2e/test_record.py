@@ -20,6 +20,8 @@ def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: 
         for count in (3, 5, 4):
             assert server.complete(max_tokens=count, ignore_eos=True).status_code == 200
         assert server.complete(max_tokens=2, stream=True, ignore_eos=True).status_code == 200
+        server.process.terminate()
+        assert server.wait_ended() == 0, "who leaves in order has written all"
     recorded = read_trace(trace)
     assert [request.output_length for request in recorded] == [3, 5, 4, 2]
     assert {request.model for request in recorded} == {"tiny"}
@@ -31,6 +33,8 @@ def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: 
         server.wait_ready()
         replayed = ["bench", "serve", server.url, str(trace), "--vocab", "200", "--out", str(results)]
         assert main(replayed) == 0
+        server.process.terminate()
+        assert server.wait_ended() == 0
     (run,) = json.loads(results.read_text())["runs"]
     assert (run["requests"], run["failed"], run["tokens"]) == (4, 0, 14)
     lengths = [(request.input_length, request.output_length) for request in recorded]

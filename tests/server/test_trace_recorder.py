@@ -21,7 +21,6 @@ from chairlift.server.http.tenants import Tenant
 from chairlift.server.models import trace_recorder
 from chairlift.server.models.trace_recorder import TraceRecorder
 
-
 PLAIN = Terms()
 
 
