@@ -11,7 +11,7 @@ from chairlift.bench.raw_results import layout
 from chairlift.plan.advice import TrafficFacts
 from chairlift.plan.case import Point
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.planner import Plan, StrategyPlan, as_flags
+from chairlift.plan.planner import ServingPlan, StrategyPlan, as_flags
 from chairlift.plan.targets import LatencyTargets
 
 _GB = 1e9
@@ -31,7 +31,7 @@ class PlanResults(msgspec.Struct, kw_only=True):
     kv_bytes: int
     kv_tokens: int
     facts: TrafficFacts
-    plan: Plan
+    plan: ServingPlan
     decision: list[str]
 
 
@@ -79,7 +79,7 @@ def _targets(targets: LatencyTargets) -> str:
     return f"{', '.join(said)}, for {targets.percentile:g}%" if said else "none"
 
 
-def _strategies(plan: Plan) -> str:
+def _strategies(plan: ServingPlan) -> str:
     """A row for each strategy: what it reaches with its best settings, and what keeps it from more."""
     title = f"p{plan.targets.percentile:g} ms"
     head = ["strategy", "req/s", "tok/s", f"TTFT {title}", f"ITL {title}", f"E2E {title}", "mean batch", "limited by"]

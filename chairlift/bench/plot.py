@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.bench.raw_results import Results
 from chairlift.errors import ConfigError
-from chairlift.plan.planner import Plan
+from chairlift.plan.planner import ServingPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _draw(axes: "Axes", run: dict[str, Any], longest: float) -> None:
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def plot_curves(plan: Plan, path: Path) -> None:
+def plot_curves(plan: ServingPlan, path: Path) -> None:
     """Draw what each strategy's best settings make of rising rates, with the knee of each line.
 
     Raises ConfigError if matplotlib is missing.

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from chairlift.core.sequences.policy import POLICIES, Policy
-from chairlift.plan.planner import Plan, StrategyPlan
+from chairlift.plan.planner import ServingPlan, StrategyPlan
 from chairlift.plan.trace import TraceRequest, duration
 
 # Answers as short as this on average are one call, whatever they are called.
@@ -62,7 +62,7 @@ def longest_of(lengths: Sequence[int], count: int) -> float:
     return float((ordered * np.diff(below**count)).sum())
 
 
-def decision(plan: Plan, facts: TrafficFacts, trace: Sequence[TraceRequest]) -> list[str]:
+def decision(plan: ServingPlan, facts: TrafficFacts, trace: Sequence[TraceRequest]) -> list[str]:
     """Return the questions that decide, each with its answer for this case, and what follows from them all."""
     lines = [_waiting(plan, facts), _company(plan, facts), _lengths(facts, trace)]
     advised, rule = _advised(plan, facts)
@@ -71,7 +71,7 @@ def decision(plan: Plan, facts: TrafficFacts, trace: Sequence[TraceRequest]) -> 
     return lines
 
 
-def _waiting(plan: Plan, facts: TrafficFacts) -> str:
+def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
     """Whether somebody waits for each answer, and what that means for batches that leave only when they are full."""
     text = f"Does anybody wait for each answer? Yes: {facts.rate:.3g} requests come a second, by themselves"
     text += f" (their gaps have a coefficient of variation of {facts.gap_cv:.1f}; 1 is Poisson)."
@@ -88,7 +88,7 @@ def _waiting(plan: Plan, facts: TrafficFacts) -> str:
     return text
 
 
-def _company(plan: Plan, facts: TrafficFacts) -> str:
+def _company(plan: ServingPlan, facts: TrafficFacts) -> str:
     """How many requests there are at once, by Little's law."""
     at_once = _at_once(plan, facts)
     text = f"Are there several at once? An answer takes up to {plan.alone.e2e:.3g} s without company"
@@ -112,7 +112,7 @@ def _lengths(facts: TrafficFacts, trace: Sequence[TraceRequest]) -> str:
     return f"{text} {1 - facts.output_mean / longest:.0%} of its seats are empty over its time."
 
 
-def _advised(plan: Plan, facts: TrafficFacts) -> tuple[set[str], str]:
+def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
     """The strategies that these answers speak for, by their properties, and the rule that says so."""
     names = [each.strategy for each in plan.strategies]
     open_ones = {name for name in names if _is_open(POLICIES[name])}
@@ -129,7 +129,7 @@ def _advised(plan: Plan, facts: TrafficFacts) -> tuple[set[str], str]:
     return open_ones, f"{text} {_words(open_ones)}."
 
 
-def _verdict(plan: Plan, advised: set[str]) -> str:
+def _verdict(plan: ServingPlan, advised: set[str]) -> str:
     """What the simulation says to that."""
     rates = ", ".join(f"{each.strategy} {each.rate:.3g}" for each in plan.strategies)
     said = "keeps the targets" if plan.targets.any else "serves"
@@ -144,12 +144,12 @@ def _verdict(plan: Plan, advised: set[str]) -> str:
     return f"{text} Here {plan.chosen} is ahead all the same: what it loses weighs less than what it saves. Take it."
 
 
-def _at_once(plan: Plan, facts: TrafficFacts) -> float:
+def _at_once(plan: ServingPlan, facts: TrafficFacts) -> float:
     """Requests under way at a time, if none of them slowed down another."""
     return facts.rate * plan.alone.e2e
 
 
-def _first(plan: Plan, wanted: Callable[[type[Policy]], bool]) -> StrategyPlan | None:
+def _first(plan: ServingPlan, wanted: Callable[[type[Policy]], bool]) -> StrategyPlan | None:
     return next((each for each in plan.strategies if wanted(POLICIES[each.strategy])), None)
 
 

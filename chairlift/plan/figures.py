@@ -138,8 +138,8 @@ class Latencies(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def latencies(outcome: SimulatedRun, percentile: float) -> Latencies:
-    """Return what so many percent of the requests, or of the times between tokens, are within."""
-    lives = outcome.requests
+    """Return what so many percent of the live requests, or of the times between their tokens, are within."""
+    lives = [life for life in outcome.requests if not life.request.background]
     done = [life for life in lives if life.end is not None]
     never = [inf] * (len(lives) - len(done))
     return Latencies(

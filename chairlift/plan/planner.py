@@ -11,7 +11,7 @@ from chairlift.core.sequences.policy import POLICIES
 from chairlift.plan.candidates import candidates, changed
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies, latencies
-from chairlift.plan.limits import Limit, limit_of
+from chairlift.plan.bottleneck import Limit, limit_of
 from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search
 from chairlift.plan.targets import LatencyTargets, targets_of
 
@@ -50,7 +50,7 @@ class Replicas(msgspec.Struct, kw_only=True):
     at: Point | None
 
 
-class Plan(msgspec.Struct, kw_only=True):
+class ServingPlan(msgspec.Struct, kw_only=True):
     """What to do with a case: `chosen` is the best of the strategies, which come in the order of `POLICIES`.
 
     `alone` is what a request without company sees. Without a strategy that keeps the targets there is none chosen.
@@ -95,7 +95,7 @@ def make_plan(
     rate: float,
     mapper: Mapper = map,
     on_progress: Callable[[float], object] = lambda share: None,
-) -> Plan:
+) -> ServingPlan:
     """Plan for a case with the settings of `base`, but for those that are sought, and for a rate that is to be served.
 
     `on_progress` hears the share of the work that is done.
@@ -126,7 +126,7 @@ def make_plan(
         for index, (strategy, trial) in enumerate(trials.items())
     ]
     chosen = _chosen(strategies)
-    plan = Plan(
+    plan = ServingPlan(
         targets=case.targets, alone=alone(case, base), requests=count, strategies=strategies, chosen=chosen
     )
     if chosen is not None:

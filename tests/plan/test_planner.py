@@ -14,9 +14,9 @@ from chairlift.plan.advice import decision, facts_of, longest_of
 from chairlift.plan.candidates import with_strategy
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies
-from chairlift.plan.limits import limit_of
+from chairlift.plan.bottleneck import limit_of
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.planner import Plan, alone, as_flags, knee, make_plan, replicas_for, with_mode
+from chairlift.plan.planner import ServingPlan, alone, as_flags, knee, make_plan, replicas_for, with_mode
 from chairlift.plan.search import Trial
 from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest
@@ -32,17 +32,17 @@ def traffic(output: str, count: int = 40, **more: Any) -> tuple[TraceRequest, ..
     return tuple(synthetic(lengths, 4 * count / RATE)[:count])
 
 
-def planned(case: PlanCase, rate: float = RATE) -> Plan:
+def planned(case: PlanCase, rate: float = RATE) -> ServingPlan:
     return make_plan(case, BASE, rate)
 
 
 @pytest.fixture(scope="module")
-def varied() -> tuple[PlanCase, Plan]:
+def varied() -> tuple[PlanCase, ServingPlan]:
     case = PlanCase(STEADY, traffic("exponential:12"), LatencyTargets(ttft=0.2, itl=0.05))
     return case, planned(case)
 
 
-def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[PlanCase, Plan]) -> None:
+def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[PlanCase, ServingPlan]) -> None:
     case, plan = varied
     assert [each.strategy for each in plan.strategies] == list(POLICIES)
     assert plan.best is not None
@@ -57,7 +57,7 @@ def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[PlanCase,
     assert plan.replicas.count == 1
 
 
-def test_progress_goes_to_the_end(varied: tuple[PlanCase, Plan]) -> None:
+def test_progress_goes_to_the_end(varied: tuple[PlanCase, ServingPlan]) -> None:
     case, plan = varied
     shares: list[float] = []
     again = make_plan(case, BASE, RATE, on_progress=shares.append)
@@ -66,7 +66,7 @@ def test_progress_goes_to_the_end(varied: tuple[PlanCase, Plan]) -> None:
     assert again == plan, "the same case has one plan"
 
 
-def test_more_traffic_takes_more_machines(varied: tuple[PlanCase, Plan]) -> None:
+def test_more_traffic_takes_more_machines(varied: tuple[PlanCase, ServingPlan]) -> None:
     case, plan = varied
     assert plan.best is not None
     trial = Trial(SequenceConfig(model="formula", **plan.best.settings), plan.best.rate)
@@ -76,7 +76,7 @@ def test_more_traffic_takes_more_machines(varied: tuple[PlanCase, Plan]) -> None
     assert found.at.missed == ()
 
 
-def test_the_words_have_the_numbers_of_the_case(varied: tuple[PlanCase, Plan]) -> None:
+def test_the_words_have_the_numbers_of_the_case(varied: tuple[PlanCase, ServingPlan]) -> None:
     case, plan = varied
     facts = facts_of(case.trace)
     lines = decision(plan, facts, case.trace)

@@ -106,6 +106,14 @@ def test_latencies_count_those_who_were_never_answered() -> None:
     assert latencies(run, 96.0).itl == pytest.approx(0.01)
 
 
+def test_nobody_waits_for_what_runs_in_the_background() -> None:
+    requests = [TraceRequest(arrival=0.1 * n, input_length=8, output_length=2, background=n % 2 == 0) for n in range(20)]
+    case = PlanCase(STEADY, tuple(requests))
+    run = case.run(with_strategy(BASE, "none", 1), 1000.0, 20)
+    live = max(life.e2e or inf for life in run.requests if not life.request.background)
+    assert latencies(run, 99.9).e2e == live < max(life.e2e or inf for life in run.requests)
+
+
 def test_targets_of_modes_are_multiples_of_what_one_sees_alone() -> None:
     alone = Latencies(ttft=0.1, itl=0.02, e2e=1.0)
     assert targets_of("low-latency", alone, 90.0) == LatencyTargets(ttft=0.2, itl=0.04, percentile=90.0)
