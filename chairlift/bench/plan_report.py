@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from chairlift.bench.raw_results import layout
-from chairlift.plan.advice import TrafficFacts
+from chairlift.plan.advice import TrafficFacts, rounded
 from chairlift.plan.case import Point
 from chairlift.plan.machine_profile import FrontCost
 from chairlift.plan.planner import ServingPlan, StrategyPlan, as_flags
@@ -58,8 +58,8 @@ def _asked(results: PlanResults) -> str:
         f"# A plan for {results.model}",
         "",
         f"- machine: {results.machine}; {_front(results.front)}",
-        f"- traffic: {facts.requests} requests, {facts.rate:.3g} a second; prompts of {facts.input_mean:.0f} tokens"
-        f" (p95 {facts.input_p95:.0f}), answers of {facts.output_mean:.0f} (p95 {facts.output_p95:.0f});"
+        f"- traffic: {facts.requests} requests, {rounded(facts.rate)} a second; prompts of {facts.input_mean:.0f}"
+        f" tokens (p95 {facts.input_p95:.0f}), answers of {facts.output_mean:.0f} (p95 {facts.output_p95:.0f});"
         f" {facts.shared:.0%} of the prompts' tokens begin like an earlier prompt",
         f"- targets: {_targets(plan.targets)}" + (f" (mode {results.mode})" if results.mode else ""),
         f"- simulated: {plan.requests} requests at each rate",
@@ -75,7 +75,7 @@ def _front(front: FrontCost) -> str:
 
 def _targets(targets: LatencyTargets) -> str:
     named = {"TTFT": targets.ttft, "ITL": targets.itl, "E2E": targets.e2e}
-    said = [f"{name} within {1000 * value:.3g} ms" for name, value in named.items() if value < inf]
+    said = [f"{name} within {rounded(1000 * value)} ms" for name, value in named.items() if value < inf]
     return f"{', '.join(said)}, for {targets.percentile:g}%" if said else "none"
 
 
@@ -87,7 +87,7 @@ def _strategies(plan: ServingPlan) -> str:
     for each in plan.strategies:
         mark = f"**{each.strategy}**" if each.strategy == plan.chosen else each.strategy
         settings = " ".join(as_flags(each.settings)) or "the defaults"
-        rows.append([mark, f"{each.rate:.3g}", *_figures(each.at), each.limit.by, f"`{settings}`"])
+        rows.append([mark, rounded(each.rate), *_figures(each.at), each.limit.by, f"`{settings}`"])
     why = "\n".join(f"- {each.strategy}: {each.limit.why}" for each in plan.strategies)
     return f"{layout(rows)}\n\nWhat keeps each from more:\n\n{why}"
 
@@ -114,7 +114,7 @@ def _curve(best: StrategyPlan, targets: LatencyTargets) -> str:
         notes = ["knee"] if index == best.knee else []
         if point.missed:
             notes.append(f"misses {', '.join(name.upper() for name in point.missed)}")
-        about = [f"{point.rate:.3g}", f"{point.throughput:.3g}", *_figures(point), f"{point.busy:.0%}"]
+        about = [rounded(point.rate), rounded(point.throughput), *_figures(point), f"{point.busy:.0%}"]
         rows.append([*about, "; ".join(notes)])
     return (
         f"{layout(rows)}\n\nAt the knee there is most throughput for the latency; beyond it latency grows faster than"
@@ -131,11 +131,11 @@ def _machines(results: PlanResults, best: StrategyPlan) -> str:
         figures = zip((f"TTFT {title}", f"ITL {title}", f"E2E {title}"), _figures(replicas.at)[1:4], strict=True)
         felt = ", ".join(f"{name} {value} ms" for name, value in figures)
         lines.append(
-            f"- {replicas.rate:.3g} requests a second take {machines} like this one, busy {replicas.at.busy:.0%} of the"
-            f" time: {felt}"
+            f"- {rounded(replicas.rate)} requests a second take {machines} like this one, busy {replicas.at.busy:.0%}"
+            f" of the time: {felt}"
         )
     elif replicas is not None:
-        lines.append(f"- {replicas.rate:.3g} requests a second: no number of machines that was tried keeps the targets")
+        lines.append(f"- {rounded(replicas.rate)} requests a second: no number of machines tried keeps the targets")
     if results.kv_bytes and best.at is not None:
         held = best.at.kv_tokens * results.kv_bytes / results.kv_tokens / _GB
         lines.append(

@@ -55,6 +55,11 @@ def facts_of(trace: Sequence[TraceRequest], rate: float | None = None) -> Traffi
     )
 
 
+def rounded(value: float) -> str:
+    """Return a number as people read it: three digits, or all that are before the point."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
 def longest_of(lengths: Sequence[int], count: int) -> float:
     """Return how long the longest of `count` answers is on average, if they are drawn from these."""
     ordered = np.sort(np.asarray(lengths, dtype=float))
@@ -73,17 +78,17 @@ def decision(plan: ServingPlan, facts: TrafficFacts, trace: Sequence[TraceReques
 
 def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
     """Whether somebody waits for each answer, and what that means for batches that leave only when they are full."""
-    text = f"Does anybody wait for each answer? Yes: {facts.rate:.3g} requests come a second, by themselves"
+    text = f"Does anybody wait for each answer? Yes: {rounded(facts.rate)} requests come a second, by themselves"
     text += f" (their gaps have a coefficient of variation of {facts.gap_cv:.1f}; 1 is Poisson)."
     patient = _first(plan, lambda policy: policy.closes_batch and "max_wait_ms" not in policy.settings)
     open_one = _first(plan, _is_open)
     if patient is not None:
         size = int(patient.settings.get(POLICIES[patient.strategy].slots_setting or "", _BATCH))
-        text += f" A full batch of {size} takes {size / facts.rate:.3g} s to come together, so {patient.strategy} is"
+        text += f" A full batch of {size} takes {rounded(size / facts.rate)} s to come together, so {patient.strategy} is"
         text += " for work that is all there at once"
         if open_one is not None:
-            text += f": then it answers {patient.capacity:.3g} a second,"
-            text += f" and {open_one.strategy} {open_one.capacity:.3g}"
+            text += f": then it answers {rounded(patient.capacity)} a second,"
+            text += f" and {open_one.strategy} {rounded(open_one.capacity)}"
         text += "."
     return text
 
@@ -91,11 +96,11 @@ def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
 def _company(plan: ServingPlan, facts: TrafficFacts) -> str:
     """How many requests there are at once, by Little's law."""
     at_once = _at_once(plan, facts)
-    text = f"Are there several at once? An answer takes up to {plan.alone.e2e:.3g} s without company"
-    text += f" (p{plan.targets.percentile:g}), so at this rate at most {at_once:.2g} are under way at a time."
+    text = f"Are there several at once? An answer takes up to {rounded(plan.alone.e2e)} s without company"
+    text += f" (p{plan.targets.percentile:g}), so at this rate at most {at_once:.1f} are under way at a time."
     single = _first(plan, lambda policy: policy.slots_setting is None)
     if single is not None:
-        text += f" One at a time, {single.capacity:.3g} a second are possible"
+        text += f" One at a time, {rounded(single.capacity)} a second are possible"
         text += "." if single.capacity > facts.rate else ", which is not enough: steps must be shared."
     return text
 
@@ -104,11 +109,11 @@ def _lengths(facts: TrafficFacts, trace: Sequence[TraceRequest]) -> str:
     """Whether answers are of many lengths, and what closed batches lose by it."""
     if facts.output_mean <= _ONE_SHOT:
         return "Do answers have many tokens? No: a batch is over after a step, and nobody holds a seat for longer."
-    text = f"Do answers differ in length? They have {facts.output_mean:.3g} tokens on average, with a coefficient of"
-    text += f" variation of {facts.output_cv:.2f}."
+    text = f"Do answers differ in length? They have {rounded(facts.output_mean)} tokens on average, with a"
+    text += f" coefficient of variation of {facts.output_cv:.2f}."
     size = _BATCH
     longest = longest_of([max(request.output_length, 1) for request in trace], size)
-    text += f" A closed batch of {size} goes on for its longest, {longest:.3g} tokens on average, so"
+    text += f" A closed batch of {size} goes on for its longest, {rounded(longest)} tokens on average, so"
     return f"{text} {1 - facts.output_mean / longest:.0%} of its seats are empty over its time."
 
 
@@ -131,13 +136,13 @@ def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
 
 def _verdict(plan: ServingPlan, advised: set[str]) -> str:
     """What the simulation says to that."""
-    rates = ", ".join(f"{each.strategy} {each.rate:.3g}" for each in plan.strategies)
+    rates = ", ".join(f"{each.strategy} {rounded(each.rate)}" for each in plan.strategies)
     said = "keeps the targets" if plan.targets.any else "serves"
     text = f"The simulation {said} up to so many requests a second: {rates}."
     if plan.chosen is None:
         seen = plan.alone
-        text += f" No rate is within the targets: without company the first token takes {seen.ttft:.3g} s, a further"
-        text += f" one {seen.itl:.3g} s and the whole {seen.e2e:.3g} s (p{plan.targets.percentile:g})."
+        text += f" No rate is within the targets: without company the first token takes {rounded(seen.ttft)} s, a further"
+        text += f" one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s (p{plan.targets.percentile:g})."
         return f"{text} Ask for less, or take a faster machine or a smaller model."
     if plan.chosen in advised:
         return f"{text} Take {plan.chosen}."

@@ -1,6 +1,7 @@
 """A plan: for each strategy its best settings and what they reach, which of them to take, and how many machines."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -8,10 +9,10 @@ import msgspec
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES
+from chairlift.plan.bottleneck import Limit, limit_of
 from chairlift.plan.candidates import candidates, changed
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies, latencies
-from chairlift.plan.bottleneck import Limit, limit_of
 from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search
 from chairlift.plan.targets import LatencyTargets, targets_of
 
@@ -86,7 +87,7 @@ def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
 def with_mode(case: PlanCase, base: SequenceConfig, mode: str) -> PlanCase:
     """Return the case with the targets that a mode stands for."""
     targets = targets_of(mode, alone(case, base), case.targets.percentile)
-    return PlanCase(case.profile, case.trace, targets, case.front, case.max_waiting, case.seed)
+    return replace(case, targets=targets)
 
 
 def make_plan(
@@ -145,10 +146,10 @@ def knee(curve: Sequence[Point]) -> int:
 
 def replicas_for(case: PlanCase, trial: Trial, rate: float, count: int) -> Replicas:
     """Return how many machines with these settings keep the targets at a rate, each with its own share of it."""
+    # Not fewer: a run of so many requests may end before a machine that has too much to do falls behind.
     least = max(ceil(rate / trial.rate), 1)
     for number in range(least, least + _MORE_REPLICAS):
         point = case.point(trial.config, rate, count, number)
-        # A run of so many requests may end before a machine that has too much to do falls behind.
         if not point.missed:
             return Replicas(rate=rate, count=number, at=point)
     return Replicas(rate=rate, count=0, at=None)
@@ -158,9 +159,7 @@ def _point(job: _CurveJob) -> Point:
     return job.case.point(job.config, job.rate, job.count)
 
 
-def _strategy_plan(
-    case: PlanCase, trial: Trial, capacity: float, curve: list[Point], count: int
-) -> StrategyPlan:
+def _strategy_plan(case: PlanCase, trial: Trial, capacity: float, curve: list[Point], count: int) -> StrategyPlan:
     config, rate = trial
     beyond = case.run(config, _BEYOND * (rate or capacity), count)
     return StrategyPlan(

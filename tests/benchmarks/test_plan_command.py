@@ -4,12 +4,13 @@ import argparse
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from support.model_factory import model_folder
-from support.simulated import noisy_profile
+from support.simulated import few_candidates, noisy_profile
 
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
@@ -21,6 +22,12 @@ from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
 
 DESCRIBED = ("--rate", "5", "--input-lengths", "constant:8", "--output-lengths", "constant:4")
+
+
+@pytest.fixture(autouse=True)
+def few() -> Iterator[None]:
+    with few_candidates():
+        yield
 
 
 @pytest.fixture

@@ -1,20 +1,21 @@
 """A plan as a whole: what it chooses, why, and on how many machines, where that can be told beforehand."""
 
 import random
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
 import pytest
-from support.simulated import COST, exact_profile
+from support.simulated import COST, exact_profile, few_candidates
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.sequences.policy import POLICIES
 from chairlift.plan.advice import decision, facts_of, longest_of
+from chairlift.plan.bottleneck import limit_of
 from chairlift.plan.candidates import with_strategy
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies
-from chairlift.plan.bottleneck import limit_of
 from chairlift.plan.machine_profile import FrontCost
 from chairlift.plan.planner import ServingPlan, alone, as_flags, knee, make_plan, replicas_for, with_mode
 from chairlift.plan.search import Trial
@@ -36,8 +37,14 @@ def planned(case: PlanCase, rate: float = RATE) -> ServingPlan:
     return make_plan(case, BASE, rate)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
+    with few_candidates():
+        yield
+
+
 @pytest.fixture(scope="module")
-def varied() -> tuple[PlanCase, ServingPlan]:
+def varied(few: None) -> tuple[PlanCase, ServingPlan]:
     case = PlanCase(STEADY, traffic("exponential:12"), LatencyTargets(ttft=0.2, itl=0.05))
     return case, planned(case)
 

@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -62,6 +63,8 @@ class TraceRecorder:
         self._zero = 1000 * (time.time() - time.monotonic())
         self._waiting: list[_Seen] = []
         self._waiting_tokens = 0
+        # What is the thread's to write.
+        self._handed: deque[list[_Seen]] = deque()
         try:
             self._file = _opened(path)
             self._size = os.fstat(self._file).st_size
@@ -74,9 +77,9 @@ class TraceRecorder:
         """Note a sequence that is over, or was refused, with the tokens that it was given."""
         line = TraceLine(
             timestamp=self._moment(request.arrival),
-            input_length=len(request.prompt_ids),
+            input_length=max(len(request.prompt_ids), 1),
             output_length=num_tokens,
-            max_tokens=request.max_tokens,
+            max_tokens=max(request.max_tokens, 1),
             model=model,
             priority=request.priority,
             background=request.background,
@@ -89,7 +92,7 @@ class TraceRecorder:
         line = TraceLine(
             timestamp=self._moment(time.monotonic()),
             input_length=max(round(size / count), 1),
-            items=count,
+            items=min(count, MOST_HASHES),
             model=model,
             priority=terms.priority,
             background=terms.background,
@@ -101,12 +104,13 @@ class TraceRecorder:
         """Write what comes until this is cancelled."""
         while self._open:
             await asyncio.sleep(_SECONDS)
-            # Whoever cancels this closes the recorder next: the thread's lines come first.
-            await asyncio.shield(asyncio.to_thread(self._write, self._taken()))
+            self._hand_over()
+            await asyncio.to_thread(self._write)
 
     def close(self) -> None:
         """Write the rest, and end; what comes later is not recorded. Blocks."""
-        self._write(self._taken())
+        self._hand_over()
+        self._write()
         self._stop()
         with self._writing:
             os.close(self._file)
@@ -123,31 +127,38 @@ class TraceRecorder:
         if len(self._waiting) > _MOST_WAITING or self._waiting_tokens > _MOST_WAITING_TOKENS:
             self._stop("the disk is slower than requests come")
 
-    def _taken(self) -> list[_Seen]:
-        taken, self._waiting, self._waiting_tokens = self._waiting, [], 0
-        return taken
+    def _hand_over(self) -> None:
+        if self._waiting:
+            self._handed.append(self._waiting)
+            self._waiting, self._waiting_tokens = [], 0
 
-    def _write(self, seen: list[_Seen]) -> None:
-        """Append lines, as many as the file may hold; none of them in part."""
+    def _write(self) -> None:
+        """Append the lines that were handed over, as many as the file may hold; none of them in part."""
         with self._writing:
-            lines: list[bytes] = []
-            size = self._size
-            for each in seen:
-                line = self._encoded(each)
-                size += len(line)
-                if size > self._max_bytes:
-                    self._stop(f"it has max_record_bytes ({self._max_bytes})")
-                    break
-                lines.append(line)
-            data = b"".join(lines)
-            try:
-                written = os.write(self._file, data)
-                if written < len(data):
-                    os.ftruncate(self._file, self._size)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._size += written
-            except OSError as error:
-                self._stop(error.strerror or str(error))
+            while self._handed:
+                self._append(self._handed.popleft())
+
+    def _append(self, seen: list[_Seen]) -> None:
+        if not self._open:
+            return
+        lines: list[bytes] = []
+        size = self._size
+        for each in seen:
+            line = self._encoded(each)
+            size += len(line)
+            if size > self._max_bytes:
+                self._stop(f"it has max_record_bytes ({self._max_bytes})")
+                break
+            lines.append(line)
+        data = b"".join(lines)
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                os.ftruncate(self._file, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._size += written
+        except OSError as error:
+            self._stop(error.strerror or str(error))
 
     def _encoded(self, seen: _Seen) -> bytes:
         line = seen.line
