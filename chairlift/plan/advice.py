@@ -84,8 +84,8 @@ def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
     open_one = _first(plan, _is_open)
     if patient is not None:
         size = int(patient.settings.get(POLICIES[patient.strategy].slots_setting or "", _BATCH))
-        text += f" A full batch of {size} takes {rounded(size / facts.rate)} s to come together, so {patient.strategy} is"
-        text += " for work that is all there at once"
+        text += f" A full batch of {size} takes {rounded(size / facts.rate)} s to come together,"
+        text += f" so {patient.strategy} is for work that is all there at once"
         if open_one is not None:
             text += f": then it answers {rounded(patient.capacity)} a second,"
             text += f" and {open_one.strategy} {rounded(open_one.capacity)}"
@@ -141,8 +141,8 @@ def _verdict(plan: ServingPlan, advised: set[str]) -> str:
     text = f"The simulation {said} up to so many requests a second: {rates}."
     if plan.chosen is None:
         seen = plan.alone
-        text += f" No rate is within the targets: without company the first token takes {rounded(seen.ttft)} s, a further"
-        text += f" one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s (p{plan.targets.percentile:g})."
+        text += f" No rate is within the targets: without company the first token takes {rounded(seen.ttft)} s,"
+        text += f" a further one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s (p{plan.targets.percentile:g})."
         return f"{text} Ask for less, or take a faster machine or a smaller model."
     if plan.chosen in advised:
         return f"{text} Take {plan.chosen}."

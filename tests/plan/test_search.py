@@ -107,7 +107,9 @@ def test_latencies_count_those_who_were_never_answered() -> None:
 
 
 def test_nobody_waits_for_what_runs_in_the_background() -> None:
-    requests = [TraceRequest(arrival=0.1 * n, input_length=8, output_length=2, background=n % 2 == 0) for n in range(20)]
+    requests = [
+        TraceRequest(arrival=0.1 * n, input_length=8, output_length=2, background=n % 2 == 0) for n in range(20)
+    ]
     case = PlanCase(STEADY, tuple(requests))
     run = case.run(with_strategy(BASE, "none", 1), 1000.0, 20)
     live = max(life.e2e or inf for life in run.requests if not life.request.background)
