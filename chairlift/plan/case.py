@@ -66,6 +66,12 @@ class PlanCase:
         model = self._model(config, self.max_waiting)
         return simulate([model], self.at(rate, count), front=self.front, replicas=replicas, seed=self.seed)
 
+    def run_apart(self, config: SequenceConfig, gap: float, count: int) -> SimulatedRun:
+        """Let the first `count` requests come one by one, so many seconds apart."""
+        trace = [msgspec.structs.replace(each, arrival=n * gap) for n, each in enumerate(self.trace[:count])]
+        model = self._model(config, self.max_waiting)
+        return simulate([model], trace, front=self.front, seed=self.seed)
+
     def point(self, config: SequenceConfig, rate: float, count: int, replicas: int = 1) -> Point:
         """Return what comes of a rate."""
         return self.summed_up(config, self.run(config, rate, count, replicas), rate)

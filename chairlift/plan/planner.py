@@ -10,7 +10,7 @@ import msgspec
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES
 from chairlift.plan.bottleneck import Limit, limit_of
-from chairlift.plan.candidates import candidates, changed
+from chairlift.plan.candidates import candidates, changed, with_strategy
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies, latencies
 from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search
@@ -18,8 +18,10 @@ from chairlift.plan.targets import LatencyTargets, targets_of
 
 # Rates of the curve, as shares of what a server can do at all.
 _CURVE = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1)
-# At which share of its capacity a request has no company, and beyond the highest rate what limits shows.
-_ALONE, _BEYOND = 0.02, 1.1
+# How far beyond the highest rate what limits shows.
+_BEYOND = 1.1
+# Requests so many times as far apart as one takes on average have no company, but for the very longest.
+_APART = 20
 # Strategies whose highest rates differ by less are equal: then the fewest settings to change decide.
 _ALIKE = 0.02
 # How many machines more than arithmetic says are tried: requests are shared out unevenly.
@@ -78,10 +80,10 @@ class _CurveJob(NamedTuple):
 
 
 def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
-    """Return what a request without company sees, at the percentile of the targets."""
+    """Return what a request without company sees, at the percentile of the targets; `base` must not wait for batches."""
     count = num_requests(case)
-    rate = _ALONE * case.capacity(base, count)
-    return latencies(case.run(base, rate, count), case.targets.percentile)
+    gap = _APART / case.capacity(with_strategy(base, base.strategy, 1), count)
+    return latencies(case.run_apart(base, gap, count), case.targets.percentile)
 
 
 def with_mode(case: PlanCase, base: SequenceConfig, mode: str) -> PlanCase:
