@@ -142,7 +142,8 @@ def _verdict(plan: ServingPlan, advised: set[str]) -> str:
     if plan.chosen is None:
         seen = plan.alone
         text += f" No rate is within the targets: without company the first token takes {rounded(seen.ttft)} s,"
-        text += f" a further one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s (p{plan.targets.percentile:g})."
+        text += f" a further one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s"
+        text += f" (p{plan.targets.percentile:g})."
         return f"{text} Ask for less, or take a faster machine or a smaller model."
     if plan.chosen in advised:
         return f"{text} Take {plan.chosen}."

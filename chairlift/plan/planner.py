@@ -80,7 +80,7 @@ class _CurveJob(NamedTuple):
 
 
 def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
-    """Return what a request without company sees, at the percentile of the targets; `base` must not wait for batches."""
+    """Return what a request without company sees, at the targets' percentile; `base` must not wait for batches."""
     count = num_requests(case)
     gap = _APART / case.capacity(with_strategy(base, base.strategy, 1), count)
     return latencies(case.run_apart(base, gap, count), case.targets.percentile)
