@@ -27,6 +27,7 @@ from chairlift.plan.candidates import with_strategy
 from chairlift.plan.case import PlanCase
 from chairlift.plan.machine_profile import MachineProfile, SequenceProfile
 from chairlift.plan.planner import make_plan, with_mode
+from chairlift.plan.resampler import thinned
 from chairlift.plan.search import MOST_SIMULATED, Mapper
 from chairlift.plan.targets import MODES, LatencyTargets
 from chairlift.plan.trace import TraceRequest, duration, fitted, with_answers
@@ -40,6 +41,8 @@ _MEASURED_SLOTS, _MEASURED_TOKENS = 64, 2048
 # How much of a trace is looked at, and with how little nothing can be said.
 _MOST_REQUESTS, _LEAST_REQUESTS = 20_000, 20
 _MAKE_UP = 2_000
+# Recorded steps that are drawn from: more of them take longer, and tell nothing new.
+_MOST_STEPS = 4_000
 _BALANCED = "balanced"
 # Gives a seat to whoever comes: what measuring, and requests without company, take.
 _OPEN = "continuous"
@@ -87,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     profile, machine = _profile(args, config)
     trace = fitted(trace, min(config.max_model_len or profile.max_model_len, profile.max_model_len))
     case = PlanCase(
-        profile,
+        thinned(profile, _MOST_STEPS),
         tuple(trace[:MOST_SIMULATED]),
         targets or LatencyTargets(percentile=args.percentile),
         machine.front,

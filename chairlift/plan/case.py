@@ -1,15 +1,19 @@
 """A question to the simulator: what a machine makes of some traffic, under some settings and at some rate."""
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from math import inf, sqrt
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.figures import Latencies, latencies, report
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile
+from chairlift.plan.resampler import StepTimes
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
@@ -55,6 +59,14 @@ class PlanCase:
     front: FrontCost = FrontCost()
     max_waiting: int = 1024
     seed: int = 0
+
+    def __reduce__(self) -> tuple[type["PlanCase"], tuple[Any, ...]]:
+        """What another process makes of it for itself is not sent there."""
+        return PlanCase, tuple(getattr(self, field.name) for field in fields(self))
+
+    @cached_property
+    def _times(self) -> StepTimes:
+        return StepTimes(self.profile, random.Random(self.seed))
 
     def at(self, rate: float, count: int) -> list[TraceRequest]:
         """Return the first `count` requests, so many a second; those that all come at one moment still do."""
@@ -121,7 +133,7 @@ class PlanCase:
 
     def _model(self, config: SequenceConfig, max_waiting: int) -> SequenceModel:
         profile = msgspec.structs.replace(self.profile, num_blocks=self.num_blocks(config))
-        return SequenceModel(config, profile, max_waiting=max_waiting)
+        return SequenceModel(config, profile, max_waiting=max_waiting, times=self._times)
 
     def _front_seconds(self, trace: Sequence[TraceRequest]) -> float:
         """The seconds that a request takes the front's one thread."""
