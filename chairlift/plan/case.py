@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import inf, sqrt
 from statistics import fmean
@@ -55,14 +55,14 @@ class PlanCase:
 
     profile: SequenceProfile
     trace: tuple[TraceRequest, ...]
-    targets: LatencyTargets = LatencyTargets()
-    front: FrontCost = FrontCost()
+    targets: LatencyTargets = field(default_factory=LatencyTargets)
+    front: FrontCost = field(default_factory=FrontCost)
     max_waiting: int = 1024
     seed: int = 0
 
     def __reduce__(self) -> tuple[type["PlanCase"], tuple[Any, ...]]:
         """What another process makes of it for itself is not sent there."""
-        return PlanCase, tuple(getattr(self, field.name) for field in fields(self))
+        return PlanCase, tuple(getattr(self, each.name) for each in fields(self))
 
     @cached_property
     def _times(self) -> StepTimes:
@@ -163,4 +163,3 @@ def highest_rate(case: PlanCase, config: SequenceConfig, count: int, precision: 
         else:
             high = middle
     return low
-

@@ -6,7 +6,7 @@ compared is the settings. Nothing depends on how fast this runs or in how many p
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.candidates import changed
@@ -25,10 +25,8 @@ _PRECISION = (0.12, 0.06, 0.03)
 _ALIKE = 0.02
 
 
-class Mapper(Protocol):
-    """Does something for each of many, in any number of processes; results come in the order of the questions."""
-
-    def __call__(self, function: Callable[[Any], Any], jobs: Iterable[Any], /) -> Iterable[Any]: ...
+# Does something for each of many, in any number of processes; results come in the order of the questions.
+Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 class Trial(NamedTuple):
@@ -76,8 +74,9 @@ def search(
             on_trial()
         found = iter(rates)
         for strategy, configs in left.items():
-            # What comes first of equals is as the candidates were, so that nothing depends on chance.
-            trials[strategy] = sorted((Trial(config, next(found)) for config in configs), key=lambda each: -each.rate)
+            tried = [Trial(config, next(found)) for config in configs]
+            # Of equals those that change least go on, and of these the first: nothing depends on chance.
+            trials[strategy] = sorted(tried, key=lambda each: (-each.rate, len(changed(each.config))))
             kept = _kept(len(candidates[strategy]), number + 1)
             left[strategy] = [each.config for each in trials[strategy][:kept]]
     return {strategy: _simplest(found) for strategy, found in trials.items()}

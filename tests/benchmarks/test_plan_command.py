@@ -72,9 +72,7 @@ def test_what_is_printed_can_be_copied(
     assert SequenceConfig(**tomllib.loads(table)) == wanted
 
 
-def test_the_same_plan_comes_of_the_same_seed(
-    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_plan_comes_of_the_same_seed(trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ("--trace", trace, "--profile", profile, "--mode", "high-throughput", "--rate", "40")
     assert plan(*wanted) == 0
     text = capsys.readouterr().out
