@@ -76,7 +76,7 @@ class _CurveJob(NamedTuple):
     case: PlanCase
     config: SequenceConfig
     rate: float
-    count: int
+    requests: int
 
 
 def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
@@ -158,7 +158,7 @@ def replicas_for(case: PlanCase, trial: Trial, rate: float, count: int) -> Repli
 
 
 def _point(job: _CurveJob) -> Point:
-    return job.case.point(job.config, job.rate, job.count)
+    return job.case.point(job.config, job.rate, job.requests)
 
 
 def _strategy_plan(case: PlanCase, trial: Trial, capacity: float, curve: list[Point], count: int) -> StrategyPlan:

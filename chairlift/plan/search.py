@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 class _Job(NamedTuple):
     case: PlanCase
     config: SequenceConfig
-    count: int
+    requests: int
     precision: float
 
 
@@ -93,7 +93,7 @@ def _job(case: PlanCase, config: SequenceConfig, number: int) -> _Job:
 
 
 def _highest(job: _Job) -> float:
-    return highest_rate(job.case, job.config, job.count, job.precision)
+    return highest_rate(job.case, job.config, job.requests, job.precision)
 
 
 def _simplest(trials: Sequence[Trial]) -> Trial:
