@@ -13,7 +13,7 @@ from chairlift.plan.case import PlanCase
 _SLOTS = (2, 4, 8, 16, 32, 64, 128)
 _TOKENS, _TOKENS_OF_CLOSED = (128, 256, 512, 1024, 2048), (512, 2048)
 # Windows in milliseconds, and as shares of what the first token may take.
-_WINDOWS, _WINDOW_SHARES = (0.0, 5.0, 25.0, 100.0), (0.1, 0.3)
+_WINDOWS, _WINDOW_SHARES = (0.0, 25.0), (0.1, 0.3)
 # What a step may take, as shares of the time between two tokens; its tokens are then bounded by time.
 _STEP_SHARES = (0.5, 0.8, 1.0)
 

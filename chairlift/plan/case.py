@@ -21,7 +21,7 @@ from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest, duration, scaled
 
 # Shares of what a server can do at all, from the top: the first at which the targets are kept is near the highest rate.
-_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.3, 0.2, 0.12, 0.06, 0.03)
+_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05)
 
 
 class Point(msgspec.Struct, kw_only=True, frozen=True):

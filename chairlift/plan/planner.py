@@ -13,7 +13,7 @@ from chairlift.plan.bottleneck import Limit, limit_of
 from chairlift.plan.candidates import candidates, changed, with_strategy
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies, latencies
-from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search
+from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search, simplest
 from chairlift.plan.targets import LatencyTargets, targets_of
 
 # Rates of the curve, as shares of what a server can do at all.
@@ -24,6 +24,8 @@ _BEYOND = 1.1
 _APART = 20
 # Strategies whose highest rates differ by less are equal: then the fewest settings to change decide.
 _ALIKE = 0.02
+# Targets that even a request without company misses by so much are not sought settings for.
+_HOPELESS = 1.25
 # How many machines more than arithmetic says are tried: requests are shared out unevenly.
 _MORE_REPLICAS = 8
 
@@ -112,7 +114,12 @@ def make_plan(
         done += number
         on_progress(done / total)
 
-    trials = search(case, wanted, mapper, lambda: count_up(1))
+    seen = alone(case, base)
+    if _hopeless(case.targets, seen):
+        trials = {strategy: simplest([Trial(config, 0.0) for config in found]) for strategy, found in wanted.items()}
+        count_up(num_trials(wanted))
+    else:
+        trials = search(case, wanted, mapper, lambda: count_up(1))
     count = num_requests(case)
     capacities = {strategy: case.capacity(trial.config, count) for strategy, trial in trials.items()}
     jobs = [
@@ -129,12 +136,14 @@ def make_plan(
         for index, (strategy, trial) in enumerate(trials.items())
     ]
     chosen = _chosen(strategies)
-    plan = ServingPlan(
-        targets=case.targets, alone=alone(case, base), requests=count, strategies=strategies, chosen=chosen
-    )
+    plan = ServingPlan(targets=case.targets, alone=seen, requests=count, strategies=strategies, chosen=chosen)
     if chosen is not None:
         plan.replicas = replicas_for(case, trials[chosen], rate, count)
     return plan
+
+
+def _hopeless(targets: LatencyTargets, seen: Latencies) -> bool:
+    return any(getattr(seen, name) > _HOPELESS * getattr(targets, name) for name in ("ttft", "itl", "e2e"))
 
 
 def knee(curve: Sequence[Point]) -> int:

@@ -16,9 +16,9 @@ from chairlift.plan.case import PlanCase, highest_rate
 _KEEP = 4
 _ROUNDS = 3
 # What the last round simulates: so many tokens of output, in so many requests.
-_TOKENS, _LEAST, MOST_SIMULATED = 40_000, 100, 1_000
+_TOKENS, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
 # The first round, however long answers are.
-_LEAST_FIRST = 24
+_LEAST_FIRST = 16
 # Precision of the highest rate, by round.
 _PRECISION = (0.12, 0.06, 0.03)
 # Rates that differ by less are equal, and then the fewest settings to change are best.
@@ -51,10 +51,7 @@ def num_requests(case: PlanCase) -> int:
 
 def num_trials(candidates: Mapping[str, Sequence[SequenceConfig]]) -> int:
     """Return how many settings all rounds try together."""
-    return sum(
-        len(configs) + sum(_kept(len(configs), number) for number in range(1, _ROUNDS))
-        for configs in candidates.values()
-    )
+    return sum(_kept(len(configs), number) for configs in candidates.values() for number in range(_ROUNDS))
 
 
 def search(
@@ -63,11 +60,16 @@ def search(
     mapper: Mapper = map,
     on_trial: Callable[[], object] = lambda: None,
 ) -> dict[str, Trial]:
-    """Return the best of each strategy's candidates; `on_trial` is called after each that was tried."""
+    """Return the best of each strategy's candidates; `on_trial` is called for each trial.
+
+    Those of strategies of which nothing keeps the targets are left out, and count as done.
+    """
     left = {strategy: list(configs) for strategy, configs in candidates.items()}
     trials: dict[str, list[Trial]] = {}
     for number in range(_ROUNDS):
         jobs = [_job(case, config, number) for configs in left.values() for config in configs]
+        for _ in range(sum(_kept(len(configs), number) for configs in candidates.values()) - len(jobs)):
+            on_trial()
         rates = []
         for rate in mapper(_highest, jobs):
             rates.append(rate)
@@ -78,13 +80,17 @@ def search(
             # Of equals those that change least go on, and of these the first: nothing depends on chance.
             trials[strategy] = sorted(tried, key=lambda each: (-each.rate, len(changed(each.config))))
             kept = _kept(len(candidates[strategy]), number + 1)
+            if trials[strategy][0].rate == 0:
+                # None of them keeps the targets at all: one is enough to show that on more traffic.
+                kept = 1
             left[strategy] = [each.config for each in trials[strategy][:kept]]
-    return {strategy: _simplest(found) for strategy, found in trials.items()}
+    return {strategy: simplest(found) for strategy, found in trials.items()}
 
 
 def _kept(count: int, number: int) -> int:
     """How many of so many candidates are in a round, counted from 0."""
-    return -(-count // _KEEP**number)
+    kept: int = -(-count // _KEEP**number)
+    return kept
 
 
 def _job(case: PlanCase, config: SequenceConfig, number: int) -> _Job:
@@ -96,7 +102,7 @@ def _highest(job: _Job) -> float:
     return highest_rate(job.case, job.config, job.requests, job.precision)
 
 
-def _simplest(trials: Sequence[Trial]) -> Trial:
+def simplest(trials: Sequence[Trial]) -> Trial:
     """Of the best, which cannot be told apart, the one that leaves most at its default."""
     alike = [each for each in trials if each.rate >= (1 - _ALIKE) * trials[0].rate]
     return min(alike, key=lambda each: len(changed(each.config)))

@@ -49,5 +49,5 @@ def few_candidates() -> Iterator[None]:
         patch.setattr(candidates, "_SLOTS", (4, 64))
         patch.setattr(candidates, "_TOKENS", (512, 2048))
         patch.setattr(candidates, "_TOKENS_OF_CLOSED", (512,))
-        patch.setattr(candidates, "_WINDOWS", (0.0, 25.0))
+        patch.setattr(candidates, "_WINDOW_SHARES", ())
         yield
