@@ -39,8 +39,8 @@ class AsyncLLM:
     """A model in this process for use in event loops: `async for output in AsyncLLM(folder).generate(...)`.
 
     Takes what `LLM` takes, and raises as it does. The model is loaded before this returns. Its work is done in a thread
-    of its own, so loops go on meanwhile; all that is asked at one time shares its batches. Methods may be called in any
-    event loop.
+    of its own, so loops go on meanwhile; all generations that run at one time share batches. Methods may be called in
+    any event loop.
     """
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
@@ -290,9 +290,11 @@ class _ModelThread(threading.Thread):
     async def work(self, call: Callable[[], T]) -> T:
         """Have the thread make a call, and return its result. Raises Unavailable, or what the call raises."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.post(partial(_call_into, future, call))
-        self._work.add(future)
-        future.add_done_callback(self._work.discard)
+        with self._lock:
+            self.check()
+            self._work.add(future)
+            future.add_done_callback(self._work.discard)
+            self._inbox.put(partial(_call_into, future, call))
         return await asyncio.wrap_future(future)
 
     # In the thread

@@ -118,6 +118,8 @@ class OpenOutput:
     def take(self, index: int, update: SequenceUpdate) -> bool:
         """Add a step's tokens to a sample; True once the sample is complete."""
         now, sample, metrics = time.monotonic(), self.output.outputs[index], self.output.metrics
+        if sample.finish_reason is not None:
+            return False  # the engine hears of a stop string a step late
         if metrics.first_scheduled is None:
             metrics.first_scheduled = update.first_scheduled
             self.output.num_cached_tokens = update.num_cached_tokens

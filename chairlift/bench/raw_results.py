@@ -28,12 +28,16 @@ class Column(NamedTuple):
     form: str = "{:.0f}"
 
 
-def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None) -> Results:
-    """Results without runs. `benchmark` is the module whose `markdown` shows them; paths are cut to their last part."""
+def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None, secret: str | None = None) -> Results:
+    """Results without runs. `benchmark` is the module whose `markdown` shows them; paths are cut to their last part.
+
+    The `secret` that the command has is left out.
+    """
+    arguments = [each.replace(secret, "***") if secret else each for each in sys.argv[1:]]
     return {
         "benchmark": benchmark,
         "model": Path(model).name if model else None,
-        "command": [Path(sys.argv[0]).name, *map(_last_part, sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *map(_last_part, arguments)],
         "settings": {name: _plain(value) for name, value in settings.items() if not callable(value)},
         "commit": _commit(),
         "machine": machine_in_words(),

@@ -177,10 +177,10 @@ def _gauges(steps: SimulatedSteps, seconds: float) -> Gauges:
         steps=len(steps),
         mean_batch=float(running.mean()),
         most_running=int(running.max()),
-        mean_running=float((running * lengths).sum()) / busy,
-        mean_waiting=float((waiting * lengths).sum()) / busy,
+        mean_running=_rate(float((running * lengths).sum()), busy),
+        mean_waiting=_rate(float((waiting * lengths).sum()), busy),
         most_waiting=int(waiting.max()),
-        mean_kv_blocks=float((blocks * lengths).sum()) / busy,
+        mean_kv_blocks=_rate(float((blocks * lengths).sum()), busy),
         most_kv_blocks=int(blocks.max()),
         busy=_rate(busy, seconds),
     )

@@ -99,7 +99,7 @@ class MachineProfile(msgspec.Struct, kw_only=True):
         return profile
 
     def save(self, path: Path) -> None:
-        """Write it, a line for each sample, so that two of them can be compared."""
+        """Write it, indented, so that two of them can be compared."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     def check(self) -> None:

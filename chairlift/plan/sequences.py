@@ -146,7 +146,9 @@ class VirtualSequences:
         self._sheds = True
         num_steps = self.scheduler.num_steps
         self.shedder.stepped(num_steps, self.scheduler.num_waiting, self._metered.coefficients, now)
-        here = [sequence.request for sequence in (*self.scheduler.running, *self.scheduler.admitted)]
+        scheduler = self.scheduler
+        here = [each.request for each in (*scheduler.running, *scheduler.admitted, *scheduler.waiting)]
+        here.sort(key=lambda request: int(request.id))  # as they came
         known = {request.id for request in here}
         here += [message for _, message in self._inbox if isinstance(message, Request)]
         for request in here:
@@ -198,6 +200,8 @@ class VirtualSequences:
                 self._recount = True
         only_background = not (scheduler.num_running or scheduler.num_waiting)
         if turn is not None and scheduler.num_unfinished and not turn.want(only_background):
+            if inbox:
+                self.wake(inbox[0][0])
             return
         step = self._metered.schedule(now, yields=turn is not None and turn.live_waits)
         if step is None:

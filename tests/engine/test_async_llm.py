@@ -15,6 +15,7 @@ import chairlift
 from chairlift.core.sequences.request import Step, StepResult
 from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
 from chairlift.demo import demo_path
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, InvalidRequest, Unavailable
 from chairlift.outputs import RequestOutput
 
@@ -97,6 +98,17 @@ def test_samples_logprobs_and_stop_strings(llm: chairlift.AsyncLLM) -> None:
     assert [(sample.finish_reason, sample.stop_reason) for sample in last.outputs] == [("stop", stop)] * 2
     assert all(sample.logprobs and len(sample.logprobs) == len(sample.token_ids) for sample in last.outputs)
     asyncio.run(until_idle(llm))
+
+
+def test_a_sample_that_ended_early_takes_nothing_more(llm: chairlift.AsyncLLM) -> None:
+    """The engine hears of a stop string a step late, and the other samples are not done by that."""
+    opened = llm._llm.sequences.open_output("Once", SamplingParams(n=2, stop="a", ignore_eos=True))
+    [token] = llm.tokenizer.encode("a")
+    assert opened.take(0, SequenceUpdate(opened.requests[0].id, [token]))
+    assert not opened.take(0, SequenceUpdate(opened.requests[0].id, [token]))
+    assert not opened.output.finished
+    assert opened.take(1, SequenceUpdate(opened.requests[1].id, [token]))
+    assert opened.output.finished
 
 
 def test_structured_outputs_are_honoured_and_refused(llm: chairlift.AsyncLLM) -> None:

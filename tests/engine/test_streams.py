@@ -68,6 +68,20 @@ def test_an_error_comes_after_what_came_before(reason: FinishReason | None, erro
     asyncio.run(go())
 
 
+def test_an_error_does_not_wait_for_what_comes_for_others() -> None:
+    async def go() -> None:
+        streams = [make_stream(name) for name in "ab"]
+        updates = Updates(streams)
+        streams[0].push(update(1))
+        streams[1].close(Unavailable("it broke"))
+        assert tokens_of(await anext(updates)) == [(0, [1])]
+        streams[0].push(update(2))
+        with pytest.raises(Unavailable, match="it broke"):
+            await anext(updates)
+
+    asyncio.run(go())
+
+
 def test_those_who_are_cancelled_end() -> None:
     async def go() -> None:
         stream = make_stream()

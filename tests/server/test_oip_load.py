@@ -26,6 +26,7 @@ from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.loader import HostLoader
 from chairlift.server.models.registry import Models
 from chairlift.server.oip.codec import from_raw, to_raw
+from chairlift.server.oip.load_config import _CONFIG, _take
 
 LOAD = "/v2/repository/models/adder/load"
 CLASS = """
@@ -105,6 +106,15 @@ def test_what_can_not_be_changed_is_refused_by_name(case: tuple[Listening, Shelf
     assert (refused.status_code, set(refused.json())) == (400, {"error"}), refused.text
     assert said in refused.text
     assert shelf.changes == []
+
+
+def test_a_model_without_a_batch_axis_takes_no_batch_size() -> None:
+    now = {"max_batch_size": 0}
+    changes: dict[str, Any] = {}
+    _take({"max_batch_size": 0}, now, _CONFIG, "config", changes)
+    assert changes == {}
+    with pytest.raises(InvalidRequest, match=r"config\.max_batch_size is not what the model has"):
+        _take({"max_batch_size": 8}, now, _CONFIG, "config", changes)
 
 
 def test_a_configuration_is_text_and_dependents_are_a_flag(case: tuple[Listening, Shelf]) -> None:

@@ -17,6 +17,7 @@ from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.responses.event_log import EventLog
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -161,6 +162,24 @@ def test_no_output_is_left_without_its_call() -> None:
     run(go)
 
 
+@pytest.mark.parametrize("ids", ["ab", "aa"])
+def test_an_output_that_does_not_fit_takes_its_call_along_and_not_the_rest(ids: str) -> None:
+    """Neither a prompt of nothing, nor an output before its call, is what is left."""
+    calls = []
+    for name, words in zip(ids, (3, 300), strict=True):
+        call = {"type": "function_call", "call_id": name, "name": "add", "arguments": "{}"}
+        calls += [call, {"type": "function_call_output", "call_id": name, "output": "word " * words}]
+
+    async def go() -> None:
+        front = Front(replying("ok"))
+        refused = await post(front, input=[*said("sum"), *calls], instructions="be", truncation="auto")
+        assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+        short = await post(front, input=[*said("word " * 300), *calls[:2], *calls[:2]], truncation="auto")
+        assert short.status == 200, short.body
+
+    run(go)
+
+
 # Events of what runs in the background
 
 
@@ -238,9 +257,41 @@ def test_followers_see_how_it_fails_and_that_it_is_cancelled() -> None:
                 await front.call("POST", f"/v1/responses/{name}/cancel")
             else:
                 await front.call("DELETE", f"/v1/responses/{name}")
-            assert events_of((await followed).body) == []
+            kinds = [event["type"] for event in events_of((await followed).body)]
+            assert kinds == ["response.created", "response.queued"]
 
     run(go)
+
+
+def test_who_follows_knows_the_response_before_its_turn_comes() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        name = (await post(front, background=True)).json()["id"]
+        log = front.responses.get(None, name).log
+        assert log is not None
+        kinds = [event["type"] for event in events_of(await anext(log.after(-1)))]
+        assert kinds == ["response.created", "response.queued"]
+
+    run(go)
+
+
+def test_packed_events_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.responses.event_log._PIECE", 100)
+    events = [b"data: %d\n\n" % number for number in range(1000)]
+
+    async def go() -> None:
+        log = EventLog()
+        log.add(events)
+        waiting = asyncio.create_task(anext(log.after(998)))
+        log.replace(await log.packed())
+        log.end()
+        assert await waiting == events[999]
+        for after in (-1, 0, 500, 998, 999, 10**6):
+            pieces = [piece async for piece in log.after(after)]
+            assert b"".join(pieces) == b"".join(events[after + 1 :])
+            assert max(map(len, pieces), default=0) < 200
+
+    asyncio.run(go())
 
 
 def test_background_takes_only_so_long() -> None:

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from chairlift.core.order import Rank
@@ -40,6 +41,10 @@ class WaitingQueue(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._living)
+
+    def __iter__(self) -> Iterator[R]:
+        """All of them, in no order of urgency."""
+        return iter(self._living.values())
 
     def push(self, entry: R) -> None:
         """Join the queue."""

@@ -84,6 +84,7 @@ class Updates:
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
+        self._error: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
         for stream in streams:
             stream.on_change = self._notify
@@ -92,22 +93,22 @@ class Updates:
         return self
 
     async def __anext__(self) -> list[tuple[int, SequenceUpdate]]:
-        while True:
+        while self._error is None:
             group: list[tuple[int, SequenceUpdate]] = []
-            error, done = None, True
+            done = True
             for index, stream in enumerate(self._streams):
                 if stream.updates:
                     group += [(index, update) for update in stream.updates]
                     stream.updates = []
-                error, done = error or stream.error, done and stream.done
+                self._error, done = self._error or stream.error, done and stream.done
             if group:
                 return group
-            if error is not None:
-                raise error
-            if done:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+            if self._error is None:
+                if done:
+                    raise StopAsyncIteration
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+        raise self._error
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():

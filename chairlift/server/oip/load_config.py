@@ -22,7 +22,8 @@ Changes = dict[str, Any]
 def read_changes(models: Models, name: str, parameters: Mapping[str, Any] | None) -> Changes:
     """The settings that a load is to have instead of its own. Raises InvalidRequest, naming what can't be honoured.
 
-    What a configuration has as the model now has it changes nothing, so that one that was asked for can be sent back.
+    What can't be changed may be there as the model now has it, so that a configuration that was asked for can be sent
+    back.
     """
     refuse_others(parameters, "config")
     given = (parameters or {}).get("config")
@@ -51,7 +52,7 @@ def _take(config: Mapping[str, Any], known: Any, readers: Mapping[str, Any], whe
         place = f"{where}.{name[:80]}"
         if isinstance(reader, Mapping) and isinstance(value, dict):
             _take(value, now.get(name), reader, place, changes)
-        elif callable(reader) and not (name == "max_batch_size" and value == now.get(name) == 0):
+        elif callable(reader) and not (name == "max_batch_size" and now.get(name) == 0):
             changes |= reader(value, place)
         elif name not in now or value != now[name]:
             problem = "is not what the model has, and can't be changed; leave it out"

@@ -51,10 +51,12 @@ class NewResponse(NamedTuple):
         stack.callback(stored.log.end)
         if not store.put(tenant, stored):
             stack.close()
-            message = "a response of this size can't be kept, as background needs (max_stored_bytes)"
+            limits = "max_stored_responses, max_stored_bytes"
+            message = f"there is no room to keep this response, as background needs ({limits})"
             raise ApiError(413, message, "background", "response_too_large")
         stored.task = asyncio.create_task(self._run(answer, stored))
         stored.task.add_done_callback(lambda _: stack.close())
+        store.note(tenant, stored, answer.queued())
         return stored.log
 
     async def _run(self, answer: ResponseAnswer, stored: StoredResponse) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 from chairlift.server.http.exchange import off_loop
 
 _END = b"\n\n"
-# About how many bytes become one: events are much alike.
-_PACKED_BY = 20
+# Most events that are sent at once, and bytes that are unpacked at once.
+_AT_ONCE, _PIECE = 256, 2**18
 
 
 class EventLog:
@@ -19,6 +19,7 @@ class EventLog:
         self.size = 0
         self._events: list[bytes] = []
         self._packed: bytes | None = None
+        self._count = 0
         self._over = False
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -35,30 +36,31 @@ class EventLog:
 
     async def packed(self) -> bytes:
         """All events, in far fewer bytes."""
-        raw = b"".join(self._events)
-        return await off_loop(len(raw), lambda: zlib.compress(raw, 1))
+        events = self._events
+        return await off_loop(self.size, lambda: zlib.compress(b"".join(events), 1))
 
     def replace(self, packed: bytes) -> None:
         """Keep the events, of which there will be no more, as `packed` has them."""
-        self._packed, self._events, self.size = packed, [], len(packed)
+        self._packed, self._count = packed, len(self._events)
+        self._events, self.size = [], len(packed)
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events after that one, those that are yet to come included; several at a time where they are there."""
         place = number + 1
-        while True:
-            if self._packed is not None:
-                unpack = partial(zlib.decompress, self._packed)
-                raw = await off_loop(_PACKED_BY * self.size, unpack)
-                events = [event + _END for event in raw.split(_END)[:-1]]
-            else:
-                events = self._events
-            if more := b"".join(events[place:]):
-                place = len(events)
-                yield more
+        while self._packed is None:
+            if some := self._events[place : place + _AT_ONCE]:
+                place += len(some)
+                yield b"".join(some)
             elif self._over:
                 return
             else:
                 await self._more()
+        if place >= self._count:
+            return
+        async for events in _unpacked(self._packed):
+            some, place = events[place:], max(place - len(events), 0)
+            if some:
+                yield b"".join(some)
 
     async def _more(self) -> None:
         """Wait until something changes."""
@@ -73,3 +75,13 @@ class EventLog:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
+
+
+async def _unpacked(packed: bytes) -> AsyncGenerator[list[bytes], None]:
+    """The events that were packed, a piece after the other, each made beside the event loop."""
+    reader, rest = zlib.decompressobj(), b""
+    while not reader.eof:
+        raw = await off_loop(_PIECE, partial(reader.decompress, packed, _PIECE))
+        packed = reader.unconsumed_tail
+        *events, rest = (rest + raw).split(_END)
+        yield [event + _END for event in events]

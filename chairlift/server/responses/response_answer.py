@@ -43,6 +43,7 @@ class ResponseAnswer:
         self._logprobs = TextLogprobs(sample, service.tokenizer) if wanted else None
         self._items = OutputItems(self._logprobs)
         self._sent = 0
+        self._begun = False
 
     def document(self, status: str, **more: Any) -> ResponseDocument:
         """The response as it now is."""
@@ -111,14 +112,20 @@ class ResponseAnswer:
             async for events in groups:
                 yield b"".join(events)
 
+    def queued(self) -> list[bytes]:
+        """The events of one that waits for its turn."""
+        about = self.document("queued")
+        return [self._numbered({"type": f"response.{kind}", "response": about}) for kind in ("created", "queued")]
+
     async def events(self) -> AsyncGenerator[list[bytes], None]:
         """What each step has to tell; nothing where that is nothing."""
         async with contextlib.aclosing(self._steps()) as steps:
             async for parts in steps:
                 events: list[ItemEvent] = []
-                if not self._sent:
-                    begun = self.document("in_progress")
-                    events = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+                if not self._begun:
+                    kinds = ("in_progress",) if self._sent else ("created", "in_progress")
+                    self._begun, begun = True, self.document("in_progress")
+                    events = [{"type": f"response.{kind}", "response": begun} for kind in kinds]
                 for part in parts:
                     events += self._items.push(part)
                 if self._sample.finish_reason is not None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -260,13 +260,23 @@ async def show_response(request: Request) -> Response:
 
 def _follow(log: EventLog, after: int, headers: Mapping[str, str] | None = None) -> Response:
     """The events of a response in the background; whoever hangs up leaves it alone."""
-    return PartStream("text/event-stream", log.after(after), _cut_short, headers)
+    last = after
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        nonlocal last
+        async with contextlib.aclosing(log.after(after)) as chunks:
+            async for chunk in chunks:
+                last += chunk.count(b"\n\n")
+                yield chunk
+
+    # With the number of the last one sent, which is where to go on from.
+    return PartStream("text/event-stream", parts(), lambda error: _cut_short(error, max(last, 0)), headers)
 
 
-def _cut_short(error: ApiError) -> bytes:
+def _cut_short(error: ApiError, number: int) -> bytes:
     body = error.body
     told = {"type": "error", "code": body.code, "message": body.message, "param": body.param}
-    return b"event: error\ndata: %b\n\n" % encode_line(told)
+    return b"event: error\ndata: %b\n\n" % encode_line(told | {"sequence_number": number})
 
 
 async def delete_response(request: Request) -> Response:

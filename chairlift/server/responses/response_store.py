@@ -128,7 +128,7 @@ class ResponseStore:
             except ApiError as error:
                 message = f"{error.body.message}. Send all items of the conversation as input"
                 raise ApiError(404, message, "previous_response_id", "previous_response_not_found") from None
-            size += found[-1].size
+            size += len(found[-1].input) + len(found[-1].document)
             if size > self._config.max_body_bytes:
                 message = f"the conversation has more than {self._config.max_body_bytes} bytes (max_body_bytes)"
                 raise ApiError(413, message, "previous_response_id", "conversation_too_large")

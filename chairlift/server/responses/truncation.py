@@ -42,12 +42,14 @@ class Truncation(NamedTuple):
             return whole or await self._open(0)
         left = max_tokens or info.max_model_len // _LEFT
         said = [i for i, item in enumerate(self.items) if item["type"] == "message" and item["role"] != "assistant"]
-        last = said[-1] if said else 0
-        for places in (said, range(last + 1, len(self.items))):
+        last = said[-1] if said else -1
+        # What begins with an output begins without its call, and would lose the output too.
+        rest = [i for i in range(last + 1, len(self.items)) if self.items[i]["type"] != "function_call_output"]
+        for places in (said, rest):
             if (found := await self._longest(places, left)) is not None:
                 return found
-        # The last item alone does not fit, which is for others to say.
-        return await self._open(len(self.items) - 1)
+        # Not even the shortest fits, which is for others to say.
+        return await self._open((rest or said)[-1])
 
     async def _longest(self, places: Sequence[int], left: int) -> OpenConversation | None:
         """Of the conversations that begin at these places the longest that fits; None if none does."""
@@ -90,5 +92,11 @@ class Truncation(NamedTuple):
 
 def _without_orphans(items: list[ResponseItem]) -> list[ResponseItem]:
     """Items without the outputs of calls that are not among them."""
-    calls = {item["call_id"] for item in items if item["type"] == "function_call"}
-    return [item for item in items if item["type"] != "function_call_output" or item["call_id"] in calls]
+    calls: set[str] = set()
+    kept = []
+    for item in items:
+        if item["type"] == "function_call":
+            calls.add(item["call_id"])
+        if item["type"] != "function_call_output" or item["call_id"] in calls:
+            kept.append(item)
+    return kept
