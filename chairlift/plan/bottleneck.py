@@ -60,7 +60,7 @@ def _bottleneck(
     if front >= _FULL:
         return "front", f"the front's one thread is busy {front:.0%} of the time"
     if gauge.busy < _IDLE and closes:
-        return "batch", f"steps take {gauge.busy:.0%} of the time: requests wait for their batch to fill"
+        return "batch", f"steps take {gauge.busy:.0%} of the time: requests wait for a batch to fill, or for one to end"
     if gauge.busy < _IDLE:
         return "targets", f"steps take {gauge.busy:.0%} of the time: bursts and long prompts miss the targets before"
     if closes and slots > 1 and seats < 1 - _EMPTY:
