@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_top(commands, wanted=arguments[:1] == ["top"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
+    _add_plan(commands, wanted=arguments[:1] == ["plan"])
     args = parser.parse_args(arguments)
     try:
         if args.command == "serve":
@@ -121,6 +122,14 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     from chairlift.bench.command import add_parser
 
     add_parser(commands)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("plan", help="find the settings that suit a model's traffic on this machine")
+    if wanted:
+        from chairlift.bench.plan_command import add_plan
+
+        add_plan(parser)
 
 
 def _serve(args: argparse.Namespace, started: float) -> int:

@@ -38,7 +38,7 @@ ARROWS = {
     "demo": "",
     "plan": "config core errors",
     "bench": "config core demo engine errors plan runners",
-    "server": "bodies chairlift config core engine errors folders jobs logs runners text",
+    "server": "bodies chairlift config core engine errors folders jobs logs plan runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors",
     "why": "errors terminal",

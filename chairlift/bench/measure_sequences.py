@@ -100,6 +100,8 @@ def measure_sequences(
         max_num_batched_tokens=config.max_num_batched_tokens,
         cost=fit_steps(steps).coefficients,
         steps=steps,
+        weight_bytes=engine.info.weight_bytes,
+        kv_bytes=engine.info.kv_bytes,
     )
 
 

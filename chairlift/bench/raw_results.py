@@ -40,7 +40,7 @@ def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None,
         "command": [Path(sys.argv[0]).name, *map(_last_part, arguments)],
         "settings": {name: _plain(value) for name, value in settings.items() if not callable(value)},
         "commit": _commit(),
-        "machine": f"{os.cpu_count()} cores of {_processor()}, {_memory_gb():.0f} GB",
+        "machine": machine_in_words(),
         "versions": {"python": platform.python_version()} | _versions(),
         "started": time.strftime(_MOMENT),
         "runs": [],
@@ -160,6 +160,11 @@ def _name(value: Any, form: str) -> str:
 def _rounds_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
     rounds = num_rounds(runs)
     return f"medians of {rounds} rounds, the lowest and highest behind them" if rounds > 1 else "one round"
+
+
+def machine_in_words() -> str:
+    """Say what this machine is."""
+    return f"{os.cpu_count()} cores of {_processor()}, {_memory_gb():.0f} GB"
 
 
 def _span(results: Results) -> str:

@@ -26,6 +26,7 @@ _AT_LEAST_ONE = (
     "max_uploads",
     "max_stored_bytes",
     "max_background_responses",
+    "max_record_bytes",
 )
 _POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
@@ -79,6 +80,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
     data_dir: str = "chairlift-data"
+    record: str | None = None
+    max_record_bytes: int = 2**30
     max_file_bytes: int = 200 * 2**20
     max_files_bytes: int = 10 * 2**30
     max_batch_lines: int = 50_000

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 import msgspec
 import numpy as np
@@ -124,6 +124,36 @@ def report(outcome: SimulatedRun, targets: Targets | None = None, model: str | N
         cached_tokens=sum(life.cached_tokens for life in lives),
         gauges={f"{name}/{number}": _gauges(each, seconds) for (name, number), each in steps.items()},
     )
+
+
+class Latencies(msgspec.Struct, kw_only=True, frozen=True):
+    """Seconds at one percentile: to the first token, between any two of them, and to the end.
+
+    Whoever was not answered waits for ever.
+    """
+
+    ttft: float = 0.0
+    itl: float = 0.0
+    e2e: float = 0.0
+
+
+def latencies(outcome: SimulatedRun, percentile: float) -> Latencies:
+    """Return what so many percent of the live requests, or of the times between their tokens, are within."""
+    lives = [life for life in outcome.requests if not life.request.background]
+    done = [life for life in lives if life.end is not None]
+    never = [inf] * (len(lives) - len(done))
+    return Latencies(
+        ttft=_within([life.ttft for life in done if life.ttft is not None] + never, percentile),
+        itl=_within(_gaps(outcome, done), percentile),
+        e2e=_within([life.e2e for life in done if life.e2e is not None] + never, percentile),
+    )
+
+
+def _within(samples: "Sequence[float] | np.ndarray", percentile: float) -> float:
+    """The least sample that so many percent are not above; 0 of none."""
+    if not len(samples):
+        return 0.0
+    return float(np.sort(np.asarray(samples))[max(ceil(len(samples) * percentile / 100), 1) - 1])
 
 
 def _gaps(outcome: SimulatedRun, lives: Sequence[SimulatedRequest]) -> "np.ndarray":

@@ -31,7 +31,7 @@ _WAKES_LATE = 1e-3
 class SequenceModel:
     """A language model to simulate: its settings, what was measured of it, and its weight among others.
 
-    `max_waiting` is that of the server's settings.
+    `max_waiting` is that of the server's settings. `times` are those of the profile, where they have been made of it.
     """
 
     config: SequenceConfig
@@ -39,6 +39,7 @@ class SequenceModel:
     name: str = ""
     weight: float = 1.0
     max_waiting: int = 1024
+    times: StepTimes | None = None
 
 
 class VirtualSequences:
@@ -52,7 +53,8 @@ class VirtualSequences:
         self._agenda = machine.agenda
         self._front = machine.front
         self._hop = machine.front.cost.hop
-        self._times = StepTimes(profile, random.Random(seed))
+        rng = random.Random(seed)
+        self._times = StepTimes(profile, rng) if model.times is None else model.times.fresh(rng)
         longest = min(config.max_model_len or profile.max_model_len, profile.max_model_len)
         self.scheduler = config.make_scheduler(profile.num_blocks, profile.block_size, longest)
         self.shedder = config.make_shedder()

@@ -8,7 +8,7 @@ import pytest
 from support.model_factory import model_folder
 
 from chairlift.bench.report import figures
-from chairlift.bench.strategies import run_strategy, with_strategy
+from chairlift.bench.strategies import run_strategy
 from chairlift.bench.workload import make_jobs
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
@@ -19,6 +19,7 @@ from chairlift.core.sequences.policy import POLICIES, Admission, Policy, Waiting
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError
+from chairlift.plan.candidates import with_strategy
 from chairlift.runners.decoder.runner import DecoderRunner
 
 BASE = {"model": str(model_folder()), "max_model_len": 300, "kv_cache_gb": 0.05, "num_threads": 1}

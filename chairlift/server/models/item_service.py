@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from chairlift.server.metrics.items import ItemMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
 from chairlift.text.encoding import TextEncoder
 
+if TYPE_CHECKING:
+    from chairlift.server.models.trace_recorder import TraceRecorder
+
 
 class ItemService:
     """One served model. Its owner opens it when it is loaded, and sets `state` and `failure` as they change.
@@ -29,6 +32,7 @@ class ItemService:
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
     `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
+    Who wants to record what comes sets `recorder`.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ItemService:
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
         self.created = int(time.time())
+        self.recorder: TraceRecorder | None = None
 
     def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
         """Take requests from now on."""
@@ -129,6 +134,9 @@ class ItemService:
         most = self.dispatcher.limits.max_waiting
         if len(payloads) > most:
             raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
+        if self.recorder is not None and payloads:
+            size = float(len(payloads)) if sizes is None else sum(sizes)
+            self.recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
         timeout, priority, background, tenant = terms

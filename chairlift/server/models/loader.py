@@ -13,18 +13,25 @@ from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
     from chairlift.server.models.registry import ModelService as Service
+    from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Who looked a model up a moment before it went may still be tokenizing for it.
 _GRACE_SECONDS = 1.0
 
 
 class HostLoader:
-    """Loads and unloads the models that the settings name. `host` makes one that has not been started."""
+    """Loads and unloads the models that the settings name. `host` makes one that has not been started.
 
-    def __init__(self, settings: Settings, host: Callable[[ServedModel], Host]) -> None:
+    What comes to them is recorded by the `recorder`, if there is one.
+    """
+
+    def __init__(
+        self, settings: Settings, host: Callable[[ServedModel], Host], recorder: "TraceRecorder | None" = None
+    ) -> None:
         self.hosts: list[Host] = []
         self._models, self._config = settings.models, settings.server
         self._host = host
+        self._recorder = recorder
         self._by_service: dict[Service, Host] = {}
 
     def begin(self) -> list[Host]:
@@ -34,6 +41,7 @@ class HostLoader:
     def prepare(self, host: Host) -> "Service":
         """Make the service of a host that has been started, and remember whose it is."""
         service = host.prepare()
+        service.recorder = self._recorder
         self._by_service[service] = host
         return service
 

@@ -1,10 +1,11 @@
 """The service in front of a language model: prompts go in, samples come out, and each gives its text in pieces."""
 
 import asyncio
+import functools
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +28,9 @@ from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
+
+if TYPE_CHECKING:
+    from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
 _MOST_SALT = 64
@@ -90,7 +94,7 @@ class SequenceOptions(NamedTuple):
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
 
-    One without a tokenizer serves nobody.
+    One without a tokenizer serves nobody. Who wants to record what comes sets `recorder`.
     """
 
     task: Literal["generate"] = "generate"
@@ -114,6 +118,7 @@ class SequenceService:
         self.config = config
         self.created = int(time.time())
         self.log: RequestLog[Sample] = RequestLog()
+        self.recorder: TraceRecorder | None = None
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
@@ -223,13 +228,20 @@ class SequenceService:
         # Answers of a tenant, to like requests, are of like length.
         kind = "completion" if options.continues else "chat"
         group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
-        streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
+        record = None if self.recorder is None else functools.partial(self.recorder.sequence, self.name)
+        try:
+            streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
+        except QueueFull:
+            if record is not None:
+                for request in requests:
+                    record(request, terms, 0)
+            raise
         terms.spend(read)
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
             text = self._text(stream.request, options, automaton)
-            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard))
+            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard, record))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
@@ -294,6 +306,7 @@ class Sample:
         terms: Terms,
         log: "RequestLog[Sample]",
         discard: bool = False,
+        record: Callable[[Request, Terms, int], None] | None = None,
     ) -> None:
         self.index = index
         self.stream = stream
@@ -305,6 +318,7 @@ class Sample:
         self._metrics = metrics
         self._discard = discard
         self._terms = terms
+        self._record = record
         self._last = 0.0
         # Times of background requests, which nobody waits for, would hide all others.
         self._live = not stream.request.background
@@ -376,6 +390,8 @@ class Sample:
         self._terms.spend(self._text.num_tokens)
         del self._log.live[self.owner][self.stream.request.id]
         self._log.ended[self.owner].append(self._as_ended(reason))
+        if self._record is not None:
+            self._record(self.stream.request, self._terms, self._text.num_tokens)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
 
