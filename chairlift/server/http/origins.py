@@ -21,6 +21,8 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # What a browser says of a page elsewhere; another port of the same machine is `same-site`.
 _FOREIGN = frozenset({"cross-site", "same-site"})
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE", "Access-Control-Max-Age": "600"}
+# What proxies say of those for whom they ask.
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 # Names have at most 253 characters; what is longer is none, and not worth remembering or repeating.
 _MAX_HOST, _MAX_SHOWN = 300, 100
 _EXPOSED = b"Retry-After, X-Queue-Time-Ms, X-Inference-Time-Ms, X-Batch-Size, Inference-Header-Content-Length"
@@ -82,6 +84,14 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def from_this_machine(scope: Scope) -> bool:
+    """Whether a request came from this machine, asks for it by its own name, and was forwarded by nobody."""
+    client = scope.get("client")
+    headers = dict(scope["headers"])
+    host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
+    return bool(client) and is_loopback(client[0]) and is_loopback(host) and not _FORWARDED & headers.keys()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
