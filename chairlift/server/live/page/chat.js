@@ -99,7 +99,9 @@ export class Chat {
       answer.foot.textContent = error.name === "AbortError" ? "stopped" : error.message;
       answer.foot.classList.toggle("problem", error.name !== "AbortError");
     }
-    this.messages.push(answer.message);
+    // What had no answer is not part of the conversation.
+    if (answer.content || answer.calls.length) this.messages.push(answer.message);
+    else this.messages.pop();
     this.pending = answer.calls.filter(Boolean);
     this.busy(null);
   }

@@ -5,7 +5,6 @@ import { make, number, percent, seconds } from "./dom.js";
 import { SlotPicture } from "./slots.js";
 
 const MOST_OPEN = 4;
-const ms = (value) => seconds(value);
 
 const QUEUE = ["Requests", [["run", "bar-0", (look) => look.running], ["wait", "bar-1", (look) => look.waiting],
   ["in the background", "background", (look) => look.background_running + look.background_waiting]], number];
@@ -19,14 +18,14 @@ const CHARTS = {
     QUEUE,
     ["KV memory", [["in use", "bar-0", (look) => share(look.kv, 1), true],
       ["and cached", "bar-2", (look) => share(look.kv, 2)]], percent],
-    ["Time to first token", quantiles("ttft"), ms],
-    ["Time between tokens", quantiles("itl"), ms],
+    ["Time to first token", quantiles("ttft"), seconds],
+    ["Time between tokens", quantiles("itl"), seconds],
   ],
   item: [
     ["Items a second", [["answered", "bar-0", (look) => look.written, true]], number],
     QUEUE,
     ["Busy", [["share of time", "bar-0", (look) => look.busy, true]], percent],
-    ["Time in the queue", quantiles("queue_time"), ms],
+    ["Time in the queue", quantiles("queue_time"), seconds],
   ],
 };
 
@@ -36,8 +35,8 @@ function share(kv, parts) {
 
 function rateOf({ written, limit, most }) {
   if (written === null) return "";
-  const most_ = most ? `, highest seen ${number(most)}` : "";
-  return limit ? `${number(written)} of ${number(limit)} that all slots would give` : `${number(written)}${most_}`;
+  const highest = most ? `, highest seen ${number(most)}` : "";
+  return limit ? `${number(written)} of ${number(limit)} that all slots would give` : `${number(written)}${highest}`;
 }
 
 // What a chart says in its heading, by its title.

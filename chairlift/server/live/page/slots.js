@@ -32,8 +32,8 @@ export class SlotPicture {
     this.chosen = null;
     this.canvas = make("canvas", { className: "slots", tabIndex: 0 });
     this.canvas.setAttribute("role", "application");
-    this.canvas.addEventListener("mousemove", (event) => this.choose(this.barAt(event)));
-    this.canvas.addEventListener("mouseleave", () => this.choose(null));
+    this.pointed = "";
+    this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => this.show(this.barAt(event)));
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
   }
@@ -110,6 +110,13 @@ export class SlotPicture {
     return found;
   }
 
+  // Where the page moves under a mouse that does not, keys go on from what they chose.
+  point(event) {
+    const pointed = `${event.screenX} ${event.screenY}`;
+    if (pointed !== this.pointed) this.choose(this.barAt(event));
+    this.pointed = pointed;
+  }
+
   choose(bar) {
     if (bar === this.chosen) return;
     this.chosen = bar;
@@ -124,9 +131,10 @@ export class SlotPicture {
   // Left and right follow time, up and down go to the nearest bar of another slot.
   onKey(event) {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (event.key === "Enter") this.show(this.chosen);
-    if (!steps || !this.model) return;
+    if ((!steps && event.key !== "Enter") || !this.model) return;
+    // Else the same key would go on to the button that is in focus then, and close what it opens.
     event.preventDefault();
+    if (!steps) return this.show(this.chosen);
     const bars = [...this.model.bars.values()].sort((one, other) => one[2] - other[2]);
     const known = bars.find((bar) => this.chosen && bar[0] === this.chosen[0] && bar[2] === this.chosen[2]);
     if (!known) return this.choose(bars.at(-1) ?? null);
