@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import re
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from fnmatch import fnmatch
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +384,25 @@ def test_the_page_is_open_and_says_nothing_and_the_rest_is_not(keys: str) -> Non
 )
 def test_where_the_page_is_said_to_be(address: str, settings: dict[str, Any], said: str | None) -> None:
     assert page_line(ServerConfig(**settings), "http", address, 8000) == said
+
+
+def test_what_the_page_is_made_of_is_packaged_small_and_makes_no_markup_of_text() -> None:
+    folder = resources.files("chairlift.server.live") / "page"
+    files = {each.name: each.read_text() for each in folder.iterdir()}
+    globs = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packaged = globs["package-data"]["chairlift"]
+    for name, text in files.items():
+        assert any(fnmatch(f"server/live/page/{name}", glob) for glob in packaged), name
+        if not name.startswith("uplot-"):
+            assert len(text.splitlines()) < 500
+            assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+            assert "https://" not in text
+        for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert unsafe not in text, name
+        for wanted in re.findall(r'from "\./([^"]+)"', text):
+            assert wanted in files, f"{name} imports it"
+    shell = files["live.html"]
+    named = re.findall(r'(?:src|href)="([^"]+)"', shell)
+    assert {each.removeprefix("live/") for each in named} - {"docs"} <= files.keys()
+    assert not re.search(r"<style|<script(?! src)| style=| on[a-z]+=", shell)
+    assert "MIT" in files["uplot-1.6.32.LICENSE.txt"]

@@ -28,7 +28,7 @@ FLAGS = (
 )
 # Where Chromium reads commands and writes what it says; ours must lie above, to be moved there.
 _READS, _WRITES, _ABOVE = 3, 4, 10
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 _KEYS = {"Enter": ("\r", 13), "Escape": ("", 27), "ArrowLeft": ("", 37), "ArrowRight": ("", 39)}
 
 

@@ -36,7 +36,7 @@ function share(kv, parts) {
 function rateOf({ written, limit, most }) {
   if (written === null) return "";
   const highest = most ? `, highest seen ${number(most)}` : "";
-  return limit ? `${number(written)} of ${number(limit)} that all slots would give` : `${number(written)}${highest}`;
+  return limit ? `${number(written)} of about ${number(limit)} with all slots taken` : `${number(written)}${highest}`;
 }
 
 // What a chart says in its heading, by its title.

@@ -20,7 +20,7 @@ export function describe([id, slot, start, first, end, background, count, owner,
   const what = kind === "item" ? `call of ${count} (${id})` : `${id}${whose}`;
   const state = end !== null ? `${reason ?? "over"} after ${long}`
     : kind === "sequence" && first === null ? `its prompt is read, for ${long}` : `running for ${long}`;
-  const read = first === null ? "" : `, first token after ${seconds(first - start)}`;
+  const read = first === null || first < start ? "" : `, first token after ${seconds(first - start)}`;
   return `slot ${slot + 1}: ${what}${background ? ", in the background" : ""}, ${state}${read}`;
 }
 
