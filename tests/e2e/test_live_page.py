@@ -163,7 +163,7 @@ def answer_in_a_form(browser: Browser) -> None:
     browser.write("#chat-schema", json.dumps(SCHEMA))
     browser.click("#chat-send")
     browser.until("document.querySelector('.assistant .link')")
-    assert set(json.loads(browser.text(".assistant .text"))) == {"sure"}
+    assert set(json.loads(browser.text(".assistant > .text"))) == {"sure"}
 
 
 def test_the_page_shows_all_and_all_of_it_works(server: Server, load: None, tmp_path: Path) -> None:

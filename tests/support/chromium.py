@@ -115,13 +115,12 @@ class Browser:
         assert "exceptionDetails" not in found, (expression, found)
         return found["result"].get("value")
 
-    def until(self, expression: str) -> Any:
-        """Wait until an expression is true; return what it gives."""
+    def until(self, expression: str) -> None:
+        """Wait until an expression is true."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not (found := self.evaluate(expression)):
+        while not self.evaluate(f"!!({expression})"):
             assert time.monotonic() < deadline, (expression, self.evaluate("document.body.innerText"), self.errors)
             time.sleep(0.05)
-        return found
 
     def text(self, selector: str) -> str:
         """The text of an element, as it is seen."""
@@ -130,12 +129,12 @@ class Browser:
 
     def place(self, selector: str, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
         """A point of an element that is brought into view, as shares of its width and height."""
-        box = self.until(
-            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); if (!it) return null;"
-            "it.scrollIntoView({block: 'center'}); const {left, top, width, height} = it.getBoundingClientRect();"
-            "return width && height ? [left, top, width, height] : null })()"
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.until(f"{found}?.getClientRects().length")
+        self.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+        left, top, width, height = self.evaluate(
+            f"(({{left, top, width, height}}) => [left, top, width, height])({found}.getBoundingClientRect())"
         )
-        left, top, width, height = box
         return left + across * width, top + down * height
 
     def move(self, x: float, y: float) -> None:
