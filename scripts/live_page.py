@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         ServerProcess("--max-num-seqs", str(SLOTS), "--data-dir", "") as server,
     ):
+        while not is_ready(server.url):
+            time.sleep(0.1)
         over = threading.Event()
         people = [threading.Thread(target=talk, args=(server.url, seed, over)) for seed in range(PEOPLE)]
         for each in people:
@@ -48,6 +51,14 @@ def main() -> None:
         for each in people:
             each.join()
     print(args.out)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 def talk(url: str, seed: int, over: threading.Event) -> None:

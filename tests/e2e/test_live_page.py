@@ -29,7 +29,12 @@ model = "{python}:Doubles"
 WRITTEN = {"messages": [{"role": "user", "content": "What is batching?"}], "max_tokens": 60, "model": "demo"}
 # Slower than anybody who watches, and never done within the test.
 JOB = {"custom_id": "", "method": "POST", "url": "/v1/chat/completions", "body": {**WRITTEN, "max_tokens": 300}}
-SCHEMA = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture
