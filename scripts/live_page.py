@@ -21,7 +21,7 @@ from support.chromium import Browser  # noqa: E402
 from support.processes import ServerProcess  # noqa: E402
 
 QUESTIONS = ("What is continuous batching?", "What is a KV cache?", "Why do requests wait?", "What is a slot?")
-PEOPLE, SLOTS = 20, 16
+PEOPLE, SLOTS = 28, 16
 
 
 def main() -> None:

@@ -21,9 +21,15 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.client import Beginning, Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
+from chairlift.jobs.store import Counts, Job
+from chairlift.server.batches.record import About, note
+from chairlift.server.batches.service import Batches
 from chairlift.server.front import page_line
+from chairlift.server.http.tenants import Keys
 from chairlift.server.live.feed import MOST_WATCHERS, LiveFeed
 from chairlift.server.live.slot_board import MOST_BARS, Bar, SlotBoard
+from chairlift.server.live.snapshot import BatchLook, Observer
+from chairlift.server.models.registry import Models
 
 HERE = {"host": "127.0.0.1:8000"}
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -299,6 +305,24 @@ def test_tenants_have_their_requests_and_limits(keys: str) -> None:
             assert (alice["ended"], alice["tokens"]) == (1, len(streams[0].request.prompt_ids) + 1)
 
     run(go)
+
+
+def test_batches_that_are_not_over_say_how_far_they_are(keys: str) -> None:
+    noted = About(endpoint="/v1/embeddings", input_file_id="f", completion_window="24h", expires_at=1.0, model="tiny")
+    jobs = []
+    for number in range(25):
+        job = Job(id=f"batch_{number}", state="in_progress", entered={}, total=10, tenant="alice")
+        note(job, noted)
+        jobs.append((job, Counts(completed=number, failed=1)))
+
+    class Stored(Batches):
+        def under_way(self) -> list[tuple[Job, Counts]]:
+            return jobs
+
+    config = ServerConfig(api_keys=keys)
+    seen = Observer(Models([]), Stored(Models([]), config), Keys(config), False).look()
+    assert seen.batches[1] == BatchLook("batch_1", "in_progress", "/v1/embeddings", "tiny", "alice", 10, 1, 1)
+    assert (len(seen.batches), seen.more) == (20, {"batches": 5})
 
 
 # Slots

@@ -88,10 +88,10 @@ def is_loopback(host: str) -> bool:
 
 def from_this_machine(scope: Scope) -> bool:
     """Whether a request came from this machine, asks for it by its own name, and was forwarded by nobody."""
-    client = scope.get("client")
+    address = (scope.get("client") or [""])[0]
     headers = dict(scope["headers"])
     host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
-    return bool(client) and is_loopback(client[0]) and is_loopback(host) and not _FORWARDED & headers.keys()
+    return is_loopback(address) and is_loopback(host) and not _FORWARDED & headers.keys()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

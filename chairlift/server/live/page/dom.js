@@ -11,7 +11,7 @@ export function make(tag, properties = {}, ...children) {
 // A table of rows, each a list of texts or nodes.
 export function table(caption, head, rows) {
   const line = (cells, tag) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell ?? "")));
-  return make("div", { className: "scroll" }, make("table", {}, make("caption", { textContent: caption }),
+  return make("div", { className: "scroll" }, make("table", {}, ...(caption ? [make("caption", { textContent: caption })] : []),
     make("thead", {}, line(head, "th")), make("tbody", {}, ...rows.map((row) => line(row, "td")))));
 }
 

@@ -23,8 +23,8 @@ class ModelRows {
     this.last = { models, loadable, control, more };
     const lines = rows.map(([name, version, task, state, failure]) => [name, version, task ?? "",
       this.busy.get(name) ?? (failure ? `${state}: ${failure}` : state), control ? this.buttons(name, state) : ""]);
-    const left = more.models ? `; ${more.models} more are not shown` : "";
-    this.node.replaceChildren(lines.length ? table(`Models${left}`, ["name", "version", "does", "state", ""], lines)
+    const left = more.models ? `${more.models} more are not shown.` : "";
+    this.node.replaceChildren(lines.length ? table(left, ["name", "version", "does", "state", ""], lines)
       : make("p", { className: "quiet", textContent: "No model is served." }));
     if (!control) {
       const how = "Models are loaded and unloaded here where model_control is on, or with a key that has the right admin.";
