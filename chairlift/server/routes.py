@@ -258,6 +258,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         query=request_routes.LIST_QUERY,
     ),
     _server("GET", "/v1/requests/{request}", request_routes.show_request, "Why a request waits, or what became of it"),
+    _server(
+        "GET",
+        "/v1/trace",
+        request_routes.show_trace,
+        "Steps and requests of the last minute, as ui.perfetto.dev opens them",
+        answer="JSON in Chrome's trace format",
+    ),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),
