@@ -264,6 +264,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         request_routes.show_trace,
         "Steps and requests of the last minute, as ui.perfetto.dev opens them",
         answer="JSON in Chrome's trace format",
+        right="admin",
+        local=True,
     ),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),

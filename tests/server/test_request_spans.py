@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from support.collector import Collector, attributes
-from support.items_harness import embedder, function, listening
+from support.items_harness import adder, embedder, function, listening
+from support.oip_tensors import tensors
 from support.server_harness import FakeClient, Front, full
 
 from chairlift.config.server import ServerConfig
@@ -323,3 +324,16 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'chairlift\[otel\]'"):
         make_spans(ServerConfig(otlp_endpoint="http://127.0.0.1:4318"))
+
+
+def test_calls_over_grpc_are_part_of_their_callers_trace(collector: Collector) -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    service, _ = adder()
+    service.spans = spans = RequestSpans(collector.url)
+    with listening(service, grpc=True) as server:
+        client = triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+        client.infer("adder", tensors(triton, True), headers=PARENT)
+        client.close()
+    spans.close()
+    (span,) = collector.spans
+    assert (span.name, span.trace_id.hex()) == ("tensors adder", TRACE)
