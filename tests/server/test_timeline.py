@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -101,8 +102,6 @@ def test_steps_never_overlap_and_counters_say_what_changes() -> None:
 
 
 def test_random_requests_make_a_sound_trace() -> None:
-    import random
-
     chance = random.Random(3)
     requests = [
         ended(f"r{n}", 1000 - 90 * chance.random(), *(chance.choice((0.0, 4 * chance.random())) for _ in range(3)))

@@ -106,8 +106,16 @@ class SequenceMetrics:
             self._step_requests.observe(stats.step_requests)
             self._step_tokens.observe(stats.step_tokens)
             self._step_seconds.observe(stats.step_seconds)
-            step = stats.step_ended, stats.step_seconds, stats.step_requests, stats.step_tokens
-            self.steps.append(RecentStep(*step, stats.waiting, stats.background_waiting, stats.kv_blocks_used))
+            step = RecentStep(
+                stats.step_ended,
+                stats.step_seconds,
+                stats.step_requests,
+                stats.step_tokens,
+                stats.waiting,
+                stats.background_waiting,
+                stats.kv_blocks_used,
+            )
+            self.steps.append(step)
             if stats.cost is not None:
                 self._on_prediction(stats.cost)
 
