@@ -103,7 +103,7 @@ def test_without_keys_this_machine_may_watch_and_no_other() -> None:
             {"forwarded": "for=10.0.0.7"},
         ):
             answer = await get(front, **refused)
-            assert (answer.status, answer.error["code"]) == (403, "not_this_machine")
+            assert (answer.status, answer.error["code"]) == (403, "not_local")
         assert front.live.task is None
 
     run(go)

@@ -349,7 +349,7 @@ class SequenceClient(Supervised):
                 preempted.running_since = 0.0
         for request_id in output.started:
             if (started := self._streams.get(request_id)) is not None:
-                started.running_since = now - output.stats.step_seconds
+                started.running_since = output.stats.step_ended - output.stats.step_seconds
         for update in output.updates:
             stream = self._streams.get(update.id)
             if stream is None:

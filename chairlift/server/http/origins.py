@@ -75,6 +75,19 @@ class Origins:
         return self._any_address and _address(name) is not None
 
 
+def check_local(scope: Scope) -> None:
+    """A 403 for whoever comes from another machine, by a name that could lead here from anywhere, or by a proxy."""
+    address = (scope.get("client") or [""])[0]
+    headers = dict(scope["headers"])
+    host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
+    if not is_loopback(address) or (host and not is_loopback(host)) or _FORWARDED & headers.keys():
+        message = (
+            "without keys this is for the server's own machine: ask there for http://127.0.0.1, or through a tunnel "
+            "(ssh -L); elsewhere it takes a key with the right 'admin'"
+        )
+        raise ApiError(403, message, code="not_local", kind="permission_error")
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or an address can only mean this machine."""
     if host == "localhost" or host.endswith(".localhost"):
@@ -84,14 +97,6 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
-
-
-def from_this_machine(scope: Scope) -> bool:
-    """Whether a request came from this machine, asks for it by its own name, and was forwarded by nobody."""
-    address = (scope.get("client") or [""])[0]
-    headers = dict(scope["headers"])
-    host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
-    return is_loopback(address) and is_loopback(host) and not _FORWARDED & headers.keys()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
