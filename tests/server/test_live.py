@@ -104,6 +104,8 @@ def test_without_keys_this_machine_may_watch_and_no_other() -> None:
         ):
             answer = await get(front, **refused)
             assert (answer.status, answer.error["code"]) == (403, "not_local")
+        elsewhere = await get(front, **{"sec-fetch-site": "cross-site"})
+        assert (elsewhere.status, elsewhere.error["code"]) == (403, "cross_origin")
         assert front.live.task is None
 
     run(go)

@@ -11,14 +11,19 @@ from starlette.responses import Response
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream
 from chairlift.server.http.paging import page_limit, query_of
+from chairlift.server.http.tenants import TENANT
 from chairlift.server.live.feed import LiveFeed, Watcher
 
 _MOST_MESSAGES = 100_000
+_ELSEWHERE = ("cross-site", "same-site")
 LIVE_QUERY = {"limit": Annotated[int, Meta(ge=1, le=_MOST_MESSAGES)]}
 
 
 async def watch_server(request: Request) -> Response:
     """Server-sent events, about three a second; with `limit` so many of them."""
+    if TENANT not in request.scope and request.headers.get("sec-fetch-site") in _ELSEWHERE:
+        # It could read nothing, but would keep those out who may watch.
+        raise ApiError(403, "pages of other sites may not watch this server", code="cross_origin")
     query = query_of(request, LIVE_QUERY)
     most = page_limit(query, 1, _MOST_MESSAGES) if "limit" in query else 0
     feed: LiveFeed = request.app.state.live

@@ -45,7 +45,7 @@ const ABOUT = {
   "Items a second": ({ written, batch }) => (written === null ? "" : number(written) + (batch ? `, ${number(batch)} in a call` : "")),
   Requests: (look) => `${look.running} run, ${look.waiting} wait`,
   "KV memory": ({ kv }) => kv ? `${percent(kv[0] / kv[2])} in use, ${percent(kv[1] / kv[2])} cached, ` +
-    `${percent((kv[2] - kv[0] - kv[1]) / kv[2])} free of ${number(kv[2])} blocks` : "",
+    `${percent((kv[2] - kv[0] - kv[1]) / kv[2])} free` : "",
   "Time to first token": ({ ttft }) => ttft ? ttft.map(seconds).join(" / ") : "",
   "Time between tokens": ({ itl }) => itl ? itl.map(seconds).join(" / ") : "",
   "Time in the queue": (look) => look.queue_time ? look.queue_time.map(seconds).join(" / ") : "",
