@@ -17,21 +17,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from demo_corpus import UNKNOWN, Corpus, Fact, all_facts, unknown_question
+from demo_corpus import UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 FOLDER = Path(__file__).parents[1] / "chairlift/demo/model"
 END_OF_TEXT, START, END = 0, 1, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = """{%- for message in messages %}
-    {%- if message.role not in ["system", "user", "assistant"] %}
-        {{- raise_exception("The demo model knows the roles system, user and assistant, not " + message.role) }}
+TEMPLATE = """{%- if tools %}
+    {{- "<|im_start|>system\\n" }}
+    {%- if messages and messages[0].role == "system" %}
+        {{- messages[0].content + "\\n\\n" }}
     {%- endif %}
-    {{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}
+    {{- "<tools>\\n" }}
+    {%- for tool in tools %}
+        {%- set parameters = ((tool.function.parameters or {}).properties or {}) | list %}
+        {{- {"name": tool.function.name, "parameters": parameters} | tojson + "\\n" }}
+    {%- endfor %}
+    {{- "</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ["system", "user", "assistant", "tool"] %}
+        {{- raise_exception("The demo model knows the roles system, user, assistant and tool, not " + message.role) }}
+    {%- endif %}
+    {%- if not (tools and loop.first and message.role == "system") %}
+        {{- "<|im_start|>" + message.role + "\\n" }}
+        {%- if message.role == "tool" %}
+            {{- "<tool_response>\\n" + message.content + "\\n</tool_response>" }}
+        {%- else %}
+            {{- message.content or "" }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- "\\n" if message.content or not loop.first else "" }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + "}\\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\\n" }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- "<|im_start|>assistant\\n" }}
@@ -81,22 +107,30 @@ def train_tokenizer(seed: int) -> Tokenizer:
     )
     corpus = Corpus(seed)
     documents = [corpus.document() for _ in range(10_000)]
-    lines = [d if isinstance(d, str) else "\n".join(m["content"] for m in d) for d in documents]
-    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant"] * 100], trainer)
+    lines = [d if isinstance(d, str) else "\n".join(body for _, body in parts(d)) for d in documents]
+    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant", "tool"] * 100], trainer)
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, document: list[dict[str, str]] | str) -> tuple[list[int], list[float]]:
+def parts(chat: Chat) -> list[tuple[str, str]]:
+    """Who speaks in a chat, and what is said, as the template writes it."""
+    (text,), _ = render_jinja_template([chat.messages], chat.tools or None, chat_template=TEMPLATE)
+    messages = text.split(f"{SPECIAL[END]}\n")[:-1]
+    found = [message.removeprefix(SPECIAL[START]).partition("\n") for message in messages]
+    return [(role, body) for role, _, body in found]
+
+
+def encode(tokenizer: Tokenizer, document: Chat | str) -> tuple[list[int], list[float]]:
     """A document's tokens, and each one's weight in the loss."""
     if isinstance(document, str):
         ids = [*tokenizer.encode(document).ids, END_OF_TEXT]
         return ids, [1.0] * len(ids)
     ids: list[int] = []
     weights: list[float] = []
-    for message in document:
-        own = message["role"] == "assistant"
-        head = [START, *tokenizer.encode(message["role"] + "\n").ids]
-        body = [*tokenizer.encode(message["content"]).ids, END]
+    for role, said in parts(document):
+        own = role == "assistant"
+        head = [START, *tokenizer.encode(role + "\n").ids]
+        body = [*tokenizer.encode(said).ids, END]
         tail = tokenizer.encode("\n").ids
         ids += head + body + tail
         weights += [USER_WEIGHT] * len(head) + [1.0 if own else USER_WEIGHT] * len(body) + [USER_WEIGHT] * len(tail)
@@ -285,7 +319,7 @@ def keep_memory() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--evaluate-only", action="store_true")
