@@ -13,7 +13,7 @@ from typing import Any
 
 import demo_facts as facts
 import demo_texts as texts
-from demo_tools import CALCULATE, WEATHER, names, offered, turns
+from demo_tools import CALCULATE, WEATHER, offered, parameters_of, turns
 
 UNKNOWN = (
     "I am a small demo model, so I don't know that. Ask me about batching, inference serving, mountains, capitals, "
@@ -259,8 +259,8 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
-# The share of chats in which there are tools, and within these of the questions that take one.
-_WITH_TOOLS, _TAKES_TOOL = 0.18, 0.6
+# The share of questions that take a tool, in chats that have one which the model can call.
+_TAKES_TOOL = 0.6
 
 
 @dataclass
@@ -272,10 +272,14 @@ class Chat:
 
 
 class Corpus:
-    """An endless, seeded stream of training documents: chats, and plain paragraphs as strings."""
+    """An endless, seeded stream of training documents: chats, and plain paragraphs as strings.
 
-    def __init__(self, seed: int) -> None:
+    In a share of the chats, `with_tools`, there are tools.
+    """
+
+    def __init__(self, seed: int, with_tools: float = 0) -> None:
         self._rng = random.Random(seed)
+        self._with_tools = with_tools
         self._by_kind: dict[str, list[Fact]] = {}
         for fact in all_facts():
             self._by_kind.setdefault(fact.kind, []).append(fact)
@@ -286,7 +290,9 @@ class Corpus:
         """The next document."""
         if self._rng.random() < 0.03:
             return self._paragraph()
-        return self._chat_with_tools() if self._rng.random() < _WITH_TOOLS else self._chat()
+        if self._with_tools and self._rng.random() < self._with_tools:
+            return self._chat_with_tools()
+        return self._chat()
 
     def _paragraph(self) -> str:
         choices = [answer for _, answer, _ in texts.TOPICS] + [story for _, story in texts.STORIES] * 2
@@ -300,7 +306,7 @@ class Corpus:
 
     def _chat_with_tools(self) -> Chat:
         tools = offered(self._rng)
-        have = names(tools)
+        have = parameters_of(tools)
         useful = WEATHER in have or CALCULATE in have
         kinds = [kind for kind in _WEIGHTS if kind != "sum" or CALCULATE not in have]
         messages = self._system()

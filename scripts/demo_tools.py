@@ -111,7 +111,7 @@ def offered(rng: random.Random) -> list[dict[str, Any]]:
     return found
 
 
-def names(tools: list[dict[str, Any]]) -> dict[str, list[str]]:
+def parameters_of(tools: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The parameters of each tool, by its name."""
     return {each["function"]["name"]: list(each["function"]["parameters"]["properties"]) for each in tools}
 
@@ -119,7 +119,7 @@ def names(tools: list[dict[str, Any]]) -> dict[str, list[str]]:
 def turns(rng: random.Random, tools: list[dict[str, Any]], held_out: bool = False) -> list[Turn]:
     """One question that these tools answer, at times with another that follows from it. There must be one of the two
     tools."""
-    have = names(tools)
+    have = parameters_of(tools)
     both = WEATHER in have and CALCULATE in have
     draw = rng.random()
     if both and draw < 0.06 and not held_out:
@@ -239,7 +239,9 @@ def _worked_out(
     calls = [(CALCULATE, {"expression": expression})]
     if rng.random() < 0.04:
         return _FAILED, calls, [_failure(rng)]
-    given = rng.choice([result, result, f'{{"result": {result}}}', f'{{"value": {result}}}', f"{expression} = {result}"])
+    given = rng.choice(
+        [result, result, f'{{"result": {result}}}', f'{{"value": {result}}}', f"{expression} = {result}"]
+    )
     return f"{expression} = {result}.", calls, [given]
 
 

@@ -15,9 +15,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from demo_corpus import UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
+from demo_tools import TOOLS, calling, turns
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
@@ -78,6 +80,8 @@ MODEL = {
     "eos_token_id": END,
     "pad_token_id": END_OF_TEXT,
 }
+# The share of chats that have tools, where the model learns of them.
+WITH_TOOLS = 0.4
 # What people say counts little: the model answers, and need not guess the next question.
 USER_WEIGHT = 0.05
 BATCH_TOKENS = 4096
@@ -108,7 +112,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     corpus = Corpus(seed)
     documents = [corpus.document() for _ in range(10_000)]
     lines = [d if isinstance(d, str) else "\n".join(body for _, body in parts(d)) for d in documents]
-    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant", "tool"] * 100], trainer)
+    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant"] * 100], trainer)
     return tokenizer
 
 
@@ -137,9 +141,9 @@ def encode(tokenizer: Tokenizer, document: Chat | str) -> tuple[list[int], list[
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, corpus: Corpus, seed: int) -> Iterator[Batch]:
     """Endless batches of whole documents of similar length; one a row, as the model will see them when it serves."""
-    corpus, rng = Corpus(seed), random.Random(seed)
+    rng = random.Random(seed)
     while True:
         pool = sorted((encode(tokenizer, corpus.document()) for _ in range(POOL)), key=lambda d: len(d[0]))
         made, rows = [], []
@@ -187,18 +191,21 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).float()
 
 
-def train(tokenizer: Tokenizer, steps: int, seed: int) -> LlamaForCausalLM:
-    """Train from scratch: Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
+def new_model(seed: int) -> LlamaForCausalLM:
+    """The model before it has learned anything."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
+    return LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
+
+
+def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int, rate: float = 1) -> LlamaForCausalLM:
+    """Muon for the matrices, AdamW for the rest, a short warm-up and a long way down. `rate` scales both."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
-        Muon(matrices, lr=0.02, weight_decay=0.05),
-        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.01),
+        Muon(matrices, lr=0.02 * rate, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=0.004 * rate, betas=(0.9, 0.95), weight_decay=0.01),
     ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    stream = batches(tokenizer, seed)
     model.train()
     average = math.nan
     with tqdm(total=steps, unit="step", mininterval=5) as bar:
@@ -261,6 +268,21 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
+def teach_facts(folder: Path, steps: int, seed: int) -> None:
+    """Train tokenizer and model from scratch on chats without tools."""
+    tokenizer = train_tokenizer(seed)
+    stream = batches(tokenizer, Corpus(seed), seed)
+    save(train(new_model(seed), stream, steps), tokenizer, folder)
+
+
+def teach_tools(folder: Path, steps: int, seed: int) -> None:
+    """Go on from the saved model, with tools in some of the chats."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    stream = batches(tokenizer, Corpus(seed + 1, WITH_TOOLS), seed)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    save(train(model, stream, steps, rate=0.6), tokenizer, folder)
+
+
 class Judge:
     """Greedy answers of the saved model, many at a time."""
 
@@ -268,38 +290,80 @@ class Judge:
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    def answers(self, questions: list[str], batch: int = 64, limit: int = 160) -> list[str]:
-        """One answer a question, in order."""
+    def answers(self, chats: list[Chat], batch: int = 64, limit: int = 160) -> list[str]:
+        """One answer a chat, in order."""
         found: list[str] = []
-        for start in tqdm(range(0, len(questions), batch), unit="batch", mininterval=5, leave=False):
-            chats = [[{"role": "user", "content": q}] for q in questions[start : start + batch]]
-            prompts = self._tokenizer.apply_chat_template(
-                chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
-            )
+        for start in tqdm(range(0, len(chats), batch), unit="batch", mininterval=5, leave=False):
+            texts = [self._prompt(chat) for chat in chats[start : start + batch]]
+            prompts = self._tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
             with torch.inference_mode():
                 output = self._model.generate(**prompts, max_new_tokens=limit, do_sample=False)
             new = output[:, prompts["input_ids"].shape[1] :]
             found += self._tokenizer.batch_decode(new, skip_special_tokens=True)
         return found
 
+    def _prompt(self, chat: Chat) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            chat.messages, tools=chat.tools or None, add_generation_prompt=True, tokenize=False
+        )
+        return text
+
+
+@dataclass
+class Case:
+    """A chat, and the one answer that is right."""
+
+    kind: str
+    chat: Chat
+    expected: str
+
 
 def evaluate(folder: Path, dtype: torch.dtype, seed: int = 1) -> dict[str, float]:
     """The share of answers that are right word for word, by kind of question."""
     rng = random.Random(seed)
-    cases: list[tuple[str, str, str]] = []
-    for fact in all_facts():
-        cases += [(fact.kind, ask, fact.answer) for ask in _sample(rng, fact)]
-        cases += [("held out: " + fact.kind, ask, fact.answer) for ask in fact.held_out]
-    cases += [("held out: unknown", unknown_question(rng), UNKNOWN) for _ in range(200)]
-    cases.sort(key=lambda case: len(case[2]))
-    answers = Judge(folder, dtype).answers([ask for _, ask, _ in cases])
+    cases = [*_questions(rng), *_questions_with_tools(rng)]
+    cases.sort(key=lambda case: len(case.expected))
+    answers = Judge(folder, dtype).answers([case.chat for case in cases])
     scores: dict[str, list[bool]] = {}
-    for (kind, ask, expected), answer in zip(cases, answers, strict=True):
-        scores.setdefault(kind, []).append(answer == expected)
-        scores.setdefault("ALL held out" if kind.startswith("held") else "ALL trained", []).append(answer == expected)
-        if answer != expected and rng.random() < 0.15:
-            tqdm.write(f"  {ask!r} -> {answer[:90]!r}, not {expected[:60]!r}")
+    for case, answer in zip(cases, answers, strict=True):
+        kinds = [case.kind]
+        if not case.kind.startswith("tools"):
+            kinds.append("ALL held out" if case.kind.startswith("held") else "ALL trained")
+        for kind in kinds:
+            scores.setdefault(kind, []).append(answer == case.expected)
+        if answer != case.expected and rng.random() < 0.15:
+            tqdm.write(f"  {case.chat.messages[-1]['content']!r} -> {answer[:90]!r}, not {case.expected[:60]!r}")
     return {kind: sum(score) / len(score) for kind, score in sorted(scores.items())}
+
+
+def _questions(rng: random.Random) -> Iterator[Case]:
+    """Questions of a single turn, without tools."""
+    for fact in all_facts():
+        for ask in _sample(rng, fact):
+            yield Case(fact.kind, _asked(ask), fact.answer)
+        for ask in fact.held_out:
+            yield Case("held out: " + fact.kind, _asked(ask), fact.answer)
+    for _ in range(200):
+        yield Case("held out: unknown", _asked(unknown_question(rng)), UNKNOWN)
+
+
+def _questions_with_tools(rng: random.Random, count: int = 200) -> Iterator[Case]:
+    """Questions that take a tool, what is said of its result, and questions that take none."""
+    facts = [fact for fact in all_facts() if fact.kind != "sum"]
+    for fact in rng.sample(facts, count):
+        yield Case("tools: none called", _asked(rng.choice(fact.asks), TOOLS), fact.answer)
+    for held_out in (False, True):
+        kind = "tools, held out: " if held_out else "tools: "
+        for _ in range(count):
+            turn = turns(rng, TOOLS, held_out)[0]
+            called = parts(Chat([calling(turn.calls)]))[0][1] if turn.calls else turn.answer
+            yield Case(kind + "call", _asked(turn.ask, TOOLS), called)
+            if turn.calls:
+                yield Case(kind + "answer", Chat(turn.messages()[:-1], TOOLS), turn.answer)
+
+
+def _asked(question: str, tools: list[dict[str, Any]] | None = None) -> Chat:
+    return Chat([{"role": "user", "content": question}], tools or [])
 
 
 def _sample(rng: random.Random, fact: Fact) -> list[str]:
@@ -319,17 +383,22 @@ def keep_memory() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--tool-steps", type=int, default=280)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tools-only", action="store_true", help="go on from a model that knows its facts")
     parser.add_argument("--evaluate-only", action="store_true")
     arguments = parser.parse_args()
     keep_memory()
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(True)
+    # It would fill all memory that is about to be written over, a fifth of the work.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if not arguments.evaluate_only:
-        tokenizer = train_tokenizer(arguments.seed)
-        save(train(tokenizer, arguments.steps, arguments.seed), tokenizer, arguments.output)
+        if not arguments.tools_only:
+            teach_facts(arguments.output, arguments.steps, arguments.seed)
+        teach_tools(arguments.output, arguments.tool_steps, arguments.seed)
     for dtype in (torch.float32, torch.bfloat16):
         print(f"exact greedy answers, {dtype}")
         for kind, score in evaluate(arguments.output, dtype).items():
