@@ -1,4 +1,4 @@
-"""Whether calls of tools are valid, and whether the demo model's are right: python benchmarks/tool_calls.py --out FILE.json
+"""Whether calls of tools are valid, and those of the demo model right: python benchmarks/tool_calls.py [--out FILE]
 
 Each chat goes over HTTP to a server, and what comes back is checked with the jsonschema package against the schema of
 the tool that it names. The demo model is asked questions that take its own two tools, as scripts/demo_tools.py puts

@@ -1,7 +1,8 @@
 """Trains the demo model that ships in chairlift/demo/model, from nothing, on two CPU cores.
 
-    python scripts/train_demo.py                  # the real thing, about a quarter of an hour
+    python scripts/train_demo.py                  # the real thing, about twenty minutes
     python scripts/train_demo.py --steps 150      # a trial
+    python scripts/train_demo.py --tools-only     # the second part alone, from a model that knows its facts
     python scripts/train_demo.py --evaluate-only  # measure the model that is there
 
 The same seed, thread count and PyTorch build give the same model. Needs the development dependencies.

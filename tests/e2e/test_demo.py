@@ -87,6 +87,40 @@ def test_the_chat_template(tokenizer: Tokenizer) -> None:
         tokenizer.render_chat([{"role": "robot", "content": ""}])
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}},
+    },
+}
+
+
+def test_the_chat_template_with_tools(tokenizer: Tokenizer) -> None:
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Genève"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        *chat("Weather?"),
+        {"role": "assistant", "content": "Well.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tools = [WEATHER, {"type": "function", "function": {"name": "now"}}]
+    called = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Genève"}}\n</tool_call>'
+    assert tokenizer.render_chat(messages, template_kwargs={"tools": tools}).text == (
+        '<|im_start|>system\nBe kind.\n\n<tools>\n{"name": "get_weather", "parameters": ["city", "unit"]}\n'
+        '{"name": "now", "parameters": []}\n</tools><|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n'
+        f"<|im_start|>assistant\nWell.\n{called}\n{called}<|im_end|>\n"
+        "<|im_start|>tool\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+        f"<|im_start|>assistant\n{called}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.render_chat(chat("Hi"), template_kwargs={"tools": tools[1:]}).text == (
+        '<|im_start|>system\n<tools>\n{"name": "now", "parameters": []}\n</tools><|im_end|>\n'
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 @pytest.mark.parametrize("question", KNOWN)
 def test_greedy_answers(model: Any, tokenizer: Tokenizer, question: str) -> None:
     assert answer(model, tokenizer, chat(question)) == KNOWN[question]
