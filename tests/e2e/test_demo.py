@@ -1,14 +1,19 @@
 """The demo model in the package: small, whole, and right in what it says."""
 
 import json
+import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.replies import read_reply
 
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.text import Tokenizer
+from chairlift.text.speech import speech_of
 
 KNOWN = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -142,3 +147,20 @@ def test_2000_positions_do_not_break_it(model: Any) -> None:
     ids = torch.randint(3, 1536, (1, 2000), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.isfinite(model(ids).logits).all()
+
+
+def test_the_calls_that_it_learned_are_those_that_the_server_reads(tokenizer: Tokenizer) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import demo_tools
+
+    dialect = speech_of(tokenizer).dialect
+    assert dialect is not None
+    rng = random.Random(3)
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in demo_tools.TOOLS}
+    several = 0
+    for turn in (turn for _ in range(200) for turn in demo_tools.turns(rng, demo_tools.TOOLS) if turn.calls):
+        text = tokenizer.render_chat([demo_tools.calling(turn.calls)], add_generation_prompt=False).text
+        _, _, calls = read_reply(dialect, text.partition("\n")[2].removesuffix("<|im_end|>\n"), tools=schemas)
+        assert [(name, json.loads(given)) for name, given in calls] == turn.calls
+        several += len(calls) > 1
+    assert several > 5
