@@ -13,7 +13,7 @@ from typing import Any
 
 import demo_facts as facts
 import demo_texts as texts
-from demo_tools import CALCULATE, WEATHER, offered, parameters_of, turns
+from demo_tools import CALCULATE, WEATHER, offered, parameters_of, repetition, turns
 
 UNKNOWN = (
     "I am a small demo model, so I don't know that. Ask me about batching, inference serving, mountains, capitals, "
@@ -274,12 +274,13 @@ class Chat:
 class Corpus:
     """An endless, seeded stream of training documents: chats, and plain paragraphs as strings.
 
-    In a share of the chats, `with_tools`, there are tools.
+    In a share of the chats, `with_tools`, there are tools; in another, `repeating`, there is something to repeat.
     """
 
-    def __init__(self, seed: int, with_tools: float = 0) -> None:
+    def __init__(self, seed: int, with_tools: float = 0, repeating: float = 0) -> None:
         self._rng = random.Random(seed)
         self._with_tools = with_tools
+        self._repeating = repeating
         self._by_kind: dict[str, list[Fact]] = {}
         for fact in all_facts():
             self._by_kind.setdefault(fact.kind, []).append(fact)
@@ -292,6 +293,8 @@ class Corpus:
             return self._paragraph()
         if self._with_tools and self._rng.random() < self._with_tools:
             return self._chat_with_tools()
+        if self._repeating and self._rng.random() * (1 - self._with_tools) < self._repeating:
+            return Chat([said for _ in range(self._rng.randint(1, 3)) for said in repetition(self._rng).messages()])
         return self._chat()
 
     def _paragraph(self) -> str:

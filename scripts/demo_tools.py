@@ -74,6 +74,11 @@ _FAILURES = ["no such city", "timeout", "not found", "service unavailable", "div
 _FAILED = "The tool failed, so I don't know."
 
 
+_REPEAT_FORMS = (
+    "Repeat this: {}|Say this again: {}|Copy this: {}|Echo: {}|Write this once more: {}|Please repeat: {}".split("|")
+)
+
+
 @dataclass
 class Turn:
     """A question, the calls that it takes, what they give, and what the model says of that: at once if it calls
@@ -109,6 +114,18 @@ def offered(rng: random.Random) -> list[dict[str, Any]]:
     if rng.random() < 0.4:
         rng.shuffle(found)
     return found
+
+
+def repetition(rng: random.Random) -> Turn:
+    """Names and numbers to be said again. They teach the model to copy, which every call and every result asks of it,
+    far sooner than calls alone, of which only a few tokens are copied."""
+    words = [rng.choice([_city, _some_digits, facts.made_up_name])(rng) for _ in range(rng.randint(2, 14))]
+    text = rng.choice([" ", " ", ", ", " + ", "\n"]).join(words)
+    return Turn(rng.choice(_REPEAT_FORMS).format(text), text)
+
+
+def _some_digits(rng: random.Random) -> str:
+    return "".join(rng.choices("0123456789", k=rng.randint(1, 6)))
 
 
 def parameters_of(tools: list[dict[str, Any]]) -> dict[str, list[str]]:

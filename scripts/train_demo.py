@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from demo_corpus import UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
@@ -81,12 +81,23 @@ MODEL = {
     "eos_token_id": END,
     "pad_token_id": END_OF_TEXT,
 }
-# The share of chats that have tools, where the model learns of them.
-WITH_TOOLS = 0.4
 # What people say counts little: the model answers, and need not guess the next question.
 USER_WEIGHT = 0.05
 BATCH_TOKENS = 4096
 POOL = 256
+
+
+class Lesson(NamedTuple):
+    """What is taught after the facts: the share of chats that have tools and of those that repeat something, and how
+    long and at what rate."""
+
+    with_tools: float
+    repeating: float
+    steps: int
+    rate: float
+
+
+LESSONS = (Lesson(0.4, 0, 280, 0.6), Lesson(0.3, 0.35, 300, 0.8))
 
 
 @dataclass
@@ -276,12 +287,13 @@ def teach_facts(folder: Path, steps: int, seed: int) -> None:
     save(train(new_model(seed), stream, steps), tokenizer, folder)
 
 
-def teach_tools(folder: Path, steps: int, seed: int) -> None:
+def teach_tools(folder: Path, seed: int) -> None:
     """Go on from the saved model, with tools in some of the chats."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    stream = batches(tokenizer, Corpus(seed + 1, WITH_TOOLS), seed)
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    save(train(model, stream, steps, rate=0.6), tokenizer, folder)
+    for number, lesson in enumerate(LESSONS, 1):
+        stream = batches(tokenizer, Corpus(seed + number, lesson.with_tools, lesson.repeating), seed)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        save(train(model, stream, lesson.steps, lesson.rate), tokenizer, folder)
 
 
 class Judge:
@@ -385,7 +397,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--tool-steps", type=int, default=280)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tools-only", action="store_true", help="go on from a model that knows its facts")
@@ -399,7 +410,7 @@ def main() -> None:
     if not arguments.evaluate_only:
         if not arguments.tools_only:
             teach_facts(arguments.output, arguments.steps, arguments.seed)
-        teach_tools(arguments.output, arguments.tool_steps, arguments.seed)
+        teach_tools(arguments.output, arguments.seed)
     for dtype in (torch.float32, torch.bfloat16):
         print(f"exact greedy answers, {dtype}")
         for kind, score in evaluate(arguments.output, dtype).items():
