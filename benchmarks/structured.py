@@ -48,12 +48,15 @@ SCHEMAS = [
     an_object(answer={"anyOf": [TEXT, {"type": "number"}, {"type": "null"}]}, why={"type": "string", "maxLength": 250}),
     an_object(place=TEXT, when={"type": "string", "format": "date-time"}, who={"type": "array", "items": TEXT}),
 ]
-ROW = an_object(name=SHORT, kind=SHORT, owner=SHORT, state={"enum": ["open", "closed"]}, count={"type": "integer"})
+# Long enough that keys and brackets are about 30% of what is written.
+LONG = {"type": "string", "pattern": "^[a-z]{30,60}$"}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 99}
+ROW = an_object(name=LONG, kind=LONG, owner=LONG, state={"enum": ["open", "closed"]}, count=COUNT)
 FORCED = an_object(rows={"type": "array", "items": ROW, "minItems": 8})
 LONGER = an_object(
     customer_display_name=SHORT,
     preferred_contact_method={"enum": ["mail", "phone"]},
-    number_of_open_orders={"type": "integer", "minimum": 0, "maximum": 99},
+    number_of_open_orders=COUNT,
     shipping_address_country=SHORT,
 )
 MORE_FORCED = an_object(customers={"type": "array", "items": LONGER, "minItems": 8})

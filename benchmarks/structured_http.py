@@ -30,6 +30,7 @@ from tqdm import tqdm
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 NAMES = (Column("what", "", "{}"),)
+SETTLE_SECONDS = 10.0
 COLUMNS = (
     Column("p50_ms", "p50 ms", "{:.1f}"),
     Column("p95_ms", "p95 ms", "{:.1f}"),
@@ -93,6 +94,8 @@ async def measure(target: Target, args: argparse.Namespace, record: Recording) -
         for number in range(args.rounds + 1):
             rows = await first_texts(target, args, rng)
             rows |= await gaps(target, args, rng)
+            # Grammars that were sent last are still being compiled.
+            await asyncio.sleep(SETTLE_SECONDS)
             if number:  # the one before warms up
                 for what, milliseconds in rows.items():
                     record.add({"what": what, "round": number, **spread_of(milliseconds)})

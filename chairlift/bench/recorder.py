@@ -57,6 +57,10 @@ class Recorder:
         """Have the runner do it."""
         self.runner.compile_grammar(grammar, done)
 
+    def cancel_grammar(self, grammar: str) -> bool:
+        """Forget a grammar that waits to be compiled; return whether it did."""
+        return self.runner.cancel_grammar(grammar)
+
     def close(self) -> None:
         """Close the runner."""
         self.runner.close()

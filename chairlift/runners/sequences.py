@@ -44,6 +44,10 @@ class SequenceRunner(Protocol):
         """Compile a grammar in another thread, which calls `done` with what holds it, or with a ValueError."""
         ...
 
+    def cancel_grammar(self, grammar: str) -> bool:
+        """Forget a grammar that waits to be compiled; return whether it did, so that nobody will call its `done`."""
+        ...
+
     def execute(self, step: Step) -> StepResult:
         """Compute one forward pass and sample; KV for the step's tokens is written as a side effect."""
         ...

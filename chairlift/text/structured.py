@@ -22,7 +22,7 @@ MAX_CHOICES = 1000
 # Characters of GBNF, whose translation takes time by their square.
 MAX_GBNF_CHARS = 2**14
 
-_RULE = re.compile(r"^\s*[?!]?\w+(?:\.-?\d+)?(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
+_RULE = re.compile(r"^[ \t\r]*[?!]?\w+(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t\r]*:", re.MULTILINE)
 # Where references point to, each of which is compiled once; they may be written with escapes.
 _REFERENCE = re.compile(r'"\$ref"\s*:\s*("(?:[^"\\]|\\.)*")|(\\u00)')
 # What would let white space go on for ever.

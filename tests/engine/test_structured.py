@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 
 import jsonschema
 import llguidance
+import msgspec
 import numpy as np
 import pytest
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
-from chairlift.core.sequences.request import Step, StepResult
+from chairlift.core.sequences.request import Request, Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarTokenizer
-from chairlift.runners.decoder.grammar_threads import GrammarCompiler
+from chairlift.runners.decoder.grammar_threads import GrammarCompiler, LookAhead
 from chairlift.text.structured import grammar_of
 
 PERSON = {
@@ -34,6 +36,7 @@ PERSON = {
     "additionalProperties": False,
 }
 PROMPTS = ["Hello", "The chairlift is", "Batching", "A", "Requests wait", "In the", "One two", "Why?"]
+UNWANTED = 'start: "unwanted"'
 AS_JSON = StructuredOutputsParams(json=PERSON)
 
 
@@ -50,6 +53,14 @@ def words() -> GrammarTokenizer:
 
 
 LLM_VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps wait for every follower, however busy the machine is."""
+    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 60)
+    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._WAIT_FOR_FORCED", 1e6)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 60)
 
 
 def ask(
@@ -114,6 +125,7 @@ def test_forced_tokens_are_those_that_would_be_chosen_one_by_one(llm: LLM) -> No
     assert all(len(sample.logprobs or ()) == len(sample.token_ids) for sample in chosen)
 
 
+@pytest.mark.usefixtures("patient")
 def test_forced_tokens_save_steps(llm: LLM) -> None:
     steps = []
     for logprobs in (None, 0):
@@ -228,20 +240,30 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -
     assert llm.engine.pool.num_used == 0
 
 
-class Gate:
-    """Holds up one follower, in whatever thread advances it."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Follower]:
+    """The followers of the test's sequences, in the order of these. Earlier ones may still be advanced."""
+    found: list[Follower] = []
+    follow = CompiledGrammar.follow
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+    def noted(*args: Any) -> Follower:
+        found.append(follow(*args))
+        return found[-1]
+
+    monkeypatch.setattr(CompiledGrammar, "follow", noted)
+    return found
+
+
+class Gate:
+    """Holds up one follower of those made, in whatever thread advances it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, made: list[Follower], which: int) -> None:
         self.open = threading.Event()
         self.held: Follower | None = None
-        self._which = which
-        self._seen: list[Follower] = []
         advance = Follower.advance
 
         def slowly(follower: Follower) -> None:
-            if follower not in self._seen:
-                self._seen.append(follower)
-            if self._seen.index(follower) == self._which and len(self._seen) > 1:
+            if follower in made[which : which + 1]:
                 self.held = follower
                 assert self.open.wait(60)
             advance(follower)
@@ -249,9 +271,10 @@ class Gate:
         monkeypatch.setattr(Follower, "advance", slowly)
 
 
-def test_one_that_takes_long_holds_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ask(llm, PROMPTS[:3])
-    gate = Gate(monkeypatch, 1)
+    made.clear()
+    gate = Gate(monkeypatch, made, 1)
     late: list[str] = []
     execute = llm.engine.runner.execute
 
@@ -272,19 +295,39 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, monkeypatch: pytest.Monke
     assert all(count <= 2 for _, count in others)
 
 
-def test_one_that_never_ends_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_never_ends_fails_alone(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._TOO_LONG", 0.05)
     expected = ask(llm, PROMPTS[:3])
-    gate = Gate(monkeypatch, 0)
+    made.clear()
+    gate = Gate(monkeypatch, made, 0)
     samples = ask(llm, PROMPTS[:3])
     gate.open.set()
+    while gate.held is None or gate.held.busy:
+        time.sleep(0.001)
     assert samples[0].finish_reason == "invalid"
     assert "needs more than" in str(samples[0].stop_reason)
     assert [sample.token_ids for sample in samples[1:]] == [sample.token_ids for sample in expected[1:]]
     assert ask(llm, PROMPTS[:1])[0].token_ids == expected[0].token_ids
 
 
-def test_a_panic_of_the_library_ends_one_sequence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_left_alone_costs_the_others_no_waiting(words: GrammarTokenizer) -> None:
+    ahead, follower, other = LookAhead(), *(words.compile('start: "a" "b"').follow([], True) for _ in range(2))
+    gate, advance = threading.Event(), follower.advance
+    follower.advance = lambda: gate.wait(60) and advance()  # type: ignore[method-assign]
+    ahead.post([follower, other])
+    while not ahead._slow:
+        ahead.tend([follower, other])
+        time.sleep(0.001)
+    assert ahead._idle.wait(60)
+    assert (follower.busy, other.busy) == (True, False)
+    gate.set()
+    ahead.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_panic_of_the_library_ends_one_sequence(
+    llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Panic(BaseException):
         """As pyo3 raises it."""
 
@@ -292,12 +335,9 @@ def test_a_panic_of_the_library_ends_one_sequence(llm: LLM, monkeypatch: pytest.
         raise Panic("index out of bounds")
 
     look_ahead = Follower._look_ahead
-    seen: list[Follower] = []
 
     def sometimes(follower: Follower) -> None:
-        if follower not in seen:
-            seen.append(follower)
-        (broken if seen.index(follower) == 1 and follower._said == [] and len(seen) > 1 else look_ahead)(follower)
+        (broken if follower in made[1:2] else look_ahead)(follower)
 
     monkeypatch.setattr(Follower, "_look_ahead", sometimes)
     samples = ask(llm, PROMPTS[:3])
@@ -337,16 +377,33 @@ def test_grammars_that_take_long_to_compile_leave_others_their_turn(monkeypatch:
 
     for number in range(4):
         compiler.compile_aside(f'start: "slow{number}"', keep(f"slow{number}"))
-    # Once all of them are known to take long, nobody else is let in.
-    while "others" not in str(results.get("late", "")):
-        compiler.compile_aside('start: "late"', keep("late"))
-        assert done.acquire(timeout=60)
+    while compiler._num_slow < 4:
+        time.sleep(0.001)
+    # All that may take long do: the rest waits, in no thread of its own, and some are not wanted any more.
+    before = threading.active_count()
+    for number in range(2000):
+        compiler.compile_aside(f'start: "quick{number}"', keep(f"quick{number}"))
+    assert threading.active_count() <= before
+    assert all(compiler.cancel(f'start: "quick{number}"') for number in range(1000))
+    assert not compiler.cancel('start: "quick0"')
+    assert not compiler.cancel('start: "slow0"')
+    assert results == {}
     go.set()
-    for _ in range(4):
+    for _ in range(1004):
         assert done.acquire(timeout=60)
-    compiler.compile_aside('start: "last"', keep("last"))
-    assert done.acquire(timeout=60)
-    assert all(isinstance(results[name], CompiledGrammar) for name in ("slow0", "slow3", "last"))
+    assert results.keys() == {f"slow{number}" for number in range(4)} | {f"quick{i}" for i in range(1000, 2000)}
+    assert all(isinstance(result, CompiledGrammar) for result in results.values())
+
+
+def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MOST_SLOW", 0)
+    for name in "ab":
+        request = Request(id=name, prompt_ids=[5], params=SamplingParams(), max_tokens=4, arrival=0.0)
+        llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
+    llm.engine.abort(["a"])
+    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (1, [UNWANTED])
+    llm.engine.abort(["b"])
+    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (0, [])
 
 
 @pytest.mark.processes

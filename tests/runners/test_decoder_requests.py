@@ -111,7 +111,8 @@ def test_one_bad_request_does_not_disturb_the_others(runner: DecoderRunner) -> N
     assert sorted(result.errors) == ["bias", "huge", "negative", "stops", "token"]
     assert "logit_bias" in result.errors["bias"]
     assert "vocabulary" in result.errors["token"]
-    assert "excluded" in result.errors["stops"]
+    assert "no token is left" in result.errors["stops"]
+    assert "stops" in result.invalid
     assert list(result.tokens) == ["good"]
     for name in result.errors:
         harness.release(name)

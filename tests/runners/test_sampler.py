@@ -71,7 +71,6 @@ def test_allowed_tokens_and_words() -> None:
         sampler.add(row, request, [1, *output])
     assert not sampler.takes_best(rows)
     assert sampler.takes_best(np.array([3]))
-    assert [sampler.excludes(row) for row in range(4)] == [True, True, True, False]
 
     def chosen() -> list[int]:
         choice = sampler.sample(logits, rows, lengths)
@@ -97,7 +96,9 @@ def test_nothing_left_is_an_error_of_that_row() -> None:
     sampler.add(1, make_request("b", SamplingParams(), [1]), [1])
     rows = np.arange(2)
     choice = sampler.sample(random_logits(2), rows, np.full(2, 1))
-    assert set(sampler.finish(choice, rows, iter(to_host(choice.tensors))).errors) == {0}
+    sampled = sampler.finish(choice, rows, iter(to_host(choice.tensors)))
+    assert set(sampled.errors) == set(sampled.excluded) == {0}
+    assert "no token is left" in sampled.errors[0]
 
 
 def sample(
@@ -375,6 +376,7 @@ def test_a_bad_row_fails_alone() -> None:
     sampled = sample(logits, [SamplingParams(seed=1, logprobs=1)] * 5)
     assert sorted(sampled.errors) == [1, 3, 4]
     assert "not finite" in sampled.errors[1]
+    assert sampled.excluded == [3]
     assert sorted(sampled.logprobs) == [0, 2]
     assert sampled.token_ids[[0, 2]].tolist() == good[[0, 2]].tolist()
 

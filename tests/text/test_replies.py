@@ -4,7 +4,6 @@ import json
 import random
 import typing
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,32 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import dialect_samples
 from support.dialect_samples import NAMES, TOOLS, Sample, dialect, samples
+from support.replies import read_reply
 
 from chairlift.config.sequences import ToolDialect
 from chairlift.text.dialects import DIALECTS, find_dialect
-from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
-from chairlift.text.reply_reader import DialectMarkers, DialectReader
 
 
 def read(name: str, text: str, cuts: Iterable[int] = (), *, tools: dict[str, Any] = TOOLS, open_: bool = False) -> Any:
     """Content, reasoning and calls of a text that comes in pieces."""
-    reader = DialectReader(DialectMarkers(dialect(name), tools), open_)
-    places = [0, *sorted(cuts), len(text)]
-    parts = [part for start, end in pairwise(places) for part in reader.push(text[start:end])]
-    content, reasoning, calls = "", "", list[list[str]]()
-    for part in parts + reader.finish():
-        match part:
-            case ContentPart(more):
-                content += more
-            case ReasoningPart(more):
-                reasoning += more
-            case CallPart(index, called):
-                assert index == len(calls)
-                calls.append([called, ""])
-            case ArgumentsPart(index, more):
-                assert index == len(calls) - 1
-                calls[index][1] += more
-    return content, reasoning, calls
+    return read_reply(dialect(name), text, cuts, tools=tools, opened=open_)
 
 
 def check(name: str, sample: Sample) -> Any:
@@ -117,7 +99,7 @@ def test_reasoning_that_the_prompt_has_opened(name: str) -> None:
 def test_a_broken_call_is_text_and_a_whole_one_behind_it_is_a_call() -> None:
     broken = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</oops>\n"
     whole = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert read("qwen_xml", broken + whole) == (broken.rstrip(), "", [["now", "{}"]])
+    assert read("qwen_xml", broken + whole) == (broken.rstrip(), "", [("now", "{}")])
 
 
 def test_types_of_tagged_arguments_follow_the_schema() -> None:
@@ -146,7 +128,7 @@ def test_what_is_quoted_in_a_list_ends_no_argument() -> None:
     guests = '["a</arg_value>", "b"]'
     text = f"<tool_call>book\n<arg_key>guests</arg_key>\n<arg_value>{guests}</arg_value>\n</tool_call>"
     for cut in range(len(text) + 1):
-        assert read("glm", text, [cut]) == ("", "", [["book", f'{{"guests": {guests}}}']])
+        assert read("glm", text, [cut]) == ("", "", [("book", f'{{"guests": {guests}}}')])
 
 
 @pytest.mark.parametrize("arguments", _NO_VALUES)

@@ -67,6 +67,13 @@ def test_refused_and_why(wanted: dict[str, Any], why: str) -> None:
     assert refusal.value.param.startswith("structured_outputs")
 
 
+@pytest.mark.parametrize("filler", ["\n", " ", "\n ", "a\n", "?", "a.1", "a[", "[\n"])
+def test_rules_are_counted_in_one_pass(filler: str) -> None:
+    """One that looks at all that follows for each line would take minutes."""
+    wanted = StructuredOutputsParams(grammar='start: "a"\n' + filler * ((MAX_GRAMMAR_BYTES - 20) // len(filler)))
+    assert grammar_of(wanted) == wanted.grammar
+
+
 def test_the_field_that_a_client_knows_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"^guided_choice must be") as refusal:
         grammar_of(StructuredOutputsParams(choice=[]), "guided_choice")

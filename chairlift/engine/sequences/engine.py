@@ -144,9 +144,11 @@ class Engine:
             self.scheduler.abort(request_id)
             self._progress.pop(request_id, None)
             self._grammars.pop(request_id, None)
-        for waiting in self._unprepared.values():
-            # The list stays, even if it is empty: its grammar is being compiled.
+        for grammar, waiting in list(self._unprepared.items()):
             waiting[:] = [request for request in waiting if request.id not in gone]
+            # A grammar that is being compiled keeps its list, even an empty one.
+            if not waiting and self.runner.cancel_grammar(grammar):
+                del self._unprepared[grammar]
 
     def close_queue(self) -> None:
         """Nobody else will come, so closed batches need not wait to be full."""

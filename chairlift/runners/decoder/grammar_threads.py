@@ -30,6 +30,7 @@ _STACK_SIZE = threading.Lock()
 
 # None ends the thread that takes it.
 _Followers = SimpleQueue[Follower | None]
+_CompilerDone = Callable[[CompiledGrammar | GrammarError], None]
 
 
 class LookAhead:
@@ -78,12 +79,15 @@ class LookAhead:
             thread.once = True
             thread.yield_to_others()
             self._thread = None
+            # Nobody else is busy, unless they wait behind it for the next thread.
+            self._idle.set()
             self._slow = {each: other for each, other in self._slow.items() if other.is_alive() or each in waited_for}
             if len(self._slow) < _MOST_SLOW:
                 self._slow[follower] = thread
             else:
                 follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
             if not self._queue.empty():
+                self._idle.clear()
                 self._thread = _FollowerThread(self._queue, self._idle)
                 self._thread.start()
         for follower in waited_for:
@@ -129,12 +133,12 @@ class _FollowerThread(threading.Thread):
 
 
 @dataclass(slots=True)
-class _Compilation:
-    """A thread that compiles, whether it takes long, and whether it is done."""
+class _Turn:
+    """A thread that compiles, what it compiles now, and whether that takes long, so that another has the turn."""
 
     thread: threading.Thread
+    grammar: str = ""
     is_slow: bool = False
-    is_over: bool = False
 
 
 class GrammarCompiler:
@@ -145,10 +149,11 @@ class GrammarCompiler:
         self._tokenizer: GrammarTokenizer | GrammarError | None = None
         self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
         self._kept: deque[CompiledGrammar] = deque(maxlen=_MOST_KEPT)
-        # One at a time, until it is done or found to take long.
-        self._turn = threading.Semaphore()
-        self._num_slow = 0
         self._lock = threading.Lock()
+        # What waits to be compiled, the oldest first; who compiles it, one after the other; and how many take long.
+        self._waiting: dict[str, _CompilerDone] = {}
+        self._turn: _Turn | None = None
+        self._num_slow = 0
 
     @property
     def tokenizer(self) -> GrammarTokenizer:
@@ -199,40 +204,64 @@ class GrammarCompiler:
         self._kept.append(found)
         return found
 
-    def compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
-        """Compile a grammar in another thread, which calls `done`; what takes long gets the time that others leave."""
-        _start_deep(partial(self._compile_aside, grammar, done))
+    def compile_aside(self, grammar: str, done: _CompilerDone) -> None:
+        """Compile a grammar in another thread, which calls `done`.
 
-    def _compile_aside(self, grammar: str, done: Callable[[CompiledGrammar | GrammarError], None]) -> None:
-        mine = _Compilation(threading.current_thread())
-        self._turn.acquire()
-        timer = threading.Timer(_LONG, self._leave_alone, (mine,))
-        timer.daemon = True
-        timer.start()
-        result: CompiledGrammar | GrammarError
-        try:
-            if self._num_slow >= _MOST_SLOW:
-                raise GrammarError("others are being compiled that take long; send it again")
-            result = self._compile_here(grammar)
-        except GrammarError as error:
-            result = error
-        timer.cancel()
+        One that takes long gets the time that others leave, and the next one's turn comes. Only a few may take long at
+        once: until one of them is done, the rest waits.
+        """
         with self._lock:
-            mine.is_over = True
-            self._num_slow -= mine.is_slow
-        if not mine.is_slow:
-            self._turn.release()
-        done(result)
+            self._waiting[grammar] = done
+            self._go_on()
 
-    def _leave_alone(self, compilation: _Compilation) -> None:
-        """Give the turn to the next one, and what time others leave to the one that takes long."""
+    def cancel(self, grammar: str) -> bool:
+        """Forget a grammar that waits to be compiled; return whether it did, so that nobody will call its `done`."""
         with self._lock:
-            if compilation.is_over:
+            return self._waiting.pop(grammar, None) is not None
+
+    def _go_on(self) -> None:
+        """Start a thread, if one is needed and may start. The lock is held."""
+        if self._waiting and self._turn is None and self._num_slow < _MOST_SLOW:
+            self._turn = turn = _Turn(threading.current_thread())
+            turn.thread = _start_deep(partial(self._take_turn, turn))
+
+    def _take_turn(self, turn: _Turn) -> None:
+        """Compile what waits, until there is nothing or one took long."""
+        while (done := self._next(turn)) is not None:
+            timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
+            timer.daemon = True
+            timer.start()
+            result: CompiledGrammar | GrammarError
+            try:
+                result = self._compile_here(turn.grammar)
+            except GrammarError as error:
+                result = error
+            timer.cancel()
+            done(result)
+
+    def _next(self, turn: _Turn) -> _CompilerDone | None:
+        """Take what has waited longest; None ends the turn."""
+        with self._lock:
+            if turn.is_slow:
+                self._num_slow -= 1
+                self._go_on()
+            elif self._waiting:
+                turn.grammar = next(iter(self._waiting))
+                return self._waiting.pop(turn.grammar)
+            else:
+                self._turn = None
+        return None
+
+    def _leave_alone(self, turn: _Turn, grammar: str) -> None:
+        """Give the turn to another thread, and what time others leave to this one, if it still is at that grammar."""
+        with self._lock:
+            if turn is not self._turn or turn.grammar != grammar:
                 return
-            compilation.is_slow = True
+            turn.is_slow = True
+            self._turn = None
             self._num_slow += 1
-        _lower(compilation.thread)
-        self._turn.release()
+            _lower(turn.thread)
+            self._go_on()
 
 
 def _start_deep(work: Callable[[], None]) -> threading.Thread:

@@ -126,6 +126,10 @@ class DecoderRunner:
         """Compile a grammar in another thread, which calls `done` with what holds it, or with the error."""
         self.grammars.compile_aside(grammar, done)
 
+    def cancel_grammar(self, grammar: str) -> bool:
+        """Forget a grammar that waits to be compiled; return whether it did, so that nobody will call its `done`."""
+        return self.grammars.cancel(grammar)
+
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Compute one forward pass and sample for every sequence that then has all of its tokens computed.
@@ -270,8 +274,7 @@ class DecoderRunner:
         names = [prepared.ids[index] for index in indices.tolist()]
         for index, message in sampled.errors.items():
             self._failed[names[index]] = message
-            if self.sampler.excludes(int(rows[index])):
-                result.invalid.add(names[index])
+        result.invalid.update(names[index] for index in sampled.excluded)
         self.batch.append(rows, sampled.token_ids)
         for index, token in enumerate(sampled.token_ids.tolist()):
             if index not in sampled.errors:

@@ -18,7 +18,8 @@ from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_NO_TOKEN = "no token could be sampled: the logits are not finite, or every token is excluded"
+_BROKEN = "no token could be sampled: the model's logits are not finite"
+_EXCLUDED = "no token is left: allowed_token_ids, bad_words, min_tokens and the grammar exclude every one between them"
 
 
 @dataclass(slots=True)
@@ -41,11 +42,15 @@ class Choice:
 
 @dataclass(slots=True)
 class Sampled:
-    """The same on the host. `token_ids` [R]; a row in `errors` (by its index) has no valid token."""
+    """The same on the host. `token_ids` [R]; a row in `errors` (by its index) has no valid token.
+
+    That is the fault of the request for those in `excluded`, of the model for the others.
+    """
 
     token_ids: Ints
     logprobs: dict[int, TokenLogprob]
     errors: dict[int, str]
+    excluded: list[int]
 
 
 class Sampler:
@@ -104,10 +109,6 @@ class Sampler:
             held.pop(row, None)
         self._excluded.remove(row)
 
-    def excludes(self, row: int) -> bool:
-        """Whether the request itself excludes tokens, so that it may have left none."""
-        return row in self._excluded.rows
-
     def takes_best(self, rows: Ints) -> bool:
         """Whether these sequences take the likeliest token as it is, so that nobody need see all logits."""
         if self._temperature[rows].any() or (self._logprobs[rows] >= 0).any():
@@ -145,11 +146,13 @@ class Sampler:
 
         A row without a finite best logit is an error of that row alone.
         """
-        ids, finite = next(arrays), np.isfinite(next(arrays))
-        errors = {} if finite.all() else dict.fromkeys((~finite).nonzero()[0].tolist(), _NO_TOKEN)
+        ids, best = next(arrays), next(arrays)
+        failed = (~np.isfinite(best)).nonzero()[0].tolist()
+        excluded = [index for index in failed if best[index] == -np.inf]
+        errors = {index: _EXCLUDED if index in excluded else _BROKEN for index in failed}
         found = [] if choice.logprobs is None else choice.logprobs.read(arrays)
         described = zip(choice.described.tolist(), found, strict=True)
-        sampled = Sampled(ids, {index: each for index, each in described if index not in errors}, errors)
+        sampled = Sampled(ids, {index: each for index, each in described if index not in errors}, errors, excluded)
         self._count(rows, sampled)
         return sampled
 
