@@ -272,15 +272,10 @@ class Chat:
 
 
 class Corpus:
-    """An endless, seeded stream of training documents: chats, and plain paragraphs as strings.
+    """An endless, seeded stream of training documents: chats, and plain paragraphs as strings."""
 
-    In a share of the chats, `with_tools`, there are tools; in another, `repeating`, there is something to repeat.
-    """
-
-    def __init__(self, seed: int, with_tools: float = 0, repeating: float = 0) -> None:
+    def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._with_tools = with_tools
-        self._repeating = repeating
         self._by_kind: dict[str, list[Fact]] = {}
         for fact in all_facts():
             self._by_kind.setdefault(fact.kind, []).append(fact)
@@ -289,13 +284,13 @@ class Corpus:
 
     def document(self) -> Chat | str:
         """The next document."""
-        if self._rng.random() < 0.03:
-            return self._paragraph()
-        if self._with_tools and self._rng.random() < self._with_tools:
-            return self._chat_with_tools()
-        if self._repeating and self._rng.random() * (1 - self._with_tools) < self._repeating:
-            return Chat([said for _ in range(self._rng.randint(1, 3)) for said in repetition(self._rng).messages()])
-        return self._chat()
+        make = self._rng.choices(
+            [self._paragraph, self._repetitions, self._chat_with_tools, self._chat], [0.03, 0.15, 0.16, 0.66]
+        )[0]
+        return make()
+
+    def _repetitions(self) -> Chat:
+        return Chat([said for _ in range(self._rng.randint(1, 3)) for said in repetition(self._rng).messages()])
 
     def _paragraph(self) -> str:
         choices = [answer for _, answer, _ in texts.TOPICS] + [story for _, story in texts.STORIES] * 2

@@ -1,8 +1,7 @@
 """Trains the demo model that ships in chairlift/demo/model, from nothing, on two CPU cores.
 
-    python scripts/train_demo.py                  # the real thing, about twenty minutes
+    python scripts/train_demo.py                  # the real thing, some twenty-five minutes
     python scripts/train_demo.py --steps 150      # a trial
-    python scripts/train_demo.py --tools-only     # the second part alone, from a model that knows its facts
     python scripts/train_demo.py --evaluate-only  # measure the model that is there
 
 The same seed, thread count and PyTorch build give the same model. Needs the development dependencies.
@@ -16,7 +15,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from demo_corpus import UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
@@ -87,19 +86,6 @@ BATCH_TOKENS = 4096
 POOL = 256
 
 
-class Lesson(NamedTuple):
-    """What is taught after the facts: the share of chats that have tools and of those that repeat something, and how
-    long and at what rate."""
-
-    with_tools: float
-    repeating: float
-    steps: int
-    rate: float
-
-
-LESSONS = (Lesson(0.4, 0, 280, 0.6), Lesson(0.3, 0.35, 300, 0.8))
-
-
 @dataclass
 class Batch:
     """Padded documents, and how much each predicted token counts."""
@@ -124,7 +110,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     corpus = Corpus(seed)
     documents = [corpus.document() for _ in range(10_000)]
     lines = [d if isinstance(d, str) else "\n".join(body for _, body in parts(d)) for d in documents]
-    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant"] * 100], trainer)
+    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant", "tool"] * 100], trainer)
     return tokenizer
 
 
@@ -153,9 +139,9 @@ def encode(tokenizer: Tokenizer, document: Chat | str) -> tuple[list[int], list[
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, corpus: Corpus, seed: int) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
     """Endless batches of whole documents of similar length; one a row, as the model will see them when it serves."""
-    rng = random.Random(seed)
+    corpus, rng = Corpus(seed), random.Random(seed)
     while True:
         pool = sorted((encode(tokenizer, corpus.document()) for _ in range(POOL)), key=lambda d: len(d[0]))
         made, rows = [], []
@@ -209,13 +195,13 @@ def new_model(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
 
 
-def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int, rate: float = 1) -> LlamaForCausalLM:
-    """Muon for the matrices, AdamW for the rest, a short warm-up and a long way down. `rate` scales both."""
+def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> LlamaForCausalLM:
+    """Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
-        Muon(matrices, lr=0.02 * rate, weight_decay=0.05),
-        torch.optim.AdamW(others, lr=0.004 * rate, betas=(0.9, 0.95), weight_decay=0.01),
+        Muon(matrices, lr=0.02, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.01),
     ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     model.train()
@@ -278,22 +264,6 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     for name, data in (("config", config), ("generation_config", generation), ("tokenizer_config", tokenizer_config)):
         (folder / f"{name}.json").write_text(json.dumps(data, indent=2) + "\n")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def teach_facts(folder: Path, steps: int, seed: int) -> None:
-    """Train tokenizer and model from scratch on chats without tools."""
-    tokenizer = train_tokenizer(seed)
-    stream = batches(tokenizer, Corpus(seed), seed)
-    save(train(new_model(seed), stream, steps), tokenizer, folder)
-
-
-def teach_tools(folder: Path, seed: int) -> None:
-    """Go on from the saved model, with tools in some of the chats."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for number, lesson in enumerate(LESSONS, 1):
-        stream = batches(tokenizer, Corpus(seed + number, lesson.with_tools, lesson.repeating), seed)
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        save(train(model, stream, lesson.steps, lesson.rate), tokenizer, folder)
 
 
 class Judge:
@@ -396,10 +366,9 @@ def keep_memory() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tools-only", action="store_true", help="go on from a model that knows its facts")
     parser.add_argument("--evaluate-only", action="store_true")
     arguments = parser.parse_args()
     keep_memory()
@@ -408,9 +377,9 @@ def main() -> None:
     # It would fill all memory that is about to be written over, a fifth of the work.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if not arguments.evaluate_only:
-        if not arguments.tools_only:
-            teach_facts(arguments.output, arguments.steps, arguments.seed)
-        teach_tools(arguments.output, arguments.seed)
+        tokenizer = train_tokenizer(arguments.seed)
+        stream = batches(tokenizer, arguments.seed)
+        save(train(new_model(arguments.seed), stream, arguments.steps), tokenizer, arguments.output)
     for dtype in (torch.float32, torch.bfloat16):
         print(f"exact greedy answers, {dtype}")
         for kind, score in evaluate(arguments.output, dtype).items():
