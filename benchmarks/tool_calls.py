@@ -8,8 +8,10 @@ model of random weights are then made to call tools that neither knows, whose sc
 
 import argparse
 import asyncio
+import datetime
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import demo_tools
 
 AT_ONCE = 32
+FORMATS = jsonschema.FormatChecker()
 MAX_TOKENS = 1200
 NAMES = (Column("model", "model", "{}"), Column("tools", "tools", "{}"), Column("choice", "`tool_choice`", "{}"),
          Column("temperature", "temperature", "{:g}"))  # fmt: skip
@@ -86,6 +89,12 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "calculate": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
 }
+
+
+@FORMATS.checks("date", ValueError)
+def is_date(text: Any) -> bool:
+    """RFC 3339 has a year 0, which Python has not; it is a leap year, as 2000 is."""
+    return bool(datetime.date.fromisoformat(re.sub("^0000-", "2000-", str(text))))
 
 
 @dataclass
@@ -229,7 +238,7 @@ def check(asked: Asked, answer: httpx.Response, counted: Counted) -> None:
             if isinstance(wanted := asked.body["tool_choice"], dict) and name != wanted["function"]["name"]:
                 raise ValueError("another tool was to be called")
             jsonschema.validate(
-                given := json.loads(text), asked.schemas[name], format_checker=jsonschema.FormatChecker()
+                given := json.loads(text), asked.schemas[name], format_checker=FORMATS
             )
         except (ValueError, KeyError, jsonschema.ValidationError) as error:
             counted.problems.append(f"{name}: {text[:200]}: {str(error)[:100]}")
