@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import serving
-from completion_stream import Target
 from engines import SERVED_NAME, Engine, add_options, chosen
-from latency import COLUMNS, RATE, Slo
 from server_process import free_port, running
 
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import COLUMNS, RATE, Slo
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
 NAMES = (Column("name", "server"), Column("precision", ""), Column("variant", "settings"))

@@ -1,13 +1,15 @@
 """CPU time of the HTTP front under uvicorn and under granian, with an engine that costs next to nothing.
 
 `python benchmarks/http_server.py` runs every server in a process of its own, with the clients in another. CPU time is
-reported rather than wall time, since it does not depend on what else the machine does.
+reported rather than wall time, since it does not depend on what else the machine does. Tokens come from within the
+server's process; under "worker" from one of its own, as a model's do, so that reading its messages is counted too.
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import resource
 import socket
 import sys
@@ -15,34 +17,65 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 TOKENS = 200
+# What a step of the scripted worker takes: long enough for the front to be done with the one before.
+STEP_SECONDS = 0.005
+REPLY = "hello world! "
 
 
-def _app() -> Any:
-    from support.server_harness import FakeClient, tokenizer
+def _app(client: Any) -> Any:
+    from support.server_harness import tokenizer
 
     from chairlift.config.server import ServerConfig
     from chairlift.server.app import create_app
     from chairlift.server.models.registry import Models
     from chairlift.server.models.sequence_service import SequenceService
 
-    words = tokenizer()
-    client = FakeClient(words.encode("hello world! "))
+    config = ServerConfig()
+    return create_app(Models([SequenceService(client, tokenizer(), "tiny", config)]), config)
+
+
+def _fake_client() -> Any:
+    from support.server_harness import FakeClient, tokenizer
+
+    client = FakeClient(tokenizer().encode(REPLY))
     assert client.info is not None
     client.info.max_model_len = 4 * TOKENS
-    config = ServerConfig()
-    return create_app(Models([SequenceService(client, words, "tiny", config)]), config)
+    return client
 
 
 async def _uvicorn(port: int, end: Any) -> None:
+    await _serve(_fake_client(), port, end)
+
+
+async def _worker(port: int, end: Any) -> None:
+    from support.server_harness import tokenizer
+
+    from chairlift.config.sequences import SequenceConfig
+    from chairlift.engine.sequences.client import SequenceClient
+
+    config = SequenceConfig(model="none")
+    client = SequenceClient(config)
+    script = ",".join(map(str, tokenizer().encode(REPLY))), str(STEP_SECONDS)
+    client._worker._command = "scripted_worker", (msgspec.json.encode(config).decode(), *script)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    await client.start()
+    await client.wait_ready()
+    await _serve(client, port, end)
+    await client.stop()
+
+
+async def _serve(client: Any, port: int, end: Any) -> None:
     from chairlift.config.server import ServerConfig
     from chairlift.server.http.protocol import make_server
 
-    server = make_server(_app(), ServerConfig())
+    server = make_server(_app(client), ServerConfig())
     server.config.port = port
     task = asyncio.create_task(server.serve())
     await asyncio.to_thread(end.wait)
@@ -53,7 +86,7 @@ async def _uvicorn(port: int, end: Any) -> None:
 async def _granian(port: int, end: Any) -> None:
     from granian.server.embed import Server
 
-    server = Server(_app(), address="127.0.0.1", port=port, interface="asgi", log_enabled=False)
+    server = Server(_app(_fake_client()), address="127.0.0.1", port=port, interface="asgi", log_enabled=False)
     task = asyncio.create_task(server.serve())
     await asyncio.to_thread(end.wait)
     server.stop()
@@ -73,7 +106,7 @@ def serve(kind: str, port: int, marks: Any, end: Any) -> None:
 
     threading.Thread(target=report, daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run({"uvicorn": _uvicorn, "granian": _granian}[kind](port, end))
+        runner.run({"uvicorn": _uvicorn, "granian": _granian, "worker": _worker}[kind](port, end))
 
 
 async def _client(port: int, path: str, body: bytes, count: int, first: list[float]) -> None:
@@ -137,7 +170,8 @@ def measure(kind: str) -> dict[str, float]:
     streamed = {"prompt": "hello", "max_tokens": TOKENS, "stream": True}
     load(port, streamed, 8, 4)
     for clients in (1, 64):
-        count = 512 // clients
+        # Nobody waits for half an hour for one stream that is as slow as a model's.
+        count = 8 if kind == "worker" else 512 // clients
         before = used()[0]
         load(port, streamed, clients, count)
         found[f"token_us_{clients}"] = (used()[0] - before) / (clients * count * TOKENS) * 1e6
@@ -167,7 +201,7 @@ def markdown(results: Results) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=["uvicorn", "granian"])
+    parser.add_argument("kinds", nargs="*", default=["uvicorn", "worker", "granian"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()

@@ -18,13 +18,13 @@ from typing import Any
 
 import serving
 import workloads
-from completion_stream import Outcome, Target
 from engines import SERVED_NAME
-from latency import percentiles, ttft
-from load import Arrival, Load, open_loop
 from rate_search import highest_rate
 from server_process import free_port, running
 
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.latency import percentiles, ttft
+from chairlift.bench.load import Arrival, Load, open_loop
 from chairlift.bench.raw_results import Column, Results, caption, save, start, table
 
 QUANTILES = (50, 95, 99)

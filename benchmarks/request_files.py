@@ -24,6 +24,8 @@ from chairlift.demo import demo_path
 HERE = Path(__file__).resolve().parent
 # What still happens after the answer's last byte belongs to the request too.
 SETTLE_SECONDS = 0.2
+# Twice a second a worker says that it lives, whatever is asked of it.
+IDLE_SECONDS = 1.0
 
 Entry = tuple[float, str, str]
 
@@ -48,7 +50,7 @@ def trace(title: str, flags: list[str], path: str, body: dict[str, Any]) -> None
                 post(port, path, body)
             time.sleep(SETTLE_SECONDS)
             processes = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            idle = noted(processes, lambda: None)
+            idle = noted(processes, lambda: time.sleep(IDLE_SECONDS))
             busy = noted(processes, lambda: post(port, path, body))
             entered = [first(entries, ignored) for entries, ignored in zip(busy, idle, strict=True)]
             show(title, dict(zip(("front", "worker"), entered, strict=True)))

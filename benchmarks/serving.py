@@ -16,11 +16,11 @@ from typing import Any
 
 import shared_prefix
 import workloads
-from completion_stream import Target
-from latency import COLUMNS, RATE, Slo, figures
-from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
 
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
+from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
 from chairlift.bench.raw_results import Recording, Results, caption, start, table
 
 

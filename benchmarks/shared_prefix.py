@@ -11,11 +11,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from completion_stream import Target
-from latency import ttft
-from load import closed_loop
 from workloads import random_ids
 
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import ttft
+from chairlift.bench.load import closed_loop
 from chairlift.bench.raw_results import Column, spread, table
 
 REQUESTS, PREFIX, UNIQUE, OUTPUT = 64, 512, 32, 16

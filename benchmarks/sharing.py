@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import uvloop
 import workloads
-from completion_stream import Target, stream
 from keepalive import Connection, post
 from server_process import free_port, running
 from tqdm import tqdm
 
+from chairlift.bench.completion_stream import Target, stream
 from chairlift.bench.raw_results import Recording, Results, caption, layout, spread, start
 
 NAMES = ("llm", "embedder", "function")

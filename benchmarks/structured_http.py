@@ -22,11 +22,11 @@ from typing import Any
 
 import httpx
 import workloads
-from completion_stream import Outcome, Target, stream
 from engines import SERVED_NAME
 from server_process import free_port, running
 from tqdm import tqdm
 
+from chairlift.bench.completion_stream import Outcome, Target, stream
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 NAMES = (Column("what", "", "{}"),)

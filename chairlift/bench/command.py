@@ -10,13 +10,15 @@ from tqdm import tqdm
 
 from chairlift.bench.plot import plot
 from chairlift.bench.raw_results import Recording, Results, start
+from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy, with_strategy
-from chairlift.bench.workload import FORMS, TimedRequest, make_jobs
+from chairlift.bench.workload import TimedRequest, make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
+from chairlift.plan.traffic import LENGTHS
 
 # The module whose `markdown` shows the results.
 RESULTS_OF = "chairlift.bench.report"
@@ -26,6 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add `bench strategies` to the command line."""
     bench = commands.add_parser("bench", help="measure this machine")
     kinds = bench.add_subparsers(dest="bench", required=True)
+    add_serve(kinds)
     parser = kinds.add_parser(
         "strategies",
         help="the same model and requests under every batching strategy",
@@ -37,8 +40,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--strategies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--slots", type=int, default=8, help="sequences that may run at once")
     parser.add_argument("--requests", type=int, default=400, help="how many to serve")
-    parser.add_argument("--prompt-len", default="uniform:4:32", help=FORMS)
-    parser.add_argument("--output-len", default="exponential:32", help=FORMS)
+    parser.add_argument("--prompt-len", default="uniform:4:32", help=LENGTHS)
+    parser.add_argument("--output-len", default="exponential:32", help=LENGTHS)
     parser.add_argument("--rate", type=float, help="Poisson arrivals a second, in place of the closed loop")
     parser.add_argument("--concurrency", type=int, help="clients of the closed loop (default: twice the slots)")
     parser.add_argument(

@@ -31,15 +31,11 @@ class StepRecord:
     unused_kv_tokens: int
 
 
-@dataclass(slots=True)
-class Recorder:
-    """Passes steps on to `runner` and keeps a record. `scheduler` must be set before the first step."""
+class RunnerAround:
+    """Passes everything on to a runner, for those who look at the steps."""
 
-    runner: SequenceRunner
-    scheduler: SequenceScheduler | None = None
-    steps: list[StepRecord] = field(default_factory=list)
-    placements: dict[str, Placement] = field(default_factory=dict)
-    _running: dict[str, int] = field(default_factory=dict)
+    def __init__(self, runner: SequenceRunner) -> None:
+        self.runner = runner
 
     def load(self) -> SequenceInfo:
         """Load the runner."""
@@ -64,6 +60,21 @@ class Recorder:
     def close(self) -> None:
         """Close the runner."""
         self.runner.close()
+
+    def execute(self, step: Step) -> StepResult:
+        """Have the runner do it."""
+        return self.runner.execute(step)
+
+
+@dataclass(slots=True)
+class Recorder(RunnerAround):
+    """Keeps a record of the steps. `scheduler` must be set before the first."""
+
+    runner: SequenceRunner
+    scheduler: SequenceScheduler | None = None
+    steps: list[StepRecord] = field(default_factory=list)
+    placements: dict[str, Placement] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
 
     def execute(self, step: Step) -> StepResult:
         """Run the step and record it."""

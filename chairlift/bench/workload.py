@@ -1,16 +1,10 @@
 """Requests to measure with: how long their prompts and outputs are, and when they come."""
 
-import csv
-import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from chairlift.errors import ConfigError
-
-FORMS = "constant:N, uniform:LOW:HIGH, exponential:MEAN or trace:FILE.csv"
-TRACE_COLUMNS = ("ContextTokens", "GeneratedTokens")
+from chairlift.plan.traffic import length_sampler
 
 
 @dataclass(slots=True)
@@ -38,7 +32,8 @@ def make_jobs(
     are cut so that prompt and output fit `max_model_len`. Raises ConfigError for a malformed specification.
     """
     rng = random.Random(seed)
-    prompts, outputs = _sampler(prompt_len, rng, column=0), _sampler(output_len, rng, column=1)
+    prompts = length_sampler(prompt_len, rng, lambda request: request.input_length)
+    outputs = length_sampler(output_len, rng, lambda request: request.output_length)
     if max_model_len < 2:
         raise ConfigError(f"max_model_len is {max_model_len}; a prompt and an output need at least 2 tokens")
     jobs, offset = [], 0.0
@@ -49,37 +44,3 @@ def make_jobs(
         prompt = min(max(1, prompts()), max_model_len - output)
         jobs.append(TimedRequest(offset, [rng.randrange(vocab_size) for _ in range(prompt)], output))
     return jobs
-
-
-def _sampler(spec: str, rng: random.Random, column: int) -> Callable[[], int]:
-    """Return a function that draws lengths; `column` says which of a trace's two columns is meant."""
-    form, _, rest = spec.partition(":")
-    try:
-        if form == "constant":
-            value = int(rest)
-            return lambda: value
-        if form == "uniform":
-            low, high = (int(part) for part in rest.split(":"))
-            return lambda: rng.randint(low, high)
-        if form == "exponential":
-            scale = 1 / float(rest)
-            return lambda: math.ceil(rng.expovariate(scale))
-        if form == "trace":
-            lengths = _trace(Path(rest), TRACE_COLUMNS[column])
-            return lambda: rng.choice(lengths)
-    except (ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"length {spec!r} is not {FORMS}: {error}") from None
-    raise ConfigError(f"length {spec!r} is not {FORMS}")
-
-
-def _trace(path: Path, column: str) -> list[int]:
-    try:
-        with path.open(newline="") as file:
-            lengths = [int(row[column]) for row in csv.DictReader(file)]
-    except OSError as error:
-        raise ConfigError(f"trace {path}: {error.strerror}") from None
-    except KeyError:
-        raise ConfigError(f"trace {path} has no column {column}; it needs {' and '.join(TRACE_COLUMNS)}") from None
-    if not lengths:
-        raise ConfigError(f"trace {path} is empty")
-    return lengths

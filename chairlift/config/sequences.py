@@ -6,8 +6,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
-from chairlift.core.order import ORDERS
-from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.core.order import ORDERS, QueueOrder
+from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.forecast import StepLimits
+from chairlift.core.sequences.metered import MeteredScheduler
+from chairlift.core.sequences.overload import LoadShedder
+from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
 from chairlift.errors import ConfigError
 
 # How a model writes calls of tools; "auto" is what its folder says, "none" that it writes none.
@@ -109,3 +113,38 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The most sequences that may run at once under the chosen strategy."""
         setting = POLICIES[self.strategy].slots_setting
         return 1 if setting is None else int(getattr(self, setting))
+
+    # What these settings say, as the engine, its front and the simulator have it
+
+    @property
+    def queue_order(self) -> QueueOrder:
+        """Who of those who wait is next."""
+        return QueueOrder(self.order, self.priority_ageing_ms / 1000, self.order_ageing_ms / 1000)
+
+    def make_scheduler(self, num_blocks: int, block_size: int, max_model_len: int) -> MeteredScheduler:
+        """Return a scheduler for a loaded model with so many KV blocks, of so many tokens each."""
+        return MeteredScheduler(
+            make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
+            BlockPool(num_blocks),
+            block_size=block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            order=self.queue_order,
+            target_itl=_seconds(self.target_itl_ms),
+            background_step=self.background_step_ms / 1000,
+        )
+
+    def make_shedder(self) -> LoadShedder:
+        """Return what says who is let in."""
+        return LoadShedder(_seconds(self.target_ttft_ms), self.queue_order)
+
+    def step_limits(self, num_blocks: int, block_size: int) -> StepLimits | None:
+        """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
+        if POLICIES[self.strategy].closes_batch:
+            return None
+        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, _seconds(self.target_itl_ms))
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

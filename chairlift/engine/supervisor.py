@@ -9,11 +9,11 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import zmq
-import zmq.asyncio
 
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.watch import Watch
@@ -32,6 +32,8 @@ LOADING_SILENCE_S = 120.0
 DEAF_S = 10.0
 # A worker that said it is ready, and more than once something else since, did some work. It did not die of its first.
 _SAID_WHEN_WORKING = 3
+# As a plain number: an operation on zmq's enumeration takes longer than asking the socket.
+_READABLE = int(zmq.POLLIN)
 
 
 class Supervisor:
@@ -68,7 +70,10 @@ class Supervisor:
         self._load_attempts = load_attempts
         self._heartbeat_timeout = heartbeat_timeout_s
         self._most_silence = most_silence_s
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        # What waits for the worker to connect, and the sign that something may have come, or can go.
+        self._unsent: deque[Sequence[bytes | memoryview]] = deque()
+        self._stirred = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -127,7 +132,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the worker and return at once; `wait_ready` waits until it has loaded."""
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._folder = tempfile.TemporaryDirectory(prefix="chairlift-")
         self._task = asyncio.create_task(self._keep(), name="worker supervisor")
 
@@ -187,8 +192,22 @@ class Supervisor:
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Send a message; without a worker it is dropped. Buffers must not change until the worker has answered."""
         if self._socket is not None:
-            # With no high-water mark queueing never waits, so the future is done already.
-            self._socket.send_multipart(frames, copy=False)
+            self._unsent.append(frames)
+            self._flush(self._socket)
+            # The socket tells of a change once, and sending may have been told of a message that came.
+            self._stirred.set()
+
+    def _stir(self, messages: "zmq.Socket[bytes]") -> None:
+        """Have it looked at what the socket has. Asking for its events is what silences its descriptor."""
+        messages.get(zmq.EVENTS)
+        self._stirred.set()
+
+    def _flush(self, messages: "zmq.Socket[bytes]") -> None:
+        """Send what there is to send. With no high-water mark that never fails once the worker has connected."""
+        with contextlib.suppress(zmq.Again):
+            while self._unsent:
+                messages.send_multipart(self._unsent[0], zmq.NOBLOCK, copy=False)
+                self._unsent.popleft()
 
     async def _keep(self) -> None:
         """Supervise, and if that fails, which is a mistake of ours, let nobody wait for an answer."""
@@ -264,6 +283,8 @@ class Supervisor:
         messages = self._context.socket(zmq.PAIR)
         messages.set_hwm(0)
         messages.bind(address)
+        loop, readable = asyncio.get_running_loop(), messages.fileno()
+        loop.add_reader(readable, self._stir, messages)
         tasks: tuple[asyncio.Task[None], asyncio.Task[str], asyncio.Task[str]] | None = None
         try:
             # From the loop's own thread, at whose end the worker ends too.
@@ -289,6 +310,8 @@ class Supervisor:
             for task in tasks or ():
                 task.cancel()
             self._socket = self._process = self._watch = None
+            self._unsent.clear()
+            loop.remove_reader(readable)
             messages.close(linger=0)
             far_end.close()
             if tasks is not None and process.returncode is None:
@@ -320,11 +343,15 @@ class Supervisor:
         await ending
         return why
 
-    async def _receive(self, messages: zmq.asyncio.Socket) -> None:
+    async def _receive(self, messages: "zmq.Socket[bytes]") -> None:
+        """Take in what the worker says, all that is there whenever the socket stirs: it tells of a change once."""
         while True:
-            frames = await messages.recv_multipart(copy=False)
-            self._taken += 1
-            self._take(frames)
+            self._stirred.clear()
+            self._flush(messages)
+            while int(messages.get(zmq.EVENTS)) & _READABLE:
+                self._taken += 1
+                self._take(messages.recv_multipart(copy=False))
+            await self._stirred.wait()
 
     async def _mind(self, watch: Watch) -> str:
         """Look after the worker, and return what is wrong with it once something is."""

@@ -35,6 +35,7 @@ class Vocabulary:
         self.strip_left = _sentencepiece_strip(steps)
         self.plain = self._byte_level or self.strip_left is not None
         self._known: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
         """The token's bytes, special tokens as they are written; nothing for an id outside the vocabulary."""
@@ -42,6 +43,13 @@ class Vocabulary:
         if found is None:
             found = self._known[token_id] = self._compute(token_id)
         return found
+
+    def text_of(self, token_id: int) -> str | None:
+        """The token's bytes as text; None if they begin or end within a character, or are no UTF-8 at all."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            return self._whole.setdefault(token_id, _decoded(self.bytes_of(token_id)))
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Decode by the tokenizer itself."""
@@ -60,6 +68,13 @@ class Vocabulary:
             match = _BYTE_TOKEN.fullmatch(token)
             return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
         return self.decode([token_id], False).encode()
+
+
+def _decoded(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class Detokenizer(Protocol):
@@ -91,28 +106,32 @@ def make_detokenizer(
 
 
 class ByteDetokenizer:
-    """For tokenizers whose text is their tokens' bytes in a row; a dictionary look-up and a UTF-8 step per token.
+    """For tokenizers whose text is their tokens' bytes in a row; a look-up per token, and UTF-8 where one is no text.
 
     Broken UTF-8 differs from the `tokenizers` library in one way: after a run of `<0xNN>` tokens that is not UTF-8 as a
     whole the library replaces every byte of the run, and here only the broken ones, since the rest was sent long ago.
     """
 
     def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int], at_start: bool) -> None:
-        self._bytes_of = vocabulary.bytes_of
+        self._bytes_of, self._text_of = vocabulary.bytes_of, vocabulary.text_of
         self._skip = skipped
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._within = False
         self._strip = (vocabulary.strip_left or 0) if at_start else 0
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the characters that it completes."""
         if token_id in self._skip:
             return ""
-        text = self._decode(self._bytes_of(token_id))
+        text = None if self._within else self._text_of(token_id)
+        if text is None:
+            text = self._decoder.decode(self._bytes_of(token_id))
+            self._within = bool(self._decoder.getstate()[0])
         return self._stripped(text) if self._strip and text else text
 
     def finish(self) -> str:
         """Return a broken last character, if there is one."""
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
     def _stripped(self, text: str) -> str:
         """Drop leading spaces of the whole text, which may come in several pieces."""

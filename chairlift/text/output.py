@@ -71,6 +71,10 @@ class TextStream:
         """
         if self._end is not None:
             return self._end
+        if finish_reason is None and self._stops is None and self.offsets is None:
+            # Nothing to look for, nothing to note.
+            self.num_tokens += len(token_ids)
+            return TextDelta("".join(map(self._detokenizer.push, token_ids)), len(token_ids))
         before = self.num_tokens
         silent = self._is_silent(token_ids, finish_reason, stop_token)
         texts = [self._push_one(token_id) for token_id in (token_ids[:-1] if silent else token_ids)]

@@ -16,9 +16,9 @@ import comparison
 import engines
 import serving
 from engines import BEFORE, BF16, INT8, Engine
-from latency import COLUMNS, QUANTILES
 from server_process import free_port, running
 
+from chairlift.bench.latency import COLUMNS, QUANTILES
 from chairlift.bench.raw_results import Results, start
 
 # Prints a line for each workload as offline programs do: the rate is the model's name.

@@ -1,10 +1,8 @@
 """The open-loop client: what it counts, what it sends, and that a server that fails is told apart from a slow one."""
 
-import asyncio
 import json
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,13 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import serving
 import shared_prefix
 import workloads
-from completion_stream import Outcome, Target
-from latency import COLUMNS, RATE, Slo, figures, inside, percentiles
-from load import Arrival, Load, closed_loop, open_loop
 from rate_search import highest_rate
+from support.fake_server import FakeServer
 from support.serve_process import Server
 
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.latency import COLUMNS, RATE, Slo, figures, inside, percentiles
+from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
 from chairlift.bench.raw_results import table
 
 SLO = Slo(ttft_ms=1000, tpot_ms=100)
@@ -34,44 +33,6 @@ def event(text: str, **fields: Any) -> bytes:
 
 def usage(tokens: int) -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": tokens}}).encode() + b"\n\n"
-
-
-class FakeServer:
-    """Answers every request with the same pieces, each one chunk; keeps the bodies that it got."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.status = "200 OK"
-        self.hangs = False
-        self.bodies: list[dict[str, Any]] = []
-        self._loop = asyncio.new_event_loop()
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        self._loop.run_until_complete(asyncio.start_server(self._answer, sock=listener))
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def target(self, **extra: Any) -> Target:
-        return Target.of(f"http://127.0.0.1:{self.port}/v1/", "m", extra)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].split()[0])
-        self.bodies.append(json.loads(await reader.readexactly(length)))
-        if self.hangs:
-            await reader.read()
-        writer.write(f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        for piece in self.pieces:
-            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await writer.drain()
-            await asyncio.sleep(0.001)
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        writer.close()
 
 
 @pytest.fixture

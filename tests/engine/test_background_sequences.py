@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.model_factory import model_folder
 from support.sequences_world import Setup, World, make_request
+from support.streams import num_tokens
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
@@ -309,10 +310,10 @@ def test_neither_takes_the_others_places_in_the_queue() -> None:
         with pytest.raises(QueueFull, match="2 requests wait"):
             client.submit(request("live-2", False))
         for stream in streams:
-            assert sum([len(update.token_ids) async for update in stream]) == 5
+            assert await num_tokens(stream) == 5
         assert (client.stats.background_running, client.stats.background_waiting) == (0, 0)
         streams = client.submit(*(request(f"job-{index}", True) for index in range(2)))
-        assert sum([len(update.token_ids) async for update in streams[1]]) == 5
+        assert await num_tokens(streams[1]) == 5
 
     with_client(test, max_waiting=2)
 

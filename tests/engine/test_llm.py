@@ -103,7 +103,7 @@ def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
         assert set(output.token_ids) <= set(few)
     params = SamplingParams(max_tokens=5, min_tokens=3, allowed_token_ids=list(llm.tokenizer.eos_ids))
     nothing = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
-    assert (nothing.finish_reason, "every token is excluded" in str(nothing.stop_reason)) == ("invalid", True)
+    assert (nothing.finish_reason, "no token is left" in str(nothing.stop_reason)) == ("invalid", True)
 
 
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from support.model_factory import model_folder
+from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request
@@ -40,7 +41,7 @@ def request(max_tokens: int = 100, background: bool = False) -> Request:
 
 async def generate(model: SequenceClient, max_tokens: int = 100) -> int:
     (stream,) = model.submit(request(max_tokens))
-    return sum([len(update.token_ids) async for update in stream])
+    return await num_tokens(stream)
 
 
 class Meter(Machine):
@@ -135,7 +136,7 @@ def test_alone_a_model_keeps_the_turn_until_its_work_is_done(two_models: TwoMode
 def test_a_killed_worker_gives_its_turn_back() -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         (doomed,) = a.submit(request(390))
-        await anext(doomed)
+        await anext(updates_of(doomed))
         os.kill(a.worker_pid, signal.SIGKILL)
         assert await generate(b) == 100
         await a.wait_ready()
@@ -158,15 +159,15 @@ def test_a_cancelled_request_leaves_no_turn_behind(two_models: TwoModels) -> Non
 def test_a_models_background_work_takes_no_turn_from_anothers_live_work(two_models: TwoModels) -> None:
     async def go(a: SequenceClient, b: SequenceClient, machine: Meter) -> None:
         (job,) = a.submit(request(390, background=True))
-        await anext(job)
+        updates = updates_of(job)
+        await anext(updates)
         (name,) = set(machine.turns)
         begun = len(machine.turns)
         (live,) = b.submit(request(100))
-        async for _ in live:
-            pass
+        await num_tokens(live)
         # What follows the live request's last turn is the job's again, perhaps before its end is heard of here.
         turns = "".join("j" if turn == name else "l" for turn in machine.turns[begun:])
         assert "jl" not in turns.lstrip("j"), "the job had a turn"
-        assert 1 + sum([len(update.token_ids) async for update in job]) == 390
+        assert 1 + sum([len(update.token_ids) async for update in updates]) == 390
 
     two_models.run(go)

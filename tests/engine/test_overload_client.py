@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.model_factory import model_folder
 from support.sequences_virtual import Arrival, Machine, VirtualModel
+from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import ShedReason
@@ -33,7 +34,7 @@ async def caught_running(client: SequenceClient) -> AsyncIterator[SequenceUpdate
     """The rest of a long answer that has begun, and that has not ended for the front: that may sleep for as long."""
     while True:
         (stream,) = client.submit(request("first", 390))
-        updates = aiter(stream)
+        updates = updates_of(stream)
         await anext(updates)
         if client.num_unfinished:
             return updates
@@ -54,9 +55,9 @@ def test_a_worker_that_is_busy_for_longer_than_the_target() -> None:
         assert client.shedder.num_shed == {ShedReason.TTFT: 2}
         (job,) = client.submit(request("job", 5, background=True))
         assert sum([len(update.token_ids) async for update in updates]) == 389
-        assert sum([len(update.token_ids) async for update in job]) == 5
+        assert await num_tokens(job) == 5
         (third,) = client.submit(request("third", 5))
-        assert sum([len(update.token_ids) async for update in third]) == 5
+        assert await num_tokens(third) == 5
         assert client.shedder.num_waiting == 0
 
     with_client(test, max_num_seqs=1, target_ttft_ms=0.5)
@@ -72,10 +73,10 @@ def test_who_waits_in_vain_is_told_and_forgotten() -> None:
         (hurries,) = client.submit(request("hurries", 5), timeout=1e-3)
         client.shedder.limits = limits
         with pytest.raises(QueueFull, match="it waited"):
-            await anext(aiter(waits))
+            await num_tokens(waits)
         with pytest.raises(DeadlineExceeded, match="after its deadline"):
-            await anext(aiter(hurries))
-        assert sum([len(update.token_ids) async for update in first]) == 390
+            await num_tokens(hurries)
+        assert await num_tokens(first) == 390
         assert client.num_unfinished == 0
         assert client.shedder.num_shed == {ShedReason.TTFT: 1, ShedReason.DEADLINE: 1}
 
@@ -87,7 +88,7 @@ def test_the_first_deadline_finds_those_known_who_were_here_before() -> None:
     async def test(client: SequenceClient) -> None:
         # So many that some still wait, however long the front sleeps.
         streams = client.submit(*(request(f"long-{index}", 390) for index in range(20)))
-        updates = aiter(streams[0])
+        updates = updates_of(streams[0])
         for _ in range(50):
             await anext(updates)
         client.check_load(0)
@@ -100,7 +101,7 @@ def test_the_first_deadline_finds_those_known_who_were_here_before() -> None:
         assert client.shedder.num_waiting == waiting + 1
         for stream in streams:
             stream.cancel()
-        assert sum([len(update.token_ids) async for update in patient]) == 5
+        assert await num_tokens(patient) == 5
         assert client.shedder.num_waiting == 0
 
     with_client(test, max_num_seqs=1)

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from support.model_factory import model_folder
+from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request
@@ -25,6 +26,7 @@ from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.engine.sequences.worker import SequenceWorker
+from chairlift.engine.supervisor import Supervisor
 from chairlift.engine.watch import Watch
 from chairlift.engine.worker_messages import Heartbeat, load_failed
 from chairlift.errors import ConfigError, Unavailable, WorkerLost
@@ -217,7 +219,7 @@ def request(max_tokens: int) -> Request:
 
 async def generate(client: SequenceClient, max_tokens: int = 5) -> int:
     (stream,) = client.submit(request(max_tokens))
-    return sum([len(update.token_ids) async for update in stream])
+    return await num_tokens(stream)
 
 
 def with_client(test: Callable[[SequenceClient], Awaitable[None]], load_attempts: int = 1, **settings: float) -> None:
@@ -266,12 +268,13 @@ def test_gauges_are_those_of_the_worker_that_is_there(monkeypatch: pytest.Monkey
         seen: list[EngineStats] = []
         client.on_step = seen.append
         (stream,) = client.submit(request(390))
-        await anext(stream)
+        updates = updates_of(stream)
+        await anext(updates)
         assert (client.stats.running, client.stats.kv_blocks_used > 0) == (1, True)
         assert client.worker_pid is not None
         os.kill(client.worker_pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"died \(killed by SIGKILL\)"):
-            async for _ in stream:
+            async for _ in updates:
                 pass
         assert client.stats == seen[-1] == EngineStats()
         await client.wait_ready()
@@ -343,3 +346,44 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+ECHO = """
+import sys, time, zmq
+time.sleep(0.5)
+socket = zmq.Context().socket(zmq.PAIR)
+socket.connect(sys.argv[1])
+while True:
+    socket.send_multipart(socket.recv_multipart())
+"""
+
+
+@pytest.mark.processes
+def test_what_is_said_before_the_worker_listens_comes_to_it_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    heard: list[list[bytes]] = []
+
+    async def main() -> None:
+        supervisor = Supervisor("echo", take=lambda frames: heard.append([frame.bytes for frame in frames]), lost=print)
+        await supervisor.start()
+        while not supervisor.connected:
+            await asyncio.sleep(0)
+        early = [[b"first", b"of two parts"], [b"second"]]
+        for frames in early:
+            supervisor.send(frames)
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+        many = [[b"%d" % number] for number in range(100)]
+        for frames in many:
+            supervisor.send(frames)
+        while len(heard) < 102:
+            await asyncio.sleep(0.01)
+        assert heard == early + many
+        supervisor.drain()
+        supervisor.kill()
+        await supervisor.stop(b"")
+
+    asyncio.run(main())

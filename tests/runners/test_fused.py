@@ -47,7 +47,7 @@ def threads() -> Iterator[None]:
 def make_model(folder: Path, dtype: str, **settings: Any) -> Decoder:
     """A model that can run both ways; `num_threads` is 1 until somebody says otherwise."""
     model = make_runner(folder, ops="native", dtype=dtype, **settings).model
-    if model._fused is None:
+    if model.fused is None:
         assert dtype == "bfloat16"
         assert "quantization" not in settings
         pytest.skip("bfloat16 is fused only where the processor multiplies it: AVX-512 BF16")
@@ -194,8 +194,8 @@ def test_a_sequence_is_the_same_alone_and_in_a_pass(dtype: str, settings: dict[s
 
 def test_fusing_needs_all_weights_packed() -> None:
     """In float32 nothing is packed by us, and the operations run one by one."""
-    assert make_runner(model_folder("llama"), ops="native", dtype="float32").model._fused is None
-    assert make_runner(model_folder("llama"), ops="reference", quantization="int8").model._fused is None
+    assert make_runner(model_folder("llama"), ops="native", dtype="float32").model.fused is None
+    assert make_runner(model_folder("llama"), ops="reference", quantization="int8").model.fused is None
 
 
 def test_a_broken_weight_breaks_what_comes_of_it(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_every_instruction_set_says_much_the_same(dtype: str, isa: str) -> None:
     with kernels_of(isa):
         runner = make_runner(model_folder("qwen3"), ops="native", dtype=dtype, quantization="int8")
         found = all_logits(runner, list(prompts().values()))
-        assert runner.model._fused is not None
+        assert runner.model.fused is not None
     alike = likeness(found, expected)
     # They sum in other orders, and an input halfway between two steps may take the other one.
     assert alike.mean() > (0.9995 if dtype == "float32" else 0.997)
@@ -107,7 +107,7 @@ def test_a_masked_processor_works_and_says_which_path_it_takes(isa: str, quantiz
     assert (path[1] is not None) == (quantization == "int8")
     if quantization == "int8":
         assert path[1] == {"avx512": "avx2", "avx512bf16": "avx512vnni"}.get(isa, isa)
-    assert (runner.model._fused is not None) == (quantization == "int8" or isa == "avx512bf16")
+    assert (runner.model.fused is not None) == (quantization == "int8" or isa == "avx512bf16")
     assert runner.info.dtype == "bfloat16"
     assert likeness(found, exact_logits("llama")).min() > (NEAR - 0.01 if quantization == "int8" else 0.997)
     assert all(len(made) == 4 for made in tokens.values())

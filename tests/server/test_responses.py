@@ -640,3 +640,11 @@ def test_what_can_not_be_kept_does_not_run_in_the_background() -> None:
         assert front.client.cancelled
 
     run(go)
+
+
+def test_an_id_may_look_like_the_name_of_the_routes_parameter() -> None:
+    async def go() -> None:
+        answer = await get(Front(), "{response}")
+        assert (answer.status, answer.error["code"]) == (404, "response_not_found")
+
+    run(go)

@@ -148,21 +148,20 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if self._learner is not None:
             self._learner.observe(result.seconds)
         finished: list[Finished] = []
-        end: Finished | None
         spoilt = self.prefixes.end_step(step, result.errors, self._sequences)
+        sequences, tokens, smooth = self._sequences, result.tokens, not (result.errors or result.late or result.ended)
         for request_id, num_tokens in step.num_tokens.items():
-            sequence = self._sequences.get(request_id)
+            sequence = sequences.get(request_id)
             if sequence is None or not sequence.block_table:
                 continue  # aborted while the step ran, and perhaps sent again under the same id
-            if request_id in result.errors:
-                end = result.failure(request_id)
-            elif spoilt and not spoilt.isdisjoint(sequence.block_table):
-                result.tokens.pop(request_id, None)
+            end = result.failure(request_id) if not smooth and request_id in result.errors else None
+            if end is None and spoilt and not spoilt.isdisjoint(sequence.block_table):
+                tokens.pop(request_id, None)
                 self._put_back(sequence)
                 continue
-            else:
-                sequence.num_computed_tokens += num_tokens - (request_id in result.late)
-                end = sequence.take(result.tokens.get(request_id), request_id in result.ended)
+            if end is None:
+                sequence.num_computed_tokens += num_tokens - (not smooth and request_id in result.late)
+                end = sequence.take(tokens.get(request_id), not smooth and request_id in result.ended)
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)

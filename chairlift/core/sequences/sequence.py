@@ -30,6 +30,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "block_table",
+        "ends_at",
         "hashes",
         "id",
         "known_at_start",
@@ -48,6 +49,7 @@ class Sequence:
         self.arrival = request.arrival
         self.rank = rank
         self.token_ids = list(request.prompt_ids)
+        self.ends_at = len(request.prompt_ids) + request.max_tokens
         self.num_computed_tokens = 0
         self.known_at_start = len(self.token_ids)
         self.num_cached_tokens = 0
@@ -66,24 +68,28 @@ class Sequence:
 
         `ended` does in any case: nothing can follow.
         """
-        request = self.request
+        known, stop_ids = self.token_ids, self.request.stop_ids
         for index, token in enumerate(tokens or ()):
-            self.token_ids.append(token)
-            made = len(self.token_ids) - len(request.prompt_ids)
-            end = None
-            if token in request.stop_ids and made >= request.params.min_tokens:
-                end = Finished(self.id, FinishReason.STOP, token)
-            elif made >= request.max_tokens:
-                end = Finished(self.id, FinishReason.LENGTH)
-            if end is not None:
-                assert tokens is not None
-                del tokens[index + 1 :]
-                return end
+            known.append(token)
+            if token in stop_ids or len(known) >= self.ends_at:
+                end = self._end(token)
+                if end is not None:
+                    assert tokens is not None
+                    del tokens[index + 1 :]
+                    return end
         if ended:
             return Finished(self.id, FinishReason.STOP)
         if tokens or self.num_computed_tokens < len(self.token_ids):
             return None  # what it knows is computed in the next step
         return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+
+    def _end(self, token: int) -> Finished | None:
+        """Say how a last token ends the sequence, if it does: not by a stop token before `min_tokens`."""
+        request = self.request
+        made = len(self.token_ids) - len(request.prompt_ids)
+        if token in request.stop_ids and made >= request.params.min_tokens:
+            return Finished(self.id, FinishReason.STOP, token)
+        return Finished(self.id, FinishReason.LENGTH) if made >= request.max_tokens else None
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Make sure that the first `count` blocks are hashed; each block is hashed once in a sequence's life."""

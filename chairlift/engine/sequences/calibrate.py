@@ -13,7 +13,17 @@ _SECONDS = 0.5
 _PARAMS = SamplingParams(temperature=0, max_tokens=None)
 
 
-class _Probe(NamedTuple):
+class TimedStep(NamedTuple):
+    """What a step held, as `CostModel` counts it, and the seconds that it took."""
+
+    sequences: int
+    tokens: int
+    kv_tokens: int
+    pairs: int
+    seconds: float
+
+
+class Probe(NamedTuple):
     """So many sequences after so much context, a chunk of prompt for each, and then so many decodes."""
 
     width: int
@@ -24,13 +34,13 @@ class _Probe(NamedTuple):
 
 # Decodes of one and of many, small and large chunks, before and after a context: what tells the coefficients apart.
 _PROBES = (
-    _Probe(1, 0, 16, 2),
-    _Probe(16, 0, 1, 2),
-    _Probe(1, 1024, 64, 2),
-    _Probe(1, 0, 192, 1),
+    Probe(1, 0, 16, 2),
+    Probe(16, 0, 1, 2),
+    Probe(1, 1024, 64, 2),
+    Probe(1, 0, 192, 1),
 )
 # Makes the system back the KV memory that the others use, which takes longer than the step itself.
-_TOUCH = _Probe(1, 1024, 1, 0)
+_TOUCH = Probe(1, 1024, 1, 0)
 
 
 def calibrate(
@@ -42,32 +52,42 @@ def calibrate(
     Where nothing fits, the cost model keeps its first guess.
     """
     spent = 0.0
-    for wanted in (_TOUCH, *_PROBES):
-        probe = _fitted(wanted, info, slots, max_num_batched_tokens)
-        if probe is None:
-            continue
-        names = [f"calibration-{index}" for index in range(probe.width)]
-        for step, computed, count in _steps(probe, names, info):
-            seconds = runner.execute(step).seconds
-            spent += seconds
-            if wanted is not _TOUCH:
-                read, pairs = computed + count, count * computed + count * (count + 1) // 2
-                model.observe(seconds, probe.width * count, probe.width * read, probe.width * pairs)
-        runner.execute(Step(-1, {}, [], {}, names, []))
+    for probe in (_TOUCH, *_PROBES):
+        for timed in timed_steps(probe, runner, info, slots, max_num_batched_tokens):
+            spent += timed.seconds
+            if probe is not _TOUCH:
+                model.observe(timed.seconds, timed.tokens, timed.kv_tokens, timed.pairs)
         if spent > _SECONDS:
             return
 
 
-def _fitted(probe: _Probe, info: SequenceInfo, slots: int, max_num_batched_tokens: int) -> _Probe | None:
+def timed_steps(
+    wanted: Probe, runner: SequenceRunner, info: SequenceInfo, slots: int, max_num_batched_tokens: int
+) -> list[TimedStep]:
+    """Run the steps of a probe, cut to what fits, as `calibrate` does; none if nothing does."""
+    probe = _fitted(wanted, info, slots, max_num_batched_tokens)
+    if probe is None:
+        return []
+    found, width = [], probe.width
+    names = [f"calibration-{index}" for index in range(width)]
+    for step, computed, count in _steps(probe, names, info):
+        seconds = runner.execute(step).seconds
+        read, pairs = computed + count, count * computed + count * (count + 1) // 2
+        found.append(TimedStep(width, width * count, width * read, width * pairs, seconds))
+    runner.execute(Step(-1, {}, [], {}, names, []))
+    return found
+
+
+def _fitted(probe: Probe, info: SequenceInfo, slots: int, max_num_batched_tokens: int) -> Probe | None:
     """Cut a probe to what this model and these settings allow; None if nothing of it is left."""
     width = min(probe.width, slots, max_num_batched_tokens, info.num_blocks)
     chunk = min(probe.chunk, max_num_batched_tokens)
     longest = min(info.max_model_len, info.num_blocks // width * info.block_size)
     context = min(probe.context, longest - chunk - probe.decodes)
-    return None if context < 0 else _Probe(width, context, chunk, probe.decodes)
+    return None if context < 0 else Probe(width, context, chunk, probe.decodes)
 
 
-def _steps(probe: _Probe, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
+def _steps(probe: Probe, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
     """Yield each step, the tokens that each sequence has computed before it, and those that it computes."""
     computed = probe.context
     for count in (probe.chunk, *(1 for _ in range(probe.decodes))):
@@ -78,7 +98,7 @@ def _steps(probe: _Probe, names: list[str], info: SequenceInfo) -> Iterator[tupl
         computed += count
 
 
-def _starts(probe: _Probe, names: list[str], info: SequenceInfo) -> list[Start]:
+def _starts(probe: Probe, names: list[str], info: SequenceInfo) -> list[Start]:
     prompt = [0] * (probe.context + probe.chunk)
     width = -(-(len(prompt) + probe.decodes) // info.block_size)
     starts = []

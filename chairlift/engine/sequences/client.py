@@ -4,18 +4,13 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
-from chairlift.core.order import QueueOrder
-from chairlift.core.sequences.forecast import StepLimits
-from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.policy import POLICIES
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.engine.machine import Machine, Member, soon_asleep
@@ -41,63 +36,86 @@ from chairlift.runners.sequences import SequenceInfo
 
 
 class Stream:
-    """The updates of one request, as they come. Iterating raises Unavailable or RequestFailed if it can't end well."""
+    """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't."""
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
         self.request = request
         self.started = False
-        self._updates: deque[SequenceUpdate] = deque()
-        self._error: Exception | None = None
-        self._done = False
-        self._wake: asyncio.Future[None] | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.on_change: Callable[[], None] = _nothing
+        self.updates: list[SequenceUpdate] = []
         self._cancel = cancel
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> SequenceUpdate:
-        while not self._updates:
-            if self._error is not None:
-                raise self._error
-            if self._done:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        update = self._updates.popleft()
-        if update.finish_reason is FinishReason.INVALID:
-            self._error = InvalidRequest(str(update.detail))
-            raise self._error
-        if update.finish_reason is FinishReason.ERROR:
-            self._error = RequestFailed(str(update.detail))
-            raise self._error
-        return update
 
     def cancel(self) -> None:
         """Give up the request; its slot and blocks are free within one step. Calling it again does nothing."""
-        if not self._done:
+        if not self.done:
             self._cancel(self)
 
     def give_up(self, error: Exception) -> None:
         """Cancel the request, if it has not ended; whoever reads it gets the error."""
-        if not self._done:
+        if not self.done:
             self._cancel(self)
             self.close(error)
 
     def push(self, update: SequenceUpdate) -> None:
         """Hand over an update from the worker."""
         self.started = True
-        self._updates.append(update)
-        self._done = update.finish_reason is not None
-        self._notify()
+        reason = update.finish_reason
+        if reason is FinishReason.INVALID or reason is FinishReason.ERROR:
+            problem = str(update.detail)
+            self.close(InvalidRequest(problem) if reason is FinishReason.INVALID else RequestFailed(problem))
+            return
+        self.updates.append(update)
+        self.done = reason is not None
+        self.on_change()
 
     def close(self, error: Exception | None = None) -> None:
         """End the stream after what it already holds, with an error if one is given."""
-        self._done, self._error = True, error
-        self._notify()
+        self.done, self.error = True, error
+        self.on_change()
+
+
+class Updates:
+    """Reads streams together: iterating gives all that has come for them since, each update with its stream's index.
+
+    Raises the error of a stream that has one, once all that came before has been read.
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self._wake: asyncio.Future[None] | None = None
+        for stream in streams:
+            stream.on_change = self._notify
+
+    def __aiter__(self) -> "Updates":
+        return self
+
+    async def __anext__(self) -> list[tuple[int, SequenceUpdate]]:
+        while True:
+            group: list[tuple[int, SequenceUpdate]] = []
+            error, done = None, True
+            for index, stream in enumerate(self._streams):
+                if stream.updates:
+                    group += [(index, update) for update in stream.updates]
+                    stream.updates = []
+                error, done = error or stream.error, done and stream.done
+            if group:
+                return group
+            if error is not None:
+                raise error
+            if done:
+                raise StopAsyncIteration
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+
+
+def _nothing() -> None:
+    """Nobody reads the stream yet."""
 
 
 class SequenceClient(Supervised):
@@ -118,10 +136,9 @@ class SequenceClient(Supervised):
         self.on_step: Callable[[EngineStats], None] | None = None
         # By whether they are background requests, so that neither take the others' places in the queue.
         self._limits = {False: QueueLimit(max_waiting), True: QueueLimit(max_waiting)}
-        target, ageing = config.target_ttft_ms, (config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000)
-        self.shedder = LoadShedder(None if target is None else target / 1000, QueueOrder(config.order, *ageing))
+        self.shedder = config.make_shedder()
         # Without a target only from the first deadline on: most servers never see one.
-        self._sheds = target is not None
+        self._sheds = config.target_ttft_ms is not None
         self._machine, self._weight = machine, weight
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
@@ -241,7 +258,7 @@ class SequenceClient(Supervised):
                 self._take_step(message)
             case Ready(info=info):
                 self.info = info
-                self.shedder.limits = self._step_limits(info)
+                self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
                 self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))
                 self._take_part()
                 self._worker.loaded()
@@ -251,14 +268,6 @@ class SequenceClient(Supervised):
                 self._member.ask(background)
             case TurnOver(again=again, seconds=seconds, background=background) if self._member is not None:
                 self._member.release(again, seconds, background)
-
-    def _step_limits(self, info: SequenceInfo) -> StepLimits | None:
-        """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
-        config = self.config
-        if POLICIES[config.strategy].closes_batch:
-            return None
-        seconds = None if config.target_itl_ms is None else config.target_itl_ms / 1000
-        return StepLimits(config.slots, config.max_num_batched_tokens, info.num_blocks, info.block_size, seconds)
 
     def _take_part(self) -> None:
         """Take turns with other models from now on."""

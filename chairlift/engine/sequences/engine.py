@@ -4,28 +4,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from math import inf
 from queue import SimpleQueue
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import CostModel
 from chairlift.core.finished import Finished, FinishReason
-from chairlift.core.order import QueueOrder
-from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.budget import LatencyBudget
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
-from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)
-
-# While there is no target for a step's time, the cost model learns from one step in so many, and is told from so many.
-_SAMPLED = 4
-_LEAST_SAMPLES = 4
 
 
 class _Progress:
@@ -61,23 +51,9 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self.info: SequenceInfo = runner.load()
-        self.pool = BlockPool(self.info.num_blocks)
-        target, most = config.target_itl_ms, config.max_num_batched_tokens
-        self.budget = None if target is None else LatencyBudget(target / 1000, most)
-        model = None if self.budget is None else self.budget.model
-        background = LatencyBudget(min(config.background_step_ms, target or inf) / 1000, most, model)
-        self._meter = LatencyBudget(inf, most, background.model)
-        self.scheduler = SequenceScheduler(
-            make_policy(config.strategy, config.slots, config.max_wait_ms / 1000),
-            self.pool,
-            block_size=self.info.block_size,
-            max_num_batched_tokens=most,
-            max_model_len=self.info.max_model_len,
-            enable_prefix_caching=config.enable_prefix_caching,
-            budget=self.budget,
-            background_budget=background,
-            order=QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000),
-        )
+        info, most = self.info, config.max_num_batched_tokens
+        self._metered = config.make_scheduler(info.num_blocks, info.block_size, info.max_model_len)
+        self.pool, self.budget, self.scheduler = self._metered.pool, self._metered.budget, self._metered.scheduler
         self._progress: dict[str, _Progress] = {}
         # Who waits for a grammar, by its text; what was compiled in another thread; and what those hold who are here.
         self._unprepared: dict[str, list[Request]] = {}
@@ -91,7 +67,7 @@ class Engine:
         runner.warm_up()
         self._pace.observe(clock() - began, self._most, self._most, self._most * (self._most + 1) / 2)
         if self.budget is not None or config.target_ttft_ms is not None:
-            calibrate(background.model, runner, self.info, config.slots, most)
+            calibrate(self._metered.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served.
@@ -172,7 +148,7 @@ class Engine:
     @property
     def has_background(self) -> bool:
         """Whether background requests are here."""
-        return self.scheduler.num_background_running + self.scheduler.num_background_waiting > 0
+        return self._metered.has_background
 
     @property
     def longest_step(self) -> float:
@@ -188,28 +164,16 @@ class Engine:
         `yields` leaves background requests out of it: another model has live work.
         """
         started = self.clock()
-        step = self.scheduler.schedule(started, yields)
+        step = self._metered.schedule(started, yields)
         if step is None:
             return None
-        metered = self._is_metered(step)
-        if metered:
-            self._meter.end(self.scheduler.running, step)
         result = self._execute(step)
-        if metered:
-            self._meter.observe(result.seconds)
-        finished = self.scheduler.update(step, result, self.clock())
+        finished = self._metered.update(step, result, self.clock())
         return self._output(step, result, finished, started)
 
     def close(self) -> None:
         """Release the model."""
         self.runner.close()
-
-    def _is_metered(self, step: Step) -> bool:
-        """Whether to learn from a step that nobody learns from: of those under a load at which requests may wait."""
-        scheduler = self.scheduler
-        if step.id % _SAMPLED or self.budget is not None or self.has_background:
-            return False
-        return scheduler.num_waiting > 0 or 2 * scheduler.num_running >= scheduler.policy.slots
 
     def _execute(self, step: Step) -> StepResult:
         """Run the step; if it fails as a whole its requests get the error and the engine carries on."""
@@ -285,7 +249,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
-        model = self._meter.model
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting + self.num_unprepared,
@@ -299,7 +262,7 @@ class Engine:
             cost=CostStats.of(self.budget) if self.budget is not None else None,
             background_running=scheduler.num_background_running,
             background_waiting=scheduler.num_background_waiting,
-            coefficients=model.coefficients if model.num_observed >= _LEAST_SAMPLES else None,
+            coefficients=self._metered.coefficients,
         )
 
 

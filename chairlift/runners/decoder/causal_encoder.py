@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, Inputs, Int32s
+from chairlift.ops.base import AttentionBatch, Forward, Inputs, Int32s
 from chairlift.ops.encoder import Output, Texts, text_means
 from chairlift.runners.decoder.model import Decoder
 
@@ -31,6 +31,7 @@ class CausalEncoder:
         # At worst all texts of a pass are single tokens, and each has a block of its own.
         num_blocks = max(-(-max_tokens // _BLOCK), self._pass_tokens)
         decoder.allocate(num_blocks, _BLOCK, max_tokens, one_layer=True)
+        self._hidden: Forward = decoder.fused or decoder.forward
         self.nbytes = decoder.weight_bytes
 
     def __call__(self, texts: Texts, output: Output) -> Tensor:
@@ -55,7 +56,7 @@ class CausalEncoder:
                 np.int64,
             ),
         )
-        hidden = self._decoder.forward(inputs).float()
+        hidden = self._hidden(inputs).float()
         return text_means(hidden, self._tensor(starts, np.int64)) if output == "mean" else hidden
 
     def _attention(self, starts: Int32s) -> AttentionBatch:

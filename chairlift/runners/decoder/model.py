@@ -36,7 +36,8 @@ class Decoder:
         self.weight_bytes = _nbytes(self.weights)
         self.caches: list[KVCache] = []
         self.rotations: list[Tensor] = []
-        self._fused: Forward | None = None
+        # Does as `forward`, all in one native call; None where there is no such thing.
+        self.fused: Forward | None = None
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
@@ -59,11 +60,11 @@ class Decoder:
         ]
         if one_layer:
             self.caches *= len(layers)
-        self._fused = self.ops.fuse(self.weights, self.caches, self.rotations)
+        self.fused = self.ops.fuse(self.weights, self.caches, self.rotations)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
-        return self._forward(inputs) if self._fused is None else self._fused(inputs)
+        return self._forward(inputs) if self.fused is None else self.fused(inputs)
 
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""

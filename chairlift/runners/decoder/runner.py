@@ -53,7 +53,8 @@ class DecoderRunner:
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self._failed: dict[str, str] = {}
-        self._ruled = RuledRows()
+        # From the first grammar on.
+        self._ruled: RuledRows | None = None
         self._prompts: dict[int, tuple[int, int]] = {}
 
     @torch.inference_mode()
@@ -153,7 +154,8 @@ class DecoderRunner:
             row = self.batch.remove(name)
             if row is not None:
                 self.sampler.remove(row)
-                self._ruled.remove(row)
+                if self._ruled is not None:
+                    self._ruled.remove(row)
                 self._prompts.pop(row, None)
                 self._failed.pop(name, None)
         for start in step.started:
@@ -175,6 +177,8 @@ class DecoderRunner:
         except ValueError as error:
             self._failed[request.id] = str(error)
         if request.grammar is not None:
+            if self._ruled is None:
+                self._ruled = RuledRows()
             self._ruled.add(row, start, self.grammars.compile(request.grammar))
         if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
@@ -199,7 +203,7 @@ class DecoderRunner:
             prompts[index] = self._prompt_logprobs(hidden[place : place + stop - start], following, top)
         places = np.searchsorted(logit_rows, ends) if spans else None
         if self._ruled:
-            indices, places = self._settle(prepared, indices, places, result)
+            indices, places = self._settle(self._ruled, prepared, indices, places, result)
         choice = self._choose(hidden, places, prepared, indices) if len(indices) else None
         # All that a step gives comes to the host in one copy.
         tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
@@ -213,11 +217,11 @@ class DecoderRunner:
                 self._append_forced(self._ruled.say(rows, names, time.perf_counter() - began, result), prepared, result)
 
     def _settle(
-        self, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
+        self, ruled: RuledRows, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
     ) -> tuple[Ints, Ints | None]:
         """Give tokens to those that do not choose theirs now; return the `indices` of the others, and their places."""
         rows = prepared.rows[indices].tolist()
-        given = self._ruled.settle(rows, [prepared.ids[index] for index in indices.tolist()], result)
+        given = ruled.settle(rows, [prepared.ids[index] for index in indices.tolist()], result)
         if not given:
             return indices, places
         self._append_forced(given, prepared, result)
@@ -284,7 +288,8 @@ class DecoderRunner:
 
     def close(self) -> None:
         """Release the weights and the cache."""
-        self._ruled.close()
+        if self._ruled is not None:
+            self._ruled.close()
         for name in ("model", "batch", "sampler"):
             if hasattr(self, name):
                 delattr(self, name)

@@ -76,7 +76,7 @@ class Sampler:
         self._stop_ids: dict[int, Ints] = {}
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._counts: dict[int, TokenCounts] = {}
-        self._excluded = Exclusions(vocab_size)
+        self._excluded: dict[int, Exclusions] = {}
 
     def add(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """Take a sequence's parameters into a row. Raises ValueError if logit_bias leaves the vocabulary."""
@@ -101,19 +101,19 @@ class Sampler:
                     raise ValueError(f"logit_bias names token {token}, but the vocabulary ends at {end}")
             ids = np.array(list(params.logit_bias), np.int64)
             self._bias[row] = ids, np.array(list(params.logit_bias.values()), np.float32)
-        self._excluded.add(row, request, token_ids[prompt:])
+        if params.allowed_token_ids or request.bad_word_ids:
+            self._excluded[row] = Exclusions(request, token_ids[prompt:], self.vocab_size)
 
     def remove(self, row: int) -> None:
         """Forget a row's parameters."""
-        for held in (self._stop_ids, self._bias, self._counts):
+        for held in (self._stop_ids, self._bias, self._counts, self._excluded):
             held.pop(row, None)
-        self._excluded.remove(row)
 
     def takes_best(self, rows: Ints) -> bool:
         """Whether these sequences take the likeliest token as it is, so that nobody need see all logits."""
         if self._temperature[rows].any() or (self._logprobs[rows] >= 0).any():
             return False
-        edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys() | self._excluded.rows
+        edited = self._bias.keys() | self._stop_ids.keys() | self._counts.keys() | self._excluded.keys()
         return not edited or edited.isdisjoint(rows.tolist())
 
     def take(self, best: Tensor, ids: Tensor) -> Choice:
@@ -157,11 +157,13 @@ class Sampler:
         return sampled
 
     def count_forced(self, row: int, token_ids: Sequence[int]) -> None:
-        """Add tokens that followed without being chosen to the counts that penalties follow."""
-        if row in self._counts:
-            for token in token_ids:
-                self._counts[row].add(token)
-        self._excluded.push(row, token_ids)
+        """Add tokens that followed without being chosen to the counts that penalties follow, and to words."""
+        counts, excluded = self._counts.get(row), self._excluded.get(row)
+        for token in token_ids:
+            if counts is not None:
+                counts.add(token)
+            if excluded is not None:
+                excluded.add(token)
 
     def _edit(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
         """Return logits after all that requests ask to change; the given logits themselves if there is nothing."""
@@ -172,8 +174,7 @@ class Sampler:
         stops = [index for index, row in enumerate(slot_of) if row in self._stop_ids]
         stops = [index for index in stops if lengths[index] < self._may_stop[slot_of[index]]]
         counted = [index for index, row in enumerate(slot_of) if row in self._counts]
-        excluded = self._excluded.rows
-        excluding = [index for index, row in enumerate(slot_of) if row in excluded]
+        excluding = [index for index, row in enumerate(slot_of) if row in self._excluded]
         if not (biased or stops or counted or excluding):
             return logits
         edited = logits.clone()
@@ -185,7 +186,7 @@ class Sampler:
         if counted:
             apply_penalties(edited, counted, [self._counts[slot_of[index]] for index in counted])
         for index in excluding:
-            self._excluded.apply(edited, index, slot_of[index], self.ops)
+            self._excluded[slot_of[index]].apply(edited[index : index + 1], self.ops)
         return edited
 
     def _pairs(self, indices: list[int], ids: Sequence[Ints]) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ class Endpoint(NamedTuple):
     `bodies` are the structs of which it takes one, sent as one of the types in `media`; nothing has to be sent where a
     struct has only defaults. `query` has the types of its parameters, by name. `answer` says what comes back if all is
     well. `tasks` are what a model may do to answer here. Lines of batches may be for a `batchable` path; their model is
-    the one that the path names, or else the body. Requests for a `hot` path skip most of the routing. Keys need
-    the `right`, if there is one.
+    the one that the path names, or else the body. Requests for a `hot` path skip most of the routing, as those
+    for a path without parameters do. Keys need the `right`, if there is one.
     """
 
     method: str

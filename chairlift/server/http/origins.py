@@ -5,7 +5,7 @@ what it asked for would be done. With a name of its own that leads to this machi
 """
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
 from starlette.responses import Response
@@ -151,10 +151,10 @@ class ShareAnswers:
             added.append((b"access-control-allow-origin", origin.encode("latin-1")))
             added.append((b"access-control-expose-headers", _EXPOSED))
 
-        async def sharing(message: Message) -> None:
+        def sharing(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, sharing)
 

@@ -1,7 +1,6 @@
 """The service in front of a language model: prompts go in, samples come out, and each gives its text in pieces."""
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
@@ -15,7 +14,7 @@ from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
 from chairlift.core.sequences.sampling import SamplingParams, check_stop
-from chairlift.engine.sequences.client import Stream
+from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
@@ -296,6 +295,8 @@ class Sample:
         self._discard = discard
         self._terms = terms
         self._last = 0.0
+        # Times of background requests, which nobody waits for, would hide all others.
+        self._live = not stream.request.background
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -324,7 +325,12 @@ class Sample:
         if self.finish_reason is not None:
             return None
         first, start = self._last == 0.0, self._text.num_tokens
-        self._measure(update, first)
+        now = time.monotonic()
+        if first:
+            self._begin(update, now)
+        elif self._live and (count := len(update.token_ids)):
+            self._metrics.inter_token.observe((now - self._last) / count, count)
+        self._last = now
         stop_token = update.detail if isinstance(update.detail, int) else None
         delta = self._text.push(update.token_ids, update.finish_reason, stop_token)
         self._metrics.generation_tokens += delta.num_tokens
@@ -336,7 +342,7 @@ class Sample:
             self.close(delta.finish_reason)
         if self._discard:
             return Piece(self, "", 0, first, [], self.finish_reason, 0)
-        logprobs = (update.logprobs or [])[: delta.num_tokens]
+        logprobs = update.logprobs[: delta.num_tokens] if update.logprobs else []
         return Piece(self, delta.text, start, first, logprobs, self.finish_reason, self._text.num_tokens)
 
     def close(self, reason: FinishReason) -> None:
@@ -349,32 +355,25 @@ class Sample:
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
         self._terms.spend(self._text.num_tokens)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and not self.stream.request.background:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
 
-    def _measure(self, update: SequenceUpdate, first: bool) -> None:
-        """Take the times; those of background requests, which nobody waits for, would hide all others."""
-        now, metrics, request = time.monotonic(), self._metrics, self.stream.request
-        before, self._last = self._last, now
-        if first:
-            self.num_cached_tokens = update.num_cached_tokens
-            self.prompt_logprobs = update.prompt_logprobs or []
-            metrics.prompt_tokens += len(self.prompt_ids)
-        if request.background:
-            return
-        if first:
-            metrics.time_to_first_token.observe(now - request.arrival)
-            metrics.queue_time.observe(max(update.first_scheduled - request.arrival, 0.0))
-        elif count := len(update.token_ids):
-            metrics.inter_token.observe((now - before) / count, count)
+    def _begin(self, update: SequenceUpdate, now: float) -> None:
+        """Take in what comes with the first tokens, and how long they took."""
+        self.num_cached_tokens = update.num_cached_tokens
+        self.prompt_logprobs = update.prompt_logprobs or []
+        metrics, arrival = self._metrics, self.stream.request.arrival
+        metrics.prompt_tokens += len(self.prompt_ids)
+        if self._live:
+            metrics.time_to_first_token.observe(now - arrival)
+            metrics.queue_time.observe(max(update.first_scheduled - arrival, 0.0))
 
 
 async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]:
     """What the samples get, a list for each step. Ends early, samples unfinished, if they were cancelled."""
     try:
-        async with contextlib.aclosing(_merge([sample.stream for sample in samples])) as groups:
-            async for group in groups:
-                yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
+        async for group in Updates([sample.stream for sample in samples]):
+            yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
     except ChairliftError as error:
         close_all(samples, _reason_of(error))
         raise
@@ -395,40 +394,3 @@ def close_all(samples: Sequence[Sample], reason: FinishReason = FinishReason.ABO
     """End what has not ended."""
     for sample in samples:
         sample.close(reason)
-
-
-async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[list[tuple[int, SequenceUpdate]], None]:
-    """Updates of many streams, those of one step together."""
-    if len(streams) == 1:
-        async for update in streams[0]:
-            yield [(0, update)]
-        return
-    arrived: list[tuple[int, SequenceUpdate]] = []
-    wake = asyncio.Event()
-
-    async def pump(index: int, stream: Stream) -> None:
-        try:
-            async for update in stream:
-                arrived.append((index, update))
-                wake.set()
-        finally:
-            wake.set()
-
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        while True:
-            # All pumps that a step woke run before this does, so their updates leave together.
-            await wake.wait()
-            wake.clear()
-            if arrived:
-                group, arrived[:] = arrived[:], []
-                yield group
-            for task in [task for task in tasks if task.done()]:
-                tasks.remove(task)
-                task.result()
-            if not tasks and not arrived:
-                return
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

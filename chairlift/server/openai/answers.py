@@ -56,10 +56,12 @@ class Events:
         self._usage = bool(options and options.include_usage)
         # As in vLLM: with the usage of each choice so far, every event of a choice has more tokens than the one before.
         self.continuous = self._usage and bool(options and options.continuous_usage_stats)
-        self._tail = b',"usage":null}\n\n' if self._usage else b"}\n\n"
+        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
 
-    def event(self, index: int, rest: bytes, samples: Sequence[Sample], written: int | None = None) -> bytes:
-        """An event with one choice; `rest` is the choice's JSON after its index, with the closing brace.
+    def event(
+        self, index: int, rest: tuple[bytes, ...], samples: Sequence[Sample], written: int | None = None
+    ) -> bytes:
+        """An event with one choice; `rest` is the choice's JSON after its index, with the closing brace, in parts.
 
         `written` is how many tokens the choice has with it, all that it has by now if left out.
         """
@@ -68,8 +70,8 @@ class Events:
             head = self._heads[index] = self._head + b'{"index":%d,' % index
         if self.continuous:
             counted = encode(usage(samples[index : index + 1], 1, self._show_cached, written))
-            return b"".join((head, rest, b'],"usage":', counted, b"}\n\n"))
-        return b"".join((head, rest, b"]", self._tail))
+            return b"".join((head, *rest, b'],"usage":', counted, b"}\n\n"))
+        return b"".join((head, *rest, self._tail))
 
     def last(self, samples: Sequence[Sample]) -> bytes:
         """What follows the last choice: the usage, if it was asked for, and the end."""
@@ -146,11 +148,14 @@ class SequenceAnswer:
         unfinished = len(self.samples)
         async with contextlib.aclosing(pieces(self.samples)) as groups:
             async for group in groups:
-                chunk = b"".join([self.event(piece) for piece in group])
-                unfinished -= sum(piece.finish_reason is not None for piece in group)
+                events: list[bytes] = []
+                for piece in group:
+                    events.append(self.event(piece))
+                    if piece.finish_reason is not None:
+                        unfinished -= 1
                 if not unfinished:
-                    chunk += self.events.last(self.samples)
-                if chunk:
+                    events.append(self.events.last(self.samples))
+                if chunk := b"".join(events):
                     yield chunk
 
     def text(self, piece: Piece) -> str:

@@ -232,7 +232,7 @@ class ChatAnswer(SequenceAnswer):
         index, events, made = piece.sample.index, self.events, b""
         if piece.first:
             role = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
-            made = events.event(index, role % encode_line(self._echo), self.samples, 0)
+            made = events.event(index, (role % encode_line(self._echo),), self.samples, 0)
         end = b'"finish_reason":null}'
         if piece.finish_reason is not None:
             reason = self.finish_reason(piece.sample)
@@ -243,10 +243,10 @@ class ChatAnswer(SequenceAnswer):
         deltas = self._deltas(piece)
         for delta in deltas:
             parts = (b'"delta":', delta, b',"logprobs":', logprobs, b",", b'"finish_reason":null}' if apart else end)
-            made += events.event(index, b"".join(parts), self.samples, piece.num_tokens)
+            made += events.event(index, parts, self.samples, piece.num_tokens)
             logprobs = b"null"
         if piece.finish_reason is not None and (apart or not deltas):
-            made += events.event(index, b'"delta":{},"logprobs":null,' + end, self.samples, piece.num_tokens)
+            made += events.event(index, (b'"delta":{},"logprobs":null,', end), self.samples, piece.num_tokens)
         return made
 
     def finish_reason(self, sample: Sample) -> str | None:

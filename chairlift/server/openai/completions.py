@@ -200,7 +200,7 @@ class CompletionAnswer(SequenceAnswer):
         else:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
             end = b"," + encode_line(ending)[1:]
-        rest = b"".join((b'"text":', encode_line(text), b',"logprobs":', logprobs, end))
+        rest = (b'"text":', encode_line(text), b',"logprobs":', logprobs, end)
         return self.events.event(piece.sample.index, rest, self.samples, piece.num_tokens)
 
     def _echo(self, sample: Sample) -> _Echo:

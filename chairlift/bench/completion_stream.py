@@ -1,4 +1,4 @@
-"""One streamed completion: ready-made bytes go out, and the moments at which text came back are kept.
+"""One streamed answer: ready-made bytes go out, and the moments at which text came back are kept.
 
 The client shares its cores with the server that it measures, so this is a bare protocol on httptools. A token costs one
 parser call, a split and a few searches in its line; only the line with the usage is parsed as JSON.
@@ -6,6 +6,7 @@ parser call, a split and a few searches in its line; only the line with the usag
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,24 +14,35 @@ from urllib.parse import urlsplit
 
 import httptools
 
+# Text in an event of a completion or of a chat, not empty.
+_TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]')
+
 
 class Target(NamedTuple):
-    """A server, the model to ask for, and fields that every request carries."""
+    """A server, the model to ask for, and fields and headers that every request carries."""
 
     host: str
     port: int
     path: str
     model: str
     extra: dict[str, Any]
+    headers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, url: str, model: str, extra: dict[str, Any] | None = None) -> "Target":
-        """Take the address apart; a trailing /v1 may be there or not."""
+    def of(
+        cls,
+        url: str,
+        model: str,
+        extra: dict[str, Any] | None = None,
+        path: str = "/v1/completions",
+        headers: tuple[str, ...] = (),
+    ) -> "Target":
+        """Take the address apart; a trailing /v1 may be there or not. Raises ValueError for one that is none."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// address")
-        path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
-        return cls(parts.hostname, parts.port or 80, path, model, extra or {})
+        path = parts.path.rstrip("/").removesuffix("/v1") + path
+        return cls(parts.hostname, parts.port or 80, path, model, extra or {}, headers)
 
     def request(self, prompt: list[int], max_tokens: int, **fields: Any) -> bytes:
         """The whole HTTP request for a greedy, streamed completion of exactly `max_tokens` tokens."""
@@ -43,12 +55,21 @@ class Target(NamedTuple):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        raw = json.dumps(body | self.extra | fields, separators=(",", ":")).encode()
-        head = (
-            f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-        )
-        return head.encode() + raw
+        return self.post(body | fields)
+
+    def post(self, body: dict[str, Any], headers: tuple[str, ...] = ()) -> bytes:
+        """The whole HTTP request for a body, of which `extra` fields go before its own."""
+        raw = json.dumps(body | self.extra, separators=(",", ":")).encode()
+        head = [
+            f"POST {self.path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(raw)}",
+            *self.headers,
+            *headers,
+        ]
+        return "\r\n".join(head).encode() + b"\r\n\r\n" + raw
 
 
 @dataclass(slots=True)
@@ -57,7 +78,8 @@ class Outcome:
     counts whole milliseconds.
 
     `due` is when it should have been sent, `sent` when it was, `ended` when the answer was complete. `times` has a
-    moment for each event with text; `tokens` is what the server says it made, or else the number of those events.
+    moment for each event with text, or that of an answer which comes as a whole; `tokens` is what the server says it
+    made, or else the number of those events.
     """
 
     due: float
@@ -75,7 +97,7 @@ class _Reader(asyncio.Protocol):
         self._outcome = outcome
         self._parser: Any = httptools.HttpResponseParser(self)
         self._rest = b""
-        self._refused = False
+        self._refused = self._whole = False
         self._now = 0.0
         self._usage: int | None = None
         self.done: asyncio.Future[None] = loop.create_future()
@@ -90,6 +112,10 @@ class _Reader(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._now = time.perf_counter()
         self._end("the connection closed before the end")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._whole = value.lower().startswith(b"application/json")
 
     def on_headers_complete(self) -> None:
         self._refused = self._parser.get_status_code() != 200
@@ -106,13 +132,16 @@ class _Reader(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._refused:
             self._end(f"HTTP {self._parser.get_status_code()}: {self._rest[:200].decode(errors='replace')}")
+        elif self._whole:
+            self._outcome.times.append(self._now)
+            self._usage = 0
+            self._end(None)
         else:
             self._end(None if self._outcome.times or self._usage else "an answer without tokens")
 
     def _take(self, line: bytes) -> None:
-        if b'"text":"' in line or b'"text": "' in line:
-            if b'"text":""' not in line and b'"text": ""' not in line:
-                self._outcome.times.append(self._now)
+        if _TEXT.search(line):
+            self._outcome.times.append(self._now)
         elif b'"error"' in line:
             self._end(f"error event: {line[5:205].decode(errors='replace')}")
         if b'"usage":{' in line or b'"usage": {' in line:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from completion_stream import Outcome
-from load import Load
 
+from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.load import Load
 from chairlift.bench.raw_results import Column
 
 COLUMNS = (
@@ -31,7 +31,7 @@ COLUMNS = (
     Column("client_us_token", "client us/tok"),
 )
 RATE = Column("rate", "rate/s", "{:.2f}")
-QUANTILES = {"ttft_ms": (50, 95, 99), "tpot_ms": (50, 95), "itl_ms": (50, 99), "e2e_ms": (50, 99)}
+QUANTILES = {"ttft_ms": (50, 95, 99), "tpot_ms": (50, 95), "itl_ms": (50, 95, 99), "e2e_ms": (50, 99)}
 
 
 @dataclass(frozen=True, slots=True)

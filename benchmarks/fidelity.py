@@ -1,0 +1,271 @@
+"""How true the simulator is: a real server meets a trace, and the simulated one beside it does.
+
+    python benchmarks/fidelity.py MODEL_DIR [--trace FILE | --bursty] [--loads 0.5 0.85 0.95 1.1] [--out FILE]
+        [-- SETTINGS]
+
+First the model is measured for `--measure-seconds`, in a process of its own, as `chairlift.bench.measure_sequences`
+does; then the front, by what its process takes for requests with short prompts, long prompts and long answers sent to
+the real server (started with SETTINGS, flags of `chairlift serve`). Capacity is what the simulator says it is, and each
+of the `--loads` is a share of it. The real run is that of `chairlift bench serve`; both are summed up by the same code.
+With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+from engines import SERVED_NAME
+from server_process import free_port, running
+
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.latency import Slo, figures
+from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.bench.replay import PromptMaker, replay
+from chairlift.config.flags import add_flags
+from chairlift.config.sequences import SequenceConfig
+from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
+from chairlift.plan.resampler import StepTimes
+from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.simulator import simulate
+from chairlift.plan.trace import TraceRequest, duration, fitted, scaled
+from chairlift.plan.trace_files import read_trace
+from chairlift.plan.traffic import Traffic, synthetic
+
+NAMES = (Column("trace", "trace", "{}"), Column("load", "load", "{:.0%}"), Column("figure", "figure", "{}"))
+COLUMNS = (
+    Column("real", "real", "{:.1f}"),
+    Column("simulated", "simulated", "{:.1f}"),
+    Column("error_percent", "error", "{:+.1f}%"),
+)
+FIGURES = {
+    "tok/s": "output_tok_s",
+    "TTFT p50 ms": "ttft_ms.p50",
+    "TTFT p95 ms": "ttft_ms.p95",
+    "ITL p50 ms": "itl_ms.p50",
+    "ITL p95 ms": "itl_ms.p95",
+    "E2E p50 ms": "e2e_ms.p50",
+    "E2E p99 ms": "e2e_ms.p99",
+}
+NO_TARGET = Slo(1e9, 1e9)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    cut = given.index("--") if "--" in given else len(given)
+    args, flags = _parser().parse_args(given[:cut]), given[cut + 1 :]
+    if args.measure_into:
+        measure(args, settings_of(args.model, flags))
+    else:
+        print(markdown(compare(args, flags)))
+
+
+def settings_of(model: str, flags: list[str]) -> SequenceConfig:
+    """The settings that flags of `chairlift serve` give a language model."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    known = SequenceConfig.__struct_fields__
+    given = {name: value for name, value in vars(parser.parse_args(flags)).items() if name in known}
+    return msgspec.convert({**given, "model": model}, SequenceConfig, strict=False)
+
+
+def measure(args: argparse.Namespace, config: SequenceConfig) -> None:
+    """Measure the model and save its profile."""
+    from chairlift.bench.measure_sequences import measure_sequences
+    from chairlift.runners.decoder.runner import DecoderRunner
+
+    profile = measure_sequences(config, DecoderRunner(config), args.measure_seconds)
+    MachineProfile(machine="this one", models={"": profile}).save(args.measure_into)
+
+
+def compare(args: argparse.Namespace, flags: list[str]) -> Results:
+    """Measure, serve, replay and simulate; each load's figures are saved as they come."""
+    config = settings_of(args.model, flags)
+    recording = Recording(start("fidelity", {**vars(args), "server": flags}, args.model), args.out)
+    profile = measured(args, flags)
+    checkout = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    port = free_port()
+    command = [sys.executable, "-m", "chairlift.cli", "serve", args.model, "--served-model-name", SERVED_NAME]
+    command += ["--port", str(port), "--data-dir", "", *flags]
+    with running(command, port, "/health/ready", checkout):
+        target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
+        front = front_cost(target, args.vocab, profile)
+        recording.results["front"] = msgspec.to_builtins(front)
+        recording.results["cost"] = list(profile.cost)
+        model = SequenceModel(config, profile)
+        trace = wanted(args, profile.max_model_len)
+        capacity = capacity_of(model, front, trace)
+        recording.results["capacity"] = capacity
+        for load in args.loads:
+            sent = at_load(trace, load * capacity, args.seconds)
+            real = replay(target, sent, "completions", PromptMaker(args.vocab, random.randrange(2**32)), args.drain)
+            seen = simulated(model, front, sent, args.drain)
+            about = {"trace": args.trace.stem if args.trace else "bursty", "load": load}
+            for row in rows(figures(real, NO_TARGET), figures(seen, NO_TARGET)):
+                recording.add(about | row)
+    return recording.results
+
+
+def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
+    """The model's profile, measured in a process of its own, so that its memory is free again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        command = [sys.executable, __file__, args.model, "--measure-into", str(path)]
+        command += ["--measure-seconds", f"{args.measure_seconds:g}", "--", *flags]
+        subprocess.run(command, check=True)
+        profile = MachineProfile.load(path).models[""]
+    assert isinstance(profile, SequenceProfile)
+    return profile
+
+
+def front_cost(target: Target, vocab: int, profile: SequenceProfile) -> FrontCost:
+    """What the front takes for a request, a prompt's token and an answer's, and by how much it slows down its worker.
+
+    That follows from how much longer steps of eight sequences take than those measured alone, for each second that
+    the front and the client work beside them.
+    """
+    pid = front_pid(target.port)
+    alone, alone_load = _used(pid, target, vocab, [(16, 1)] * 200, 1)
+    long, _ = _used(pid, target, vocab, [(512, 1)] * 60, 1)
+    many, many_load = _used(pid, target, vocab, [(16, 128)] * 32, 8)
+    request = max(alone / 200, 0.0)
+    prompt_token = max((long / 60 - request) / 496, 0.0)
+    output_token = max((many / 32 - request) / 127, 1e-7)
+    times = StepTimes(profile, random.Random(0))
+    step = fmean(times.seconds(8, 8 * 80, 8 * 80) + times.gap(8) for _ in range(200))
+    pace = figures(many_load, NO_TARGET)["tpot_ms"]["p50"] / 1000
+    contention = min(max((pace - step) / (8 * output_token), 0.0), 4.0)
+    first = figures(alone_load, NO_TARGET)["ttft_ms"]["p50"] / 1000
+    prefill = fmean(times.seconds(16, 16, 136) + times.gap(1) for _ in range(200))
+    hop = max((first - prefill - request - output_token) / 2, 2e-5)
+    return FrontCost(
+        request=request, prompt_token=prompt_token, output_token=output_token, hop=hop, contention=contention
+    )
+
+
+def _used(pid: int, target: Target, vocab: int, jobs: list[tuple[int, int]], concurrency: int) -> tuple[float, Load]:
+    """The seconds of processor time that the front spent on requests of these lengths."""
+    prompts = PromptMaker(vocab, random.randrange(2**32))
+    requests = [
+        target.request(prompts.token_ids(TraceRequest(arrival=0.0, input_length=prompt), number), output)
+        for number, (prompt, output) in enumerate(jobs)
+    ]
+    closed_loop(target, requests[:concurrency], concurrency, "warm-up")
+    before = cpu_seconds(pid)
+    load = closed_loop(target, requests, concurrency, "front")
+    failed = [outcome.error for outcome in load.outcomes if outcome.error]
+    if failed:
+        raise SystemExit(f"the server failed {len(failed)} of {len(jobs)} requests: {failed[0]}")
+    return cpu_seconds(pid) - before, load
+
+
+def front_pid(port: int) -> int:
+    """The child of this process that listens on a port: the server that was started here."""
+    mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    for pid in map(int, Path(mine).read_text().split()):
+        if str(port).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    raise SystemExit("the server's process is not there")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def wanted(args: argparse.Namespace, max_model_len: int) -> list[TraceRequest]:
+    """The trace that was asked for, of at least as many requests as any run takes."""
+    if args.trace:
+        trace = scaled(read_trace(args.trace), 1.0, args.scale_lengths)
+    else:
+        lengths = {"input_length": "lognormal:150:600", "output_length": "lognormal:40:150"}
+        trace = synthetic(Traffic(arrivals="gamma:10:4", **lengths), 2000.0)
+    return fitted(trace, min(max_model_len, args.max_model_len))
+
+
+def capacity_of(model: SequenceModel, front: FrontCost, trace: Sequence[TraceRequest]) -> float:
+    """Requests a second that are answered where there are always enough of them."""
+    crowd = [msgspec.structs.replace(request, arrival=0.0) for request in trace[:400]]
+    crowded = SequenceModel(model.config, model.profile, max_waiting=len(crowd))
+    run = simulate([crowded], crowd, front=msgspec.structs.replace(front, request=0.0, prompt_token=0.0))
+    return len(crowd) / max(life.end for life in run.requests if life.end is not None)
+
+
+def at_load(trace: Sequence[TraceRequest], rate: float, seconds: float) -> list[TraceRequest]:
+    """The first requests of a trace, sped up or slowed down so that in so many seconds that many come."""
+    count = min(max(round(rate * seconds), 2), len(trace))
+    part = list(trace[:count])
+    return scaled(part, duration(part) / (count / rate))
+
+
+def simulated(model: SequenceModel, front: FrontCost, trace: Sequence[TraceRequest], drain: float) -> Load:
+    """A simulated run as the load generator would have seen it."""
+    run = simulate([model], trace, front=front)
+    end = duration(trace) + drain
+    outcomes = []
+    for life in run.requests:
+        due = life.request.arrival
+        outcome = Outcome(due, due, life.end or life.shed_at or due, run.token_times(life), life.num_tokens)
+        if life.end is None or life.end > end:
+            outcome.error = "refused" if life.end is None else "not answered in time"
+        outcomes.append(outcome)
+    return Load(0.0, duration(trace), outcomes, 0.0)
+
+
+def rows(real: dict[str, Any], seen: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each figure of both, and by how many percent the simulated one is off."""
+    found = []
+    for title, key in FIGURES.items():
+        one, other = _at(real, key), _at(seen, key)
+        error = 100 * (other / one - 1) if one else None
+        found.append({"figure": title, "real": one, "simulated": other, "error_percent": error})
+    found.append({"figure": "failed", "real": real["failed"], "simulated": seen["failed"]})
+    return found
+
+
+def markdown(results: Results) -> str:
+    """What was measured around the table."""
+    front = ", ".join(
+        f"{name} {1e6 * value:.1f} us" for name, value in results["front"].items() if name != "contention"
+    )
+    about = f"front: {front}, contention {results['front']['contention']:.2f}; capacity {results['capacity']:.2f}/s"
+    return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+
+
+def _at(row: dict[str, Any], key: str) -> float:
+    value: Any = row
+    for part in key.split("."):
+        value = value[part]
+    return float(value)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a Hugging Face folder")
+    parser.add_argument("--trace", type=Path, help="a recorded trace (default: a bursty one that is made up)")
+    parser.add_argument("--scale-lengths", type=float, default=0.25, help="of the recorded trace")
+    parser.add_argument("--max-model-len", type=int, default=2048, help="cut prompts and answers to so many tokens")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
+    parser.add_argument("--drain", type=float, default=120.0)
+    parser.add_argument("--measure-seconds", type=float, default=50.0)
+    parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--vocab", type=int, default=2000, help="prompts use the token ids below")
+    parser.add_argument("--extra", default='{"logit_bias": {"1000": 100}}', metavar="JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

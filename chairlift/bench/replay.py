@@ -1,0 +1,209 @@
+"""`chairlift bench serve`: a trace sent to a server in an open loop, at the moments at which it was recorded."""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
+from chairlift.bench.load import Arrival, Load, open_loop
+from chairlift.bench.raw_results import Recording, Results, caption, start, table
+from chairlift.errors import ConfigError
+from chairlift.plan.trace import TraceRequest, duration, fitted, scaled
+from chairlift.plan.trace_files import MOST_REQUESTS, read_trace
+
+# The module whose `markdown` shows the results.
+RESULTS_OF = "chairlift.bench.replay"
+# Words that are one token for nearly every tokenizer, with the space before them.
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
+_DEFAULT_VOCAB = 30_000
+# Low ids are often special tokens.
+_FIRST_ID = 10
+
+
+class PromptMaker:
+    """Prompts with the lengths and the common prefixes of a trace's, as token ids or as words."""
+
+    def __init__(self, vocab: int = _DEFAULT_VOCAB, seed: int = 0) -> None:
+        if vocab <= _FIRST_ID:
+            raise ConfigError(f"--vocab must be more than {_FIRST_ID}, got {vocab}")
+        self._ids = range(_FIRST_ID, vocab)
+        self._seed = seed
+
+    def token_ids(self, request: TraceRequest, number: int) -> list[int]:
+        """Return token ids; `number` tells the request from all others."""
+        return self._drawn(self._ids, request, number)
+
+    def text(self, request: TraceRequest, number: int) -> str:
+        """Return a text of about as many tokens."""
+        return " ".join(self._drawn(_WORDS, request, number))
+
+    def _drawn(self, choices: Sequence[Any], request: TraceRequest, number: int) -> list[Any]:
+        drawn: list[Any] = []
+        for value in request.hash_ids:
+            missing = min(request.block_size, request.input_length - len(drawn))
+            if missing > 0:
+                drawn += random.Random(f"{request.tenant} {value}").choices(choices, k=missing)
+        own = random.Random(f"{self._seed} {number}")
+        return drawn + own.choices(choices, k=request.input_length - len(drawn))
+
+
+def _completions(target: Target, prompts: PromptMaker, request: TraceRequest, number: int) -> dict[str, Any]:
+    return _generation(target, request) | {"prompt": prompts.token_ids(request, number)}
+
+
+def _chat(target: Target, prompts: PromptMaker, request: TraceRequest, number: int) -> dict[str, Any]:
+    return _generation(target, request) | {"messages": [{"role": "user", "content": prompts.text(request, number)}]}
+
+
+def _generation(target: Target, request: TraceRequest) -> dict[str, Any]:
+    return {
+        "model": request.model or target.model,
+        "max_tokens": max(request.output_length, 1),
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _texts(prompts: PromptMaker, request: TraceRequest, number: int) -> list[str]:
+    """The inputs of a request that is answered in one call; of several, each is another text."""
+    count = max(request.items, 1)
+    return [prompts.text(request, number * MOST_REQUESTS + index) for index in range(count)]
+
+
+def _embeddings(target: Target, prompts: PromptMaker, request: TraceRequest, number: int) -> dict[str, Any]:
+    return {"model": request.model or target.model, "input": _texts(prompts, request, number)}
+
+
+def _tei(target: Target, prompts: PromptMaker, request: TraceRequest, number: int) -> dict[str, Any]:
+    return {"inputs": _texts(prompts, request, number)}
+
+
+def _as_given(target: Target, prompts: PromptMaker, request: TraceRequest, number: int) -> dict[str, Any]:
+    return {}
+
+
+# The protocols: where a request goes, and its body; what `--extra` says goes before it.
+APIS: dict[str, tuple[str, Callable[[Target, PromptMaker, TraceRequest, int], dict[str, Any]]]] = {
+    "completions": ("/v1/completions", _completions),
+    "chat": ("/v1/chat/completions", _chat),
+    "embeddings": ("/v1/embeddings", _embeddings),
+    "tei": ("/embed", _tei),
+    "oip": ("/v2/models/{model}/infer", _as_given),
+}
+
+
+def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `bench serve` to the command line."""
+    parser = kinds.add_parser(
+        "serve",
+        help="send a trace to a server, at the times at which it was recorded",
+        description="Requests are sent at their moments whatever became of the others, and latency counts from then.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.set_defaults(run=main)
+    parser.add_argument("url", help="http://HOST:PORT")
+    parser.add_argument("trace", type=Path, help="JSONL as Mooncake has it, or CSV of Azure or BurstGPT")
+    parser.add_argument("--model", default="", help="the model to ask for, where the trace names none")
+    parser.add_argument("--api", choices=list(APIS), default="completions", help="what the server speaks")
+    parser.add_argument("--speed", type=float, default=1.0, help="how many times as fast as it was recorded")
+    parser.add_argument("--scale-lengths", type=float, default=1.0, help="prompts and answers so many times as long")
+    parser.add_argument(
+        "--max-model-len", type=int, help="cut prompts and answers so that both fit into so many tokens"
+    )
+    parser.add_argument("--seconds", type=float, help="only what comes within so many seconds, at the chosen speed")
+    parser.add_argument("--limit", type=int, default=MOST_REQUESTS, help="only the first so many requests")
+    parser.add_argument("--drain", type=float, default=60.0, help="seconds that the last answers may take")
+    parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="goodput: the first token, or the answer")
+    parser.add_argument("--slo-tpot-ms", type=float, default=120.0, help="goodput: mean time of a token after it")
+    parser.add_argument("--vocab", type=int, default=_DEFAULT_VOCAB, help="prompts use the token ids below")
+    parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request; oip: its body")
+    parser.add_argument("--api-key", help="sent as Authorization: Bearer")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save the results as JSON")
+    parser.add_argument("--requests-out", type=Path, metavar="FILE", help="save what became of each request as JSONL")
+    parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Replay a trace and print what clients felt."""
+    trace = _wanted(args)
+    target = make_target(args.url, args.model, args.api, args.extra, args.api_key)
+    load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
+    hidden = {"run", "command", "bench", "json", "out", "requests_out", "api_key"}
+    settings = {name: value for name, value in vars(args).items() if name not in hidden}
+    recording = Recording(start(RESULTS_OF, settings, args.model), args.out)
+    recording.add(figures(load, Slo(args.slo_ttft_ms, args.slo_tpot_ms)))
+    if args.requests_out:
+        save_requests(args.requests_out, load)
+    if args.json:
+        json.dump(recording.results, sys.stdout, indent=2)
+        print()
+    else:
+        print(markdown(recording.results))
+    return 0
+
+
+def markdown(results: Results) -> str:
+    """What was measured around the table, and the most frequent errors below it."""
+    runs = results["runs"]
+    errors = "\n".join(f"- {count} x {error}" for error, count in runs[0]["errors"].items())
+    return "\n\n".join(part for part in (f"{caption(results)}:", table(runs, [RATE], COLUMNS), errors) if part)
+
+
+def make_target(url: str, model: str, api: str, extra: str = "{}", api_key: str | None = None) -> Target:
+    """Return where an API's requests go. Raises ConfigError for an address, or for fields, that are none."""
+    try:
+        fields = json.loads(extra)
+    except ValueError as error:
+        raise ConfigError(f"--extra is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError("--extra must be a JSON object")
+    if api == "oip" and not (model and fields):
+        raise ConfigError("with --api oip, --model names the model and --extra is the body of each request")
+    headers = () if api_key is None else (f"Authorization: Bearer {api_key}",)
+    try:
+        return Target.of(url, model, fields, APIS[api][0].format(model=model), headers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def replay(target: Target, trace: Sequence[TraceRequest], api: str, prompts: PromptMaker, drain: float) -> Load:
+    """Send each request at its moment, and wait up to `drain` seconds for the last answers."""
+    body = APIS[api][1]
+    arrivals = []
+    for number, request in enumerate(trace):
+        headers = () if not request.priority else (f"X-Request-Priority: {request.priority}",)
+        arrivals.append(Arrival(request.arrival, target.post(body(target, prompts, request, number), headers)))
+    return open_loop(target, arrivals, duration(trace), drain, "replay")
+
+
+def save_requests(path: Path, load: Load) -> None:
+    """Write a line for each request in order of arrival: moments in seconds after the first was due, or its error."""
+    with path.open("w") as file:
+        for outcome in sorted(load.outcomes, key=lambda each: each.due):
+            moments = {name: round(getattr(outcome, name) - load.began, 6) for name in ("due", "sent", "ended")}
+            times = [round(moment - load.began, 6) for moment in outcome.times]
+            file.write(json.dumps({**moments, "times": times, "tokens": outcome.tokens, "error": outcome.error}) + "\n")
+
+
+def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
+    """The trace as the flags have it."""
+    if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
+        raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
+    trace = read_trace(args.trace, most=args.limit)
+    try:
+        trace = scaled(trace, args.speed, args.scale_lengths)
+    except ValueError:
+        raise ConfigError("--speed and --scale-lengths must be more than 0") from None
+    if args.max_model_len is not None:
+        trace = fitted(trace, args.max_model_len)
+    if args.seconds is not None:
+        trace = [request for request in trace if request.arrival <= args.seconds]
+    return trace

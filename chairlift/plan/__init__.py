@@ -1,0 +1,1 @@
+"""What would happen: the production schedulers in virtual time, on a machine that was measured."""

@@ -1,0 +1,29 @@
+"""Virtual time: what happens when, and a clock that jumps from one event to the next."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+
+class Agenda:
+    """Events to come, in order of time.
+
+    At one moment those that decide come `last`, so that they know of all that has come by then, and of others the first
+    that was put down.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, bool, int, Callable[[], None]]] = []
+        self._serial = count()
+
+    def at(self, moment: float, event: Callable[[], None], last: bool = False) -> None:
+        """Call `event` at a moment; one that has passed is now."""
+        heapq.heappush(self._events, (max(moment, self.now), last, next(self._serial), event))
+
+    def run(self) -> None:
+        """Go from event to event until none is left."""
+        events = self._events
+        while events:
+            self.now, _, _, event = heapq.heappop(events)
+            event()

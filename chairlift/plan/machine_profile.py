@@ -1,0 +1,146 @@
+"""What a machine and its models were measured to take: recorded steps and calls, saved as JSON."""
+
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from chairlift.core.cost import Coefficients
+from chairlift.errors import ConfigError
+
+# Fewer than this tell too little to draw from.
+LEAST_SAMPLES = 8
+
+SampleT = TypeVar("SampleT", "StepSample", "CallSample")
+
+
+class StepSample(msgspec.Struct, array_like=True, frozen=True):
+    """A step as it was recorded: what it held, as in `CostModel`, and the seconds that it took.
+
+    `gap` is how many seconds later the next one began, where nothing else kept the worker waiting.
+    """
+
+    sequences: int
+    tokens: int
+    kv_tokens: int
+    pairs: int
+    seconds: float
+    gap: float | None = None
+
+
+class CallSample(msgspec.Struct, array_like=True, frozen=True):
+    """A call of a model of items as it was recorded: items, their computed size, and the seconds that it took."""
+
+    items: int
+    computed: float
+    seconds: float
+
+
+class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
+    """A language model on its machine. Steps are in the order in which they were recorded.
+
+    `cost` is what steps are predicted to take; how far the recorded ones are from that, simulated ones will be too.
+    """
+
+    model: str
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    cost: Coefficients
+    steps: list[StepSample]
+
+
+class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
+    """A model that answers in one call: `call` + `size` * computed seconds, and calls as they were recorded."""
+
+    model: str
+    call: float
+    size: float
+    calls: list[CallSample]
+
+
+class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
+    """Seconds of the front's one thread, for each request, token or item, and of the way between it and a worker.
+
+    While the front works, a worker that uses all cores is slower: for each second of the front's, its steps take
+    `contention` seconds more. That is 0 where there are cores to spare, or where steps were recorded under such load.
+    """
+
+    request: float = 0.0
+    prompt_token: float = 0.0
+    output_token: float = 0.0
+    item: float = 0.0
+    hop: float = 0.0
+    contention: float = 0.0
+
+
+class MachineProfile(msgspec.Struct, kw_only=True):
+    """A machine, in words, what its front costs, and the models that were measured on it, by name."""
+
+    machine: str
+    front: FrontCost = FrontCost()
+    models: dict[str, SequenceProfile | ItemProfile] = {}
+
+    @classmethod
+    def load(cls, path: Path) -> "MachineProfile":
+        """Read a profile. Raises ConfigError, saying what is wrong with it."""
+        try:
+            profile = msgspec.json.decode(path.read_bytes(), type=cls)
+            profile.check()
+        except OSError as error:
+            raise ConfigError(f"profile {path}: {error.strerror}") from None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ConfigError(f"profile {path}: {error}") from None
+        return profile
+
+    def save(self, path: Path) -> None:
+        """Write it, a line for each sample, so that two of them can be compared."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
+
+    def check(self) -> None:
+        """Raise ValueError, naming the model and what is wrong, for numbers that nothing can be simulated with."""
+        for name, value in msgspec.structs.asdict(self.front).items():
+            _check_seconds(f"front.{name}", value)
+        for name, model in self.models.items():
+            if isinstance(model, SequenceProfile):
+                _check_sequences(f"models.{name}", model)
+            else:
+                _check_calls(f"models.{name}", model)
+
+
+def _check_sequences(where: str, model: SequenceProfile) -> None:
+    for field in ("max_model_len", "num_blocks", "block_size", "max_num_batched_tokens"):
+        if getattr(model, field) < 1:
+            raise ValueError(f"{where}.{field} must be at least 1, got {getattr(model, field)}")
+    for field, value in zip(Coefficients._fields, model.cost, strict=True):
+        _check_seconds(f"{where}.cost.{field}", value)
+    _check_count(f"{where}.steps", model.steps)
+    for index, step in enumerate(model.steps):
+        at = f"{where}.steps[{index}]"
+        if not 1 <= step.sequences <= step.tokens <= step.kv_tokens or step.pairs < step.tokens:
+            raise ValueError(f"{at} holds {step.sequences} sequences with {step.tokens} tokens: impossible counts")
+        _check_seconds(f"{at}.seconds", step.seconds, above_zero=True)
+        _check_seconds(f"{at}.gap", step.gap or 0.0)
+
+
+def _check_calls(where: str, model: ItemProfile) -> None:
+    for field in ("call", "size"):
+        _check_seconds(f"{where}.{field}", getattr(model, field))
+    _check_count(f"{where}.calls", model.calls)
+    for index, call in enumerate(model.calls):
+        at = f"{where}.calls[{index}]"
+        if call.items < 1 or not 0 < call.computed < inf:
+            raise ValueError(f"{at} holds {call.items} items of size {call.computed}: both must be positive")
+        _check_seconds(f"{at}.seconds", call.seconds, above_zero=True)
+
+
+def _check_count(where: str, samples: list[SampleT]) -> None:
+    if len(samples) < LEAST_SAMPLES:
+        raise ValueError(f"{where} has {len(samples)} samples, and at least {LEAST_SAMPLES} are needed; measure again")
+
+
+def _check_seconds(where: str, value: float, above_zero: bool = False) -> None:
+    if not 0 <= value < inf or (above_zero and value == 0):
+        raise ValueError(f"{where} must be {'more than' if above_zero else 'at least'} 0 and finite, got {value}")

@@ -1,0 +1,161 @@
+"""Recorded deviations, drawn anew: how long steps and calls take is what was seen of those most like them."""
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from math import log2
+
+import numpy as np
+
+from chairlift.core.cost import CostModel
+from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
+
+# Of the recorded ones, so many that are nearest in shape are drawn from.
+_NEAREST = 24
+# Shapes that differ by less than this share of an octave are one.
+_PER_OCTAVE = 4
+# Deviations come in runs, as whatever slows a machine down lasts for a while: so many in a row on average.
+_RUN = 8
+
+
+class Resampler:
+    """Draws from recorded values those whose shape is nearest, in runs, as they came one after the other.
+
+    A stationary bootstrap (Politis and Romano 1994) among the nearest neighbours. A shape is any counts; distances are
+    in octaves. Without values it always draws `default`.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[float, ...]], values: Sequence[float], rng: random.Random, default: float = 1.0
+    ) -> None:
+        self._points = np.log2(1 + np.array(shapes, dtype=float))
+        self._values = values
+        self._random = rng.random
+        self._default = default
+        self._pools: dict[tuple[int, ...], list[float]] = {}
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def draw(self, *shape: float) -> float:
+        """Return a value for a shape."""
+        key = tuple([_bin(count) for count in shape])
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = self._near(key)
+        if not pool:
+            return self._default
+        # Round and round, or the first ones would come less often than the others.
+        place = (self._places.get(key, 0) + 1) % len(pool)
+        if key not in self._places or self._random() * _RUN < 1:
+            place = int(self._random() * len(pool))
+        self._places[key] = place
+        return pool[place]
+
+    def _near(self, key: tuple[int, ...]) -> list[float]:
+        """The values of the nearest shapes, in the order in which they were recorded."""
+        if not len(self._points):
+            return []
+        distances = np.abs(self._points - np.array(key) / _PER_OCTAVE).sum(axis=1)
+        nearest = np.argsort(distances, kind="stable")[:_NEAREST]
+        return [self._values[index] for index in sorted(nearest.tolist())]
+
+
+@lru_cache(maxsize=2**16)
+def _bin(count: float) -> int:
+    return round(_PER_OCTAVE * log2(1 + count))
+
+
+class StepTimes:
+    """How long a model's steps take in a simulation, and what passes between two of them."""
+
+    def __init__(self, profile: SequenceProfile, rng: random.Random) -> None:
+        self._cost = profile.cost
+        steps = [step for step in profile.steps if self._expected(step.tokens, step.kv_tokens, step.pairs) > 0]
+        self._ratios = Resampler(
+            [(step.tokens, step.kv_tokens) for step in steps],
+            [step.seconds / self._expected(step.tokens, step.kv_tokens, step.pairs) for step in steps],
+            rng,
+        )
+        gaps = [(step.sequences, step.gap) for step in profile.steps if step.gap is not None]
+        self._gap, self._gap_sequence = line_through(gaps)
+        self._gap_ratios = Resampler(
+            [(count,) for count, _ in gaps],
+            [gap / line if (line := self._gap_line(count)) > 0 else 0.0 for count, gap in gaps],
+            rng,
+            default=0.0,
+        )
+
+    def seconds(self, tokens: int, kv_tokens: int, pairs: int) -> float:
+        """Draw the seconds of a step; arguments as in `CostModel.predict`."""
+        return self._expected(tokens, kv_tokens, pairs) * self._ratios.draw(tokens, kv_tokens)
+
+    def gap(self, sequences: int) -> float:
+        """Draw the seconds between the end of a step with so many sequences and the beginning of the next."""
+        return self._gap_line(sequences) * self._gap_ratios.draw(sequences)
+
+    def _expected(self, tokens: int, kv_tokens: int, pairs: int) -> float:
+        step, token, kv_token, pair = self._cost
+        return step + token * tokens + kv_token * kv_tokens + pair * pairs
+
+    def _gap_line(self, sequences: float) -> float:
+        return self._gap + self._gap_sequence * sequences
+
+
+class CallTimes:
+    """How long a model's calls take in a simulation."""
+
+    def __init__(self, profile: ItemProfile, rng: random.Random) -> None:
+        self._call, self._size = profile.call, profile.size
+        calls = [call for call in profile.calls if self._expected(call.computed) > 0]
+        self._ratios = Resampler(
+            [(call.items, call.computed) for call in calls],
+            [call.seconds / self._expected(call.computed) for call in calls],
+            rng,
+        )
+
+    def seconds(self, items: int, computed: float) -> float:
+        """Draw the seconds of a call."""
+        return self._expected(computed) * self._ratios.draw(items, computed)
+
+    def _expected(self, computed: float) -> float:
+        return self._call + self._size * computed
+
+
+def fit_steps(steps: Sequence[StepSample]) -> CostModel:
+    """Return a cost model that has seen recorded steps, those of all shapes mixed, so that none comes last."""
+    model = CostModel()
+    order = random.Random(0).sample(range(len(steps)), len(steps))
+    for index in order + order:
+        step = steps[index]
+        model.observe(step.seconds, step.tokens, step.kv_tokens, step.pairs)
+    return model
+
+
+def fit_calls(calls: Sequence[CallSample]) -> tuple[float, float]:
+    """Return the seconds of a call by itself, and of a unit of computed size."""
+    return line_through([(call.computed, call.seconds) for call in calls])
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return a, b >= 0 of y = a + b * x, for the least sum of squares relative to the height of the line at x.
+
+    The scatter of times grows with the times: each point counts by 1 / y^2 of the plain fit.
+    """
+    weights = [1.0] * len(points)
+    a = b = 0.0
+    for _ in range(2):
+        total = sum(weights)
+        if not total:
+            return 0.0, 0.0
+        x = sum(w * px for w, (px, _) in zip(weights, points, strict=True)) / total
+        y = sum(w * py for w, (_, py) in zip(weights, points, strict=True)) / total
+        spread = sum(w * (px - x) ** 2 for w, (px, _) in zip(weights, points, strict=True))
+        along = sum(w * (px - x) * (py - y) for w, (px, py) in zip(weights, points, strict=True))
+        b = max(along / spread, 0.0) if spread > 0 else 0.0
+        a = y - b * x
+        if a < 0:
+            squares = sum(w * px * px for w, (px, _) in zip(weights, points, strict=True))
+            a, b = 0.0, sum(w * px * py for w, (px, py) in zip(weights, points, strict=True)) / squares
+        heights = [a + b * px for px, _ in points]
+        top = max(heights)
+        weights = [(top / max(height, top / 10)) ** 2 if top > 0 else 0.0 for height in heights]
+    return a, b

@@ -1,0 +1,397 @@
+"""A language model in virtual time: the production scheduler and admission, a worker's loop, and recorded times."""
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import FinishReason, Shed, ShedReason
+from chairlift.core.sequences.request import Request, Step, StepResult, Unservable, check_fits
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.waiting import QueueLimit
+from chairlift.plan.machine_profile import SequenceProfile
+from chairlift.plan.resampler import StepTimes
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
+from chairlift.plan.trace import prompt_ids
+from chairlift.plan.virtual_machine import VirtualMachine
+
+# The token that ends a sequence, and any other. Prompts hold neither: they are made of other numbers.
+_STOP, _WORD = 2, 3
+_TOKEN, _LAST = [_WORD], [_STOP]
+_STOPS = frozenset({_STOP})
+_PARAMS = SamplingParams(temperature=0, max_tokens=None)
+# What a worker that has a target times before it is ready: tokens, KV tokens and pairs of steps, as in `calibrate`.
+_CALIBRATION = ((16, 16, 136), (16, 16, 16), (16, 32, 32), (64, 1088, 67616), (1, 1089, 1089), (192, 192, 18528))
+_WAKES_LATE = 1e-3
+
+
+@dataclass(frozen=True)
+class SequenceModel:
+    """A language model to simulate: its settings, what was measured of it, and its weight among others.
+
+    `max_waiting` is that of the server's settings.
+    """
+
+    config: SequenceConfig
+    profile: SequenceProfile
+    name: str = ""
+    weight: float = 1.0
+    max_waiting: int = 1024
+
+
+class VirtualSequences:
+    """One replica of a language model. Its worker sleeps until a message comes or the scheduler's moment, as ever."""
+
+    def __init__(self, model: SequenceModel, machine: VirtualMachine, seed: str, shares_machine: bool) -> None:
+        config, profile = model.config, model.profile
+        self.steps = SimulatedSteps()
+        self.num_unfinished = 0
+        self._machine = machine
+        self._agenda = machine.agenda
+        self._front = machine.front
+        self._hop = machine.front.cost.hop
+        self._times = StepTimes(profile, random.Random(seed))
+        longest = min(config.max_model_len or profile.max_model_len, profile.max_model_len)
+        self._metered = config.make_scheduler(profile.num_blocks, profile.block_size, longest)
+        self.scheduler = self._metered.scheduler
+        self.shedder = config.make_shedder()
+        self._sheds = config.target_ttft_ms is not None
+        self._limits = {False: QueueLimit(model.max_waiting), True: QueueLimit(model.max_waiting)}
+        self._num_waiting = {False: 0, True: 0}
+        if config.target_itl_ms is not None or self._sheds:
+            self._calibrate(profile)
+        self.shedder.limits = config.step_limits(profile.num_blocks, profile.block_size)
+        self.shedder.stepped(0, 0, self._metered.coefficients, 0.0)
+        self._lives: dict[str, SimulatedRequest] = {}
+        # Who ends by a stop token, by the step that gives it.
+        self._stops: dict[int, list[str]] = {}
+        # Messages on their way to the worker, with the moments at which they arrive: requests, or ids to forget.
+        self._inbox: deque[tuple[float, Request | str]] = deque()
+        self._busy = False
+        self._wake_at: float | None = None
+        # Who had no token in the last step, and who of these has one in this; who reads what is known of it already;
+        # and what all others have in the KV cache together.
+        self._silent: set[str] = set()
+        self._opened: list[str] = []
+        self._reading: list[Sequence] = []
+        self._kv_tokens = 0
+        self._recount = False
+        self._turn = _WorkerTurn(self, machine, model.name, model.weight) if shares_machine else None
+
+        self._fits = partial(
+            check_fits, max_model_len=longest, num_blocks=profile.num_blocks, block_size=profile.block_size
+        )
+
+    def _calibrate(self, profile: SequenceProfile) -> None:
+        step, token, kv_token, pair = profile.cost
+        for tokens, read, pairs in _CALIBRATION:
+            if tokens <= profile.max_num_batched_tokens:
+                self._metered.model.observe(step + token * tokens + kv_token * read + pair * pairs, tokens, read, pairs)
+
+    # The front
+
+    def arrive(self, life: SimulatedRequest, number: int) -> None:
+        """A request reaches the front, which reads it and tokenizes its prompt before anything is decided."""
+        cost, trace = self._front.cost, life.request
+        done = self._front.work(self._agenda.now, cost.request + cost.prompt_token * trace.input_length)
+        self.num_unfinished += 1
+        self._agenda.at(done, lambda: self._submit(life, number))
+
+    def _submit(self, life: SimulatedRequest, number: int) -> None:
+        now, trace = self._agenda.now, life.request
+        length = max(trace.output_length, 1)
+        most = max(trace.max_tokens or length, length)
+        try:
+            self._fits(trace.input_length, most)
+        except Unservable as error:
+            life.refusal = str(error)
+            self.num_unfinished -= 1
+            return
+        request = Request(
+            id=str(number),
+            prompt_ids=prompt_ids(trace, number),
+            params=_PARAMS,
+            max_tokens=most,
+            arrival=now,
+            priority=trace.priority,
+            stop_ids=_STOPS if most > length else frozenset(),
+            cache_salt=trace.tenant,
+            background=trace.background,
+        )
+        limit, waiting = self._limits[trace.background], self._num_waiting[trace.background]
+        if limit.retry_after(waiting, 1, now) is not None:
+            self._shed(life, ShedReason.QUEUE_FULL, now)
+            return
+        if trace.timeout is not None and not self._sheds:
+            self._begin_shedding(now)
+        if self._sheds and not trace.background:
+            deadline = None if trace.timeout is None else now + trace.timeout
+            try:
+                self.shedder.arrive([request], now, (trace.tenant, trace.max_tokens), deadline)
+            except Shed as shed:
+                self._shed(life, shed.reason, now)
+                return
+        self._num_waiting[trace.background] += 1
+        self._lives[request.id] = life
+        self._silent.add(request.id)
+        self._send(now, request)
+
+    def _begin_shedding(self, now: float) -> None:
+        """Tell the shedder, from the first deadline on, of all who are here; those that run had their tokens now."""
+        self._sheds = True
+        num_steps = self.scheduler.num_steps
+        self.shedder.stepped(num_steps, self.scheduler.num_waiting, self._metered.coefficients, now)
+        here = [sequence.request for sequence in (*self.scheduler.running, *self.scheduler.admitted)]
+        known = {request.id for request in here}
+        here += [message for _, message in self._inbox if isinstance(message, Request)]
+        for request in here:
+            if not request.background:
+                self.shedder.arrive([request], now)
+                if request.id in known and self._lives[request.id].first is not None:
+                    self.shedder.started(request.id, num_steps, 0, now)
+
+    def _shed(self, life: SimulatedRequest, reason: ShedReason, now: float) -> None:
+        life.shed, life.shed_at = reason, now
+        self.num_unfinished -= 1
+
+    def _send(self, now: float, message: Request | str) -> None:
+        moment = now + self._hop
+        self._inbox.append((moment, message))
+        if not self._busy:
+            self.wake(moment)
+
+    # The worker
+
+    def close(self) -> None:
+        """Nobody else comes: a static batch leaves with empty slots."""
+        self.scheduler.close()
+        if not self._busy:
+            self.wake(self._agenda.now)
+
+    def wake(self, moment: float) -> None:
+        """Have the worker look around at a moment, unless it will before."""
+        if self._wake_at is None or moment < self._wake_at:
+            self._wake_at = moment
+            self._agenda.at(moment, lambda: self._woken(moment), last=True)
+
+    def _woken(self, moment: float) -> None:
+        if self._wake_at == moment and not self._busy:
+            self._front.slowdown()  # it slowed down nobody
+            self.listen()
+
+    def listen(self) -> None:
+        """Take in what has come, and run a step if there is one to run."""
+        now, scheduler, turn = self._agenda.now, self.scheduler, self._turn
+        self._wake_at = None
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= now:
+            message = inbox.popleft()[1]
+            if isinstance(message, Request):
+                scheduler.add(message)
+            else:
+                scheduler.abort(message)
+                self._recount = True
+        only_background = not (scheduler.num_running or scheduler.num_waiting)
+        if turn is not None and scheduler.num_unfinished and not turn.want(only_background):
+            return
+        step = self._metered.schedule(now, yields=turn is not None and turn.live_waits)
+        if step is None:
+            if turn is not None:
+                turn.nothing_to_do(self._metered.has_background)
+            if inbox:
+                self.wake(inbox[0][0])
+            if scheduler.ask_again is not None:
+                # Its timer counts whole milliseconds, and never too few of them.
+                wait = ceil(max(scheduler.ask_again - now, 0.0) / _WAKES_LATE - 1e-6) * _WAKES_LATE
+                self.wake(now + max(wait, _WAKES_LATE))
+            return
+        self._run(step, now)
+
+    def _run(self, step: Step, now: float) -> None:
+        for request_id in step.released:
+            preempted = self._lives.get(request_id)
+            if preempted is not None:
+                preempted.preemptions += 1
+                self._pause(request_id)
+        for start in step.started:
+            life = self._lives.get(start.request.id)
+            if life is not None and life.scheduled is None:
+                life.scheduled, life.cached_tokens = now, start.num_computed_tokens
+        tokens, kv_tokens, pairs, result = self._computed(step)
+        seconds = self._times.seconds(tokens, kv_tokens, pairs) + self._front.slowdown()
+        result.seconds = seconds
+        count = len(step.num_tokens)
+        scheduler = self.scheduler
+        self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
+        self._busy = True
+        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result), last=True)
+
+    def _computed(self, step: Step) -> tuple[int, int, int, StepResult]:
+        """What a step holds, as the cost model counts it, and what it gives: a token for each that knows all before.
+
+        Whoever had a token in the last step is one further, so only those that read are looked at one by one; and all
+        where background requests run, since a step may leave some of them out, or after somebody was given up.
+        """
+        given, tokens, scheduler = step.num_tokens, step.total_tokens, self.scheduler
+        others = scheduler.background.running
+        if others or self._recount:
+            for sequence in others:
+                if sequence.id not in given:
+                    self._pause(sequence.id)
+            self._reading = [*scheduler.running, *others]
+            self._kv_tokens = 0
+            self._recount = False
+        elif step.started:
+            new = {start.request.id for start in step.started}
+            self._reading += [sequence for sequence in scheduler.running if sequence.id in new]
+        reading = [sequence for sequence in self._reading if sequence.id in given]
+        self._kv_tokens += len(given) - len(reading)
+        read = pairs = self._kv_tokens
+        made = dict.fromkeys(given, _TOKEN)
+        self._reading = []
+        for sequence in reading:
+            name, computed = sequence.id, sequence.num_computed_tokens
+            num = given[name]
+            read += computed + num
+            pairs += num * computed + num * (num + 1) // 2
+            if computed + num < len(sequence.token_ids):
+                self._reading.append(sequence)
+                del made[name]
+                continue
+            self._kv_tokens += computed + num
+            if name in self._silent:
+                self._open_span(name)
+        for name in self._stops.pop(len(self.steps.delivered), ()):
+            if name in made and self._num_tokens(self._lives[name]) == max(self._lives[name].request.output_length, 1):
+                made[name] = _LAST
+        return tokens, read, pairs, StepResult(made)
+
+    def _finish(self, step: Step, result: StepResult) -> None:
+        """A step is over, and what follows it: its tokens leave, and the worker goes on."""
+        now = self._agenda.now
+        self._busy = False
+        finished = self._metered.update(step, result, now)
+        delivered = self._front.work(now + self._hop, self._front.cost.output_token * len(result.tokens))
+        self.steps.delivered.append(delivered)
+        self._begin_answers(delivered)
+        for end in finished:
+            self._end(end.id, end.reason, delivered)
+        scheduler = self.scheduler
+        if self._sheds:
+            stats = scheduler.num_steps, scheduler.num_waiting, self._metered.coefficients
+            for request_id, shed in self.shedder.stepped(*stats, delivered):
+                self._give_up(request_id, shed.reason, delivered)
+        if self._turn is not None:
+            self._turn.after_step(result.seconds, not (scheduler.num_running or scheduler.num_waiting))
+        self.listen()
+
+    # The way back
+
+    def _open_span(self, request_id: str) -> None:
+        """A request has a token in the step that begins, and in each that follows until it pauses or ends."""
+        life = self._lives.get(request_id)
+        if life is None:
+            return  # given up, which the worker has not heard yet
+        number, made = len(self.steps.delivered), life.num_tokens
+        self._silent.discard(request_id)
+        self._opened.append(request_id)
+        life.spans.append([number, number])
+        if (life.request.max_tokens or 0) > max(life.request.output_length, 1):
+            self._stops.setdefault(number + max(life.request.output_length, 1) - made - 1, []).append(request_id)
+
+    def _num_tokens(self, life: SimulatedRequest) -> int:
+        """How many tokens a request that has one in the step that begins, or that just ended, then has."""
+        return life.num_tokens + len(self.steps.delivered) - life.spans[-1][0] + 1
+
+    def _begin_answers(self, now: float) -> None:
+        """Tell those whose first token the last step gave."""
+        for request_id in self._opened:
+            life = self._lives.get(request_id)
+            if life is not None and life.first is None:
+                life.first = now
+                self._num_waiting[life.request.background] -= 1
+                if self._sheds and not life.request.background:
+                    self.shedder.started(request_id, self.scheduler.num_steps, life.cached_tokens, now)
+        self._opened = []
+
+    def _pause(self, request_id: str) -> None:
+        """A request has no token in the step that begins, or in any more."""
+        life = self._lives.get(request_id)
+        if life is None or request_id in self._silent:
+            return
+        self._silent.add(request_id)
+        first, _ = life.spans[-1]
+        life.spans[-1][1] = last = len(self.steps.delivered) - 1
+        life.num_tokens += last - first + 1
+        self._kv_tokens -= life.request.input_length + life.num_tokens - 1
+
+    def _end(self, request_id: str, reason: FinishReason, now: float) -> None:
+        life = self._lives.get(request_id)
+        if life is None:
+            return  # given up while the step ran
+        self._pause(request_id)
+        life.end = now
+        self._forget(request_id, life, now, life.num_tokens if reason is FinishReason.LENGTH else None)
+
+    def _give_up(self, request_id: str, reason: ShedReason, now: float) -> None:
+        """Refuse a request that has waited in vain."""
+        life = self._lives[request_id]
+        life.shed, life.shed_at = reason, now
+        self._num_waiting[life.request.background] -= 1
+        self._forget(request_id, life, now, None)
+        self._send(now, request_id)
+
+    def _forget(self, request_id: str, life: SimulatedRequest, now: float, cut_off: int | None) -> None:
+        del self._lives[request_id]
+        self._silent.discard(request_id)
+        if self._sheds:
+            self.shedder.ended(request_id, cut_off)
+        self._limits[life.request.background].ended(now)
+        self.num_unfinished -= 1
+
+
+class _WorkerTurn:
+    """A worker's side of taking turns: it asks when it has work, and gives way after a step if others wait."""
+
+    def __init__(self, worker: VirtualSequences, machine: VirtualMachine, name: str, weight: float) -> None:
+        self.live_waits = False
+        self._worker = worker
+        self._holds = self._others_wait = False
+        self._asked: bool | None = None  # for background requests only, or not
+        self._seconds = 0.0
+        self._member = machine.join(name, weight, machine.front.cost.hop, self._given, self._others_ask)
+
+    def want(self, background: bool) -> bool:
+        """Return whether a step may run, maybe for `background` requests only; if not, ask for a turn."""
+        if self._holds and background and self.live_waits:
+            self._over(background)
+        if not self._holds and (self._asked is None or (self._asked and not background)):
+            self._asked = background
+            self._member.ask(background)
+        return self._holds
+
+    def after_step(self, seconds: float, background: bool) -> None:
+        """Give way if others wait."""
+        self._seconds += seconds
+        if self._others_wait:
+            self._over(background)
+
+    def nothing_to_do(self, background: bool) -> None:
+        """Give the turn back; with background requests left, which had to yield, ask for another."""
+        if self._holds:
+            self._over(True if background else None)
+
+    def _given(self) -> None:
+        self._holds, self._asked, self._others_wait, self.live_waits = True, None, False, False
+        self._seconds = 0.0
+        self._worker.listen()
+
+    def _others_ask(self, live: bool) -> None:
+        self._others_wait, self.live_waits = True, live
+
+    def _over(self, again: bool | None) -> None:
+        self._holds, self._asked, self._others_wait, self.live_waits = False, again, False, False
+        self._member.release(again is not None, self._seconds, bool(again))

@@ -1,0 +1,83 @@
+"""A trace: which requests came when, how long they were, and what they had in common; never what they said."""
+
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+# What one element of `hash_ids` stands for in Mooncake's traces.
+TOKENS_PER_HASH = 512
+# Token ids that stand for prompts: of hashes, and below zero of what a prompt has for itself.
+_OWN = -1
+
+
+class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """One request. `arrival` is in seconds after the trace begins, lengths are in tokens.
+
+    Prompts whose `hash_ids` begin alike begin with the same text: `block_size` tokens for each of them. `output_length`
+    is how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is
+    only one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each.
+    `timeout` is in seconds. `priority` 0 is the default, lower is sooner.
+    """
+
+    arrival: float
+    input_length: int
+    output_length: int = 0
+    max_tokens: int | None = None
+    hash_ids: tuple[int, ...] = ()
+    block_size: int = TOKENS_PER_HASH
+    model: str = ""
+    tenant: str = ""
+    priority: int = 0
+    background: bool = False
+    timeout: float | None = None
+    items: int = 0
+    shape_key: Hashable = None
+
+
+def prompt_ids(request: TraceRequest, number: int) -> list[int]:
+    """Return token ids with the lengths and the common prefixes of a trace's prompts, for a scheduler to hash.
+
+    `number` tells this request from all others.
+    """
+    ids: list[int] = []
+    for value in request.hash_ids:
+        if len(ids) >= request.input_length:
+            break
+        ids += [value] * request.block_size
+    del ids[request.input_length :]
+    return ids + [_OWN - number] * (request.input_length - len(ids))
+
+
+def duration(trace: Sequence[TraceRequest]) -> float:
+    """The seconds from the beginning of a trace to its last arrival."""
+    return max((request.arrival for request in trace), default=0.0)
+
+
+def scaled(trace: Sequence[TraceRequest], speed: float = 1.0, lengths: float = 1.0) -> list[TraceRequest]:
+    """Return a trace that comes so many times as fast, with prompts and answers of so many times their lengths."""
+    if not (speed > 0 and lengths > 0):
+        raise ValueError(f"speed and lengths must be more than 0, got {speed:g} and {lengths:g}")
+    return [
+        msgspec.structs.replace(
+            request,
+            arrival=request.arrival / speed,
+            input_length=max(round(request.input_length * lengths), 1),
+            output_length=max(round(request.output_length * lengths), min(request.output_length, 1)),
+            max_tokens=None if request.max_tokens is None else max(round(request.max_tokens * lengths), 1),
+            block_size=max(round(request.block_size * lengths), 1),
+        )
+        for request in trace
+    ]
+
+
+def fitted(trace: Sequence[TraceRequest], max_model_len: int) -> list[TraceRequest]:
+    """Return a trace in which every prompt and its answer fit: answers are cut to half of it, prompts to the rest."""
+    found = []
+    for request in trace:
+        output = min(request.output_length, max_model_len // 2)
+        prompt = min(request.input_length, max_model_len - output)
+        most = None if request.max_tokens is None else min(max(request.max_tokens, output), max_model_len - prompt)
+        found.append(
+            msgspec.structs.replace(request, input_length=prompt, output_length=output, max_tokens=most or None)
+        )
+    return found

@@ -1,0 +1,58 @@
+"""What benchmarks/fidelity.py makes of a real and of a simulated run: the same figures, from the same requests."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.simulated import exact_profile
+
+from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.latency import figures
+from chairlift.bench.load import Load
+from chairlift.config.sequences import SequenceConfig
+from chairlift.plan.machine_profile import FrontCost
+from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.trace import TraceRequest, duration
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import fidelity
+
+TRACE = [TraceRequest(arrival=0.3 * index, input_length=20, output_length=5) for index in range(50)]
+MODEL = SequenceModel(SequenceConfig(model="formula"), exact_profile())
+
+
+def test_a_simulated_run_is_summed_up_as_a_real_one() -> None:
+    load = fidelity.simulated(MODEL, FrontCost(), TRACE, 10.0)
+    found = figures(load, fidelity.NO_TARGET)
+    assert (found["requests"], found["failed"], found["tokens"]) == (50, 0, 250)
+    # By hand: a prompt of 20 tokens alone, then steps of one.
+    prefill = 8e-3 + 20 * 2e-4 + 20 * 5e-7 + 210 * 1e-7
+    assert found["ttft_ms"]["p50"] == pytest.approx(1000 * prefill)
+    assert found["itl_ms"]["p50"] == pytest.approx(8.2, rel=0.01)
+    same = fidelity.rows(found, found)
+    assert all(row["error_percent"] == 0 for row in same if row["figure"] != "failed")
+
+
+def test_errors_are_relative_to_the_real_run() -> None:
+    def run(ttft: float) -> Load:
+        times = [ttft, ttft + 0.1, ttft + 0.2]
+        return Load(0.0, 1.0, [Outcome(0.0, 0.0, times[-1], times, 3)], 0.0)
+
+    real, seen = (figures(run(ttft), fidelity.NO_TARGET) for ttft in (0.2, 0.3))
+    errors = {row["figure"]: row.get("error_percent") for row in fidelity.rows(real, seen)}
+    assert errors["TTFT p50 ms"] == pytest.approx(50)
+    assert errors["ITL p95 ms"] == pytest.approx(0)
+
+
+def test_loads_are_shares_of_what_can_be_done() -> None:
+    long = [TraceRequest(arrival=0.3 * index, input_length=20, output_length=5) for index in range(4000)]
+    capacity = fidelity.capacity_of(MODEL, FrontCost(), TRACE)
+    for load in (0.5, 2.0):
+        sent = fidelity.at_load(long, load * capacity, 4.0)
+        assert len(sent) / duration(sent) == pytest.approx(load * capacity)
+        assert duration(sent) == pytest.approx(4.0, rel=0.02)
+
+
+def test_the_settings_are_those_of_the_flags() -> None:
+    config = fidelity.settings_of("folder", ["--max-num-seqs", "12", "--port", "1", "--no-enable-prefix-caching"])
+    assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("folder", 12, False)

@@ -1,0 +1,153 @@
+"""`chairlift bench serve`: requests go out as the trace says, whatever becomes of the others."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_server import FakeServer
+
+from chairlift.bench.replay import APIS, PromptMaker, make_target, replay
+from chairlift.cli import main
+from chairlift.errors import ConfigError
+from chairlift.plan.trace import TraceRequest, fitted, scaled
+from chairlift.plan.trace_files import write_trace
+
+TRACE = [
+    TraceRequest(arrival=0.0, input_length=30, output_length=4, hash_ids=(1, 2), block_size=10),
+    TraceRequest(arrival=0.05, input_length=25, output_length=5, hash_ids=(1, 3), block_size=10, priority=2),
+    TraceRequest(arrival=0.1, input_length=5, output_length=1, model="other"),
+]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    it = FakeServer()
+    yield it
+    it.close()
+
+
+def event(**choice: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def url(fake: FakeServer) -> str:
+    return f"http://127.0.0.1:{fake.port}"
+
+
+def sent(fake: FakeServer, api: str, trace: list[TraceRequest] = TRACE, extra: str = "{}") -> Any:
+    return replay(make_target(url(fake), "m", api, extra, "secret"), trace, api, PromptMaker(100), 10.0)
+
+
+def test_completions_have_the_lengths_and_the_common_prefixes(fake: FakeServer) -> None:
+    fake.pieces = [event(text="a"), event(text="b"), b"data: [DONE]\n\n"]
+    load = sent(fake, "completions")
+    bodies = sorted(fake.bodies, key=lambda body: -len(body["prompt"]))
+    assert [len(body["prompt"]) for body in bodies] == [30, 25, 5]
+    assert [body["max_tokens"] for body in bodies] == [4, 5, 1]
+    assert [body["model"] for body in bodies] == ["m", "m", "other"]
+    one, two, _ = (body["prompt"] for body in bodies)
+    assert one[:10] == two[:10]
+    assert one[10:20] != two[10:20]
+    assert all(10 <= token < 100 for token in one)
+    assert all(body["ignore_eos"] and body["stream"] for body in bodies)
+    assert sum("X-Request-Priority: 2" in head for head in fake.heads) == 1
+    assert all("Authorization: Bearer secret" in head for head in fake.heads)
+    outcomes = sorted(load.outcomes, key=lambda each: each.due)
+    assert [each.due - load.began for each in outcomes] == pytest.approx([0.0, 0.05, 0.1], abs=1e-6)
+    assert all(each.error is None and each.due <= each.sent <= each.times[0] for each in outcomes)
+
+
+def test_chats_are_words(fake: FakeServer) -> None:
+    fake.pieces = [
+        event(delta={"role": "assistant", "content": ""}),
+        event(delta={"content": "a"}),
+        b"data: [DONE]\n\n",
+    ]
+    load = sent(fake, "chat", TRACE[:1])
+    ((message,),) = [body["messages"] for body in fake.bodies]
+    assert (message["role"], len(message["content"].split())) == ("user", 30)
+    assert "POST /v1/chat/completions " in fake.heads[0]
+    assert [len(outcome.times) for outcome in load.outcomes] == [1], "an empty text is none"
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "extra", "body"),
+    [
+        ("tei", "/embed", "{}", {"inputs"}),
+        ("embeddings", "/v1/embeddings", '{"encoding_format": "base64"}', {"input", "model", "encoding_format"}),
+        ("oip", "/v2/models/m/infer", '{"inputs": []}', {"inputs"}),
+    ],
+)
+def test_what_is_answered_as_a_whole(fake: FakeServer, api: str, path: str, extra: str, body: set[str]) -> None:
+    fake.pieces, fake.content_type = [b"[[0.1,", b"0.2]]"], "application/json"
+    load = sent(fake, api, [TraceRequest(arrival=0.0, input_length=7, items=3)], extra)
+    (outcome,) = load.outcomes
+    assert (outcome.error, len(outcome.times), outcome.tokens) == (None, 1, 0)
+    assert outcome.times == [outcome.ended]
+    assert f"POST {path} " in fake.heads[0]
+    assert fake.bodies[0].keys() == body
+    texts = fake.bodies[0].get("input" if api == "embeddings" else "inputs")
+    if api != "oip":
+        assert [len(text.split()) for text in texts] == [7, 7, 7]
+        assert len(set(texts)) == 3
+
+
+def test_the_command_prints_a_table_and_saves_what_it_saw(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    write_trace(tmp_path / "trace.jsonl", TRACE)
+    out, lines = tmp_path / "out.json", tmp_path / "requests.jsonl"
+    flags = ["--speed", "2", "--limit", "2", "--out", str(out), "--requests-out", str(lines), "--model", "m"]
+    assert main(["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), *flags]) == 0
+    assert "TTFT p50 ms" in capsys.readouterr().out
+    (run,) = json.loads(out.read_text())["runs"]
+    assert (run["requests"], run["failed"]) == (2, 0)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [each["due"] for each in found] == pytest.approx([0.0, 0.025])
+    assert all(len(each["times"]) == 1 and each["error"] is None for each in found)
+
+
+def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.status, fake.pieces = "429 Too Many Requests", [b"full"]
+    write_trace(tmp_path / "trace.jsonl", TRACE)
+    assert main(["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), "--model", "m"]) == 0
+    assert "3 x HTTP 429: full" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--speed", "0"], "--speed and --scale-lengths must be more than 0"),
+        (["--scale-lengths", "nan"], "--speed and --scale-lengths must be more than 0"),
+        (["--limit", "0"], "--limit must be at least 1"),
+        (["--max-model-len", "1"], "--max-model-len at least 2"),
+        (["--extra", "{"], "--extra is not JSON"),
+        (["--extra", "[]"], "--extra must be a JSON object"),
+        (["--vocab", "5"], "--vocab must be more than 10"),
+        (["--api", "oip"], "--extra is the body"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    write_trace(tmp_path / "trace.jsonl", TRACE)
+    assert main(["bench", "serve", "http://127.0.0.1:9", str(tmp_path / "trace.jsonl"), *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_address_must_be_one() -> None:
+    for api in APIS:
+        with pytest.raises(ConfigError, match="is not an http:// address"):
+            make_target("https://example.com", "m", api, '{"a": 1}')
+
+
+def test_a_trace_is_scaled_and_made_to_fit() -> None:
+    fast = scaled(TRACE, 2.0, 0.5)
+    assert [each.arrival for each in fast] == [0.0, 0.025, 0.05]
+    assert [(each.input_length, each.output_length, each.block_size) for each in fast[:1]] == [(15, 2, 5)]
+    assert all(each.input_length >= 1 and each.output_length >= 1 for each in scaled(TRACE, 1.0, 0.001))
+    long = [TraceRequest(arrival=0.0, input_length=900, output_length=90, max_tokens=500)]
+    (cut,) = fitted(long, 100)
+    assert (cut.input_length, cut.output_length, cut.max_tokens) == (50, 50, 50)
+    assert fitted(TRACE, 1000) == TRACE

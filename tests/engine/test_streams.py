@@ -1,0 +1,81 @@
+"""What comes for requests, as the front reads it."""
+
+import asyncio
+import time
+
+import pytest
+
+from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.engine.sequences.client import Stream, Updates
+from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.errors import ChairliftError, InvalidRequest, RequestFailed, Unavailable
+
+
+def make_stream(name: str = "a") -> Stream:
+    request = Request(
+        id=name, prompt_ids=[1], params=SamplingParams(), max_tokens=16, arrival=time.monotonic(), stop_ids=frozenset()
+    )
+    return Stream(request, Stream.close)
+
+
+def update(*tokens: int, end: FinishReason | None = None, detail: str | None = None) -> SequenceUpdate:
+    return SequenceUpdate("a", list(tokens), end, detail)
+
+
+def tokens_of(group: list[tuple[int, SequenceUpdate]]) -> list[tuple[int, list[int]]]:
+    return [(index, each.token_ids) for index, each in group]
+
+
+def test_all_that_has_come_is_read_at_once() -> None:
+    async def go() -> None:
+        first, second = make_stream("a"), make_stream("b")
+        first.push(update(1))
+        updates = Updates([first, second])
+        first.push(update(2))
+        assert tokens_of(await anext(updates)) == [(0, [1]), (0, [2])]
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        second.push(update(3, end=FinishReason.LENGTH))
+        first.push(update(4))
+        assert tokens_of(await waiting) == [(0, [4]), (1, [3])]
+        first.push(update(end=FinishReason.STOP))
+        assert tokens_of(await anext(updates)) == [(0, [])]
+        with pytest.raises(StopAsyncIteration):
+            await anext(updates)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"), [(FinishReason.ERROR, RequestFailed), (FinishReason.INVALID, InvalidRequest), (None, None)]
+)
+def test_an_error_comes_after_what_came_before(reason: FinishReason | None, error: type[ChairliftError] | None) -> None:
+    async def go() -> None:
+        streams = [make_stream(name) for name in "abc"]
+        updates = Updates(streams)
+        streams[1].push(update(1))
+        if reason is None:
+            streams[1].close(Unavailable("it broke"))
+        else:
+            streams[1].push(update(end=reason, detail="it broke"))
+        assert tokens_of(await anext(updates)) == [(1, [1])]
+        with pytest.raises(error or Unavailable, match="it broke"):
+            await anext(updates)
+
+    asyncio.run(go())
+
+
+def test_those_who_are_cancelled_end() -> None:
+    async def go() -> None:
+        stream = make_stream()
+        updates = Updates([stream])
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        stream.cancel()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+
+    asyncio.run(go())

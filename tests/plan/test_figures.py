@@ -1,0 +1,57 @@
+"""Figures of a simulation, against one small enough to be counted by hand."""
+
+import pytest
+from support.simulated import exact_profile
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import Coefficients
+from chairlift.plan.figures import Percentiles, Targets, report
+from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.simulator import simulate
+from chairlift.plan.trace import TraceRequest
+
+
+def test_figures_are_those_that_one_counts() -> None:
+    """Steps of 0.1 s, one request at a time, of two and of four tokens."""
+    served = SequenceModel(
+        SequenceConfig(model="formula", strategy="none"), exact_profile(Coefficients(0.1, 0.0, 0.0, 0.0)), "m"
+    )
+    trace = [
+        TraceRequest(arrival=1.0, input_length=5, output_length=2),
+        TraceRequest(arrival=1.1, input_length=7, output_length=4),
+        TraceRequest(arrival=1.5, input_length=9999, output_length=4),
+    ]
+    found = report(simulate([served], trace), Targets(ttft=0.15))
+    assert (found.requests, found.answered, found.refused, found.shed) == (3, 2, 1, {})
+    assert found.seconds == pytest.approx(0.6)
+    assert found.throughput == pytest.approx(2 / 0.6)
+    assert found.output_tokens == pytest.approx(6 / 0.6)
+    assert found.prompt_tokens == pytest.approx(12 / 0.6)
+    assert found.offered == pytest.approx(3 / 0.5)
+    assert found.goodput == pytest.approx(1 / 0.5)
+    assert found.inside == pytest.approx(1 / 3)
+    assert (found.ttft.count, found.ttft.mean, found.ttft.p50) == pytest.approx((2, 0.15, 0.15))
+    assert (found.itl.count, found.itl.p50, found.itl.p99) == pytest.approx((4, 0.1, 0.1))
+    assert (found.e2e.count, found.e2e.mean) == pytest.approx((2, 0.35))
+    assert found.queue.mean == pytest.approx(0.05)
+    gauges = found.gauges["m/0"]
+    assert (gauges.steps, gauges.mean_batch, gauges.most_running) == (6, 1.0, 1)
+    assert gauges.busy == pytest.approx(1.0)
+    assert gauges.mean_waiting == pytest.approx(1 / 6)
+
+
+def test_targets_are_for_each_request() -> None:
+    served = SequenceModel(SequenceConfig(model="formula"), exact_profile(Coefficients(0.1, 0.0, 0.0, 0.0)), "m")
+    outcome = simulate([served], [TraceRequest(arrival=0.0, input_length=5, output_length=3)])
+    (life,) = outcome.requests
+    assert life.tpot == pytest.approx(0.1)
+    assert Targets(ttft=0.11, tpot=0.11, e2e=0.31).met_by(life)
+    for missed in (Targets(ttft=0.09), Targets(tpot=0.09), Targets(e2e=0.29)):
+        assert not missed.met_by(life)
+
+
+def test_of_nothing_there_are_zeros() -> None:
+    assert Percentiles.of([]) == Percentiles()
+    served = SequenceModel(SequenceConfig(model="formula"), exact_profile(), "m")
+    found = report(simulate([served], []))
+    assert (found.requests, found.throughput, found.inside, found.gauges["m/0"].steps) == (0, 0.0, 0.0, 0)

@@ -1,0 +1,84 @@
+"""What was recorded is drawn anew: of like shape, in runs, and on average as it was."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.simulated import COST, exact_calls, noisy_profile
+
+from chairlift.core.cost import Coefficients
+from chairlift.plan.machine_profile import StepSample
+from chairlift.plan.resampler import Resampler, StepTimes, fit_calls, fit_steps, line_through
+
+
+def test_only_like_shapes_are_drawn_from() -> None:
+    shapes = [(1.0,)] * 50 + [(1000.0,)] * 50
+    resampler = Resampler(shapes, [float(index) for index in range(100)], random.Random(0))
+    assert all(resampler.draw(1) < 50 for _ in range(200))
+    assert all(resampler.draw(700) >= 50 for _ in range(200))
+
+
+def test_slow_times_come_in_runs() -> None:
+    """Twelve slow ones in a row were recorded: whoever is slow mostly stays so, though half of all are."""
+    values = [2.0] * 12 + [1.0] * 12
+    resampler = Resampler([(5.0,)] * 24, values, random.Random(0))
+    drawn = [resampler.draw(5) for _ in range(20_000)]
+    assert fmean(drawn) == pytest.approx(1.5, abs=0.05)
+    stays = sum(one == two for one, two in pairwise(drawn))
+    assert stays / len(drawn) > 0.8
+
+
+def test_without_samples_nothing_is_added() -> None:
+    assert Resampler([], [], random.Random(0), default=1.0).draw(3) == 1.0
+
+
+def test_steps_take_what_was_recorded_on_average_and_as_varied() -> None:
+    times = StepTimes(noisy_profile(), random.Random(1))
+    expected = COST.step + 8 * COST.token + 320 * (COST.kv_token + COST.pair)
+    drawn = [times.seconds(8, 320, 320) / expected for _ in range(4000)]
+    assert Counter(round(each, 6) for each in drawn).keys() == {1.0, 1.5}
+    assert fmean(drawn) == pytest.approx(1.25, abs=0.03)
+    gaps = {round(times.gap(8), 7) for _ in range(200)}
+    assert gaps == {1e-4, 3e-4}
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.lists(st.floats(0, 100), min_size=3, max_size=30, unique=True))
+def test_a_line_is_found_again(a: float, b: float, xs: list[float]) -> None:
+    points = [(x, a + b * x) for x in xs]
+    found = line_through(points)
+    assert min(found) >= 0
+    spread = max(xs) - min(xs)
+    if spread > 1e-3:
+        for x, y in points:
+            assert found[0] + found[1] * x == pytest.approx(y, rel=1e-3, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(0, 1e4)), max_size=20))
+def test_a_line_through_anything_is_finite_and_not_negative(points: list[tuple[int, float]]) -> None:
+    a, b = line_through(points)
+    assert 0 <= a < 1e12
+    assert 0 <= b < 1e12
+
+
+def test_a_fit_finds_the_coefficients() -> None:
+    true = Coefficients(6e-3, 3e-4, 4e-7, 2e-7)
+    rng, steps = random.Random(0), []
+    for _ in range(600):
+        sequences = rng.randint(1, 32)
+        tokens = sequences + rng.choice([0, 0, 100, 400])
+        read = sequences * rng.randint(10, 900) + tokens
+        pairs = read + (tokens - sequences) * rng.randint(50, 500)
+        seconds = true.step + true.token * tokens + true.kv_token * read + true.pair * pairs
+        steps.append(StepSample(sequences, tokens, read, pairs, seconds * rng.uniform(0.97, 1.03)))
+    model = fit_steps(steps)
+    for step in steps:
+        predicted = model.predict(step.tokens, step.kv_tokens, step.pairs)
+        assert predicted == pytest.approx(step.seconds, rel=0.08)
+
+
+def test_calls_are_fitted_by_a_line() -> None:
+    assert fit_calls(exact_calls(0.01, 0.002).calls) == pytest.approx((0.01, 0.002))

@@ -1,0 +1,101 @@
+"""Models of items in virtual time: batches as the scheduler's own benchmark has them, instances, deadlines."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated import exact_calls
+
+from chairlift.core.finished import ShedReason
+from chairlift.core.items.item import Item
+from chairlift.core.items.limits import BatchLimits
+from chairlift.plan.figures import report
+from chairlift.plan.items import ItemModel
+from chairlift.plan.machine_profile import FrontCost
+from chairlift.plan.simulator import simulate
+from chairlift.plan.trace import TraceRequest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
+import virtual
+
+CALL, SIZE = 0.008, 0.00025
+
+
+def model(limits: BatchLimits | None = None, **more: Any) -> ItemModel:
+    return ItemModel(limits or BatchLimits(max_batch_size=8), exact_calls(CALL, SIZE), **({"ahead": False} | more))
+
+
+def at(*moments: float, **fields: Any) -> list[TraceRequest]:
+    return [TraceRequest(arrival=moment, input_length=1, items=1, **fields) for moment in moments]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.floats(0, 0.01), min_size=1, max_size=60),
+    st.integers(1, 16),
+    st.integers(1, 3),
+    st.sampled_from([None, 0.05]),
+)
+def test_batches_are_those_of_the_scheduler_alone(
+    since: list[float], size: int, instances: int, timeout: float | None
+) -> None:
+    moments = [sum(since[: index + 1]) for index in range(len(since))]
+    limits = BatchLimits(max_batch_size=size, default_timeout=timeout)
+    outcome = simulate([model(limits, instances=instances)], at(*moments))
+    items = (Item(id=str(index), arrival=moment) for index, moment in enumerate(moments))
+    expected = virtual.simulate(limits, virtual.Executor(CALL, SIZE), items, instances)
+    answered = sorted((life.request.arrival, life.end) for life in outcome.requests if life.end is not None)
+    for found, wanted in zip(answered, sorted((life.arrival, life.done) for life in expected.lives), strict=True):
+        assert found == pytest.approx(wanted)
+    shed = [life for life in outcome.requests if life.shed is not None]
+    assert len(shed) == expected.refused + expected.dropped
+    assert len(answered) + len(shed) == len(moments)
+
+
+def test_a_window_waits_for_company() -> None:
+    limits = BatchLimits(max_batch_size=3, max_wait=0.02)
+    lives = simulate([model(limits)], at(0.0, 0.004, 0.1, 0.101, 0.102)).requests
+    assert [life.scheduled for life in lives] == pytest.approx([0.02, 0.02, 0.102, 0.102, 0.102], abs=1.1e-3)
+    assert [life.batch_size for life in lives] == [2, 2, 3, 3, 3]
+
+
+def test_what_is_sent_ahead_begins_when_the_one_before_ends() -> None:
+    """Once it is known what calls take, and that messages take their time, an instance need not wait for them."""
+    front = FrontCost(hop=0.002)
+    busy = at(*(index * 0.0011 for index in range(3000)))
+
+    def idle(ahead: bool) -> float:
+        (steps,) = simulate([model(ahead=ahead)], busy, front=front).steps.values()
+        ends = [began + seconds for began, seconds in zip(steps.began, steps.seconds, strict=True)]
+        late = [began - end for began, end in zip(steps.began[1:], ends, strict=False)]
+        return sum(late[-50:]) / 50
+
+    assert idle(ahead=False) == pytest.approx(0.004, rel=0.01)
+    assert idle(ahead=True) < 0.001
+
+
+def test_a_request_of_many_items_ends_with_the_last_of_them() -> None:
+    trace = [TraceRequest(arrival=0.0, input_length=10, items=20)]
+    (life,) = simulate([model()], trace).requests
+    calls = [CALL + SIZE * 10 * count for count in (8, 8, 4)]
+    assert life.end == pytest.approx(sum(calls))
+
+
+def test_a_request_is_refused_as_a_whole() -> None:
+    limits = BatchLimits(max_batch_size=8, max_waiting=10)
+    trace = [TraceRequest(arrival=0.0, input_length=10, items=count) for count in (6, 6, 4)]
+    outcome = simulate([model(limits)], trace)
+    assert [life.shed for life in outcome.requests] == [None, ShedReason.QUEUE_FULL, None]
+    found = report(outcome)
+    assert (found.requests, found.answered, found.shed) == (3, 2, {"queue_full": 1})
+    (steps,) = outcome.steps.values()
+    assert sum(steps.running) == 10, "what was refused is not computed"
+
+
+def test_what_is_larger_than_any_batch_is_refused_with_a_reason() -> None:
+    limits = BatchLimits(max_batch_size=8, max_batch_tokens=100)
+    (life,) = simulate([model(limits)], [TraceRequest(arrival=0.0, input_length=101, items=1)]).requests
+    assert "max_batch_tokens" in (life.refusal or "")
