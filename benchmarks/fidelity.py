@@ -29,10 +29,11 @@ from server_process import free_port, running
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, figures
 from chairlift.bench.load import Load, closed_loop
-from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
+from chairlift.plan.case import PlanCase
 from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
 from chairlift.plan.resampler import StepTimes
 from chairlift.plan.sequences import SequenceModel
@@ -58,6 +59,8 @@ FIGURES = {
 }
 NO_TARGET = Slo(1e9, 1e9)
 TICKS = os.sysconf("SC_CLK_TCK")
+# Requests that come at once, to see how many can be answered a second.
+_CROWD = 400
 
 
 def main() -> None:
@@ -101,6 +104,9 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
         front = front_cost(target, args.vocab, profile)
         recording.results["front"] = msgspec.to_builtins(front)
+        if args.profile_out:
+            machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
+            machine.save(args.profile_out)
         recording.results["cost"] = list(profile.cost)
         model = SequenceModel(config, profile)
         trace = wanted(args, profile.max_model_len)
@@ -196,10 +202,7 @@ def wanted(args: argparse.Namespace, max_model_len: int) -> list[TraceRequest]:
 
 def capacity_of(model: SequenceModel, front: FrontCost, trace: Sequence[TraceRequest]) -> float:
     """Requests a second that are answered where there are always enough of them."""
-    crowd = [msgspec.structs.replace(request, arrival=0.0) for request in trace[:400]]
-    crowded = SequenceModel(model.config, model.profile, max_waiting=len(crowd))
-    run = simulate([crowded], crowd, front=msgspec.structs.replace(front, request=0.0, prompt_token=0.0))
-    return len(crowd) / max(life.end for life in run.requests if life.end is not None)
+    return PlanCase(model.profile, tuple(trace), front=front).capacity(model.config, _CROWD)
 
 
 def at_load(trace: Sequence[TraceRequest], rate: float, seconds: float) -> list[TraceRequest]:
@@ -263,6 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--vocab", type=int, default=2000, help="prompts use the token ids below")
     parser.add_argument("--extra", default='{"logit_bias": {"1000": 100}}', metavar="JSON")
+    parser.add_argument("--profile-out", type=Path, metavar="FILE", help="save what was measured, for chairlift plan")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     return parser
 

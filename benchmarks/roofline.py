@@ -21,8 +21,7 @@ import workloads
 
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.policy import make_policy
-from chairlift.core.sequences.request import Request, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.ops.base import Quantization
 from chairlift.ops.select import select_ops

@@ -19,8 +19,7 @@ from chairlift.bench.raw_results import Column, Recording, Results, caption, sta
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.policy import make_policy
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 
 BLOCK_SIZE = 16

@@ -149,7 +149,7 @@ def taken(llm: LLM, found: Iterator[tuple[str, Schema]], refused: Counter[str]) 
         try:
             grammar = grammar_of(StructuredOutputsParams(json=schema))
             assert grammar is not None
-            llm._runner.grammars.compile(grammar)
+            llm.engine.runner.grammars.compile(grammar)
         except (InvalidRequest, GrammarError) as error:
             refused[re.sub(r'"[^"]*/[^"]*"|\d+', "*", str(error))[:110]] += 1
         else:

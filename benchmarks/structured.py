@@ -149,7 +149,7 @@ def run(
     requests: list[Request] = []
     for index, (prompt, grammar, max_tokens) in enumerate(wanted):
         if grammar is not None:
-            held.append(llm._runner.grammars.compile(grammar))
+            held.append(llm.engine.runner.grammars.compile(grammar))
         params = SamplingParams(temperature=temperature, seed=seeds[index], max_tokens=max_tokens, ignore_eos=True)
         requests += fan_out(
             f"{index}",

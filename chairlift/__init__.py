@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chairlift.async_llm import AsyncLLM
     from chairlift.batching import batched
     from chairlift.beam_search import BeamSearchParams
-    from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
+    from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
     from chairlift.outputs import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BadItem",
     "BeamSearchParams",
     "ClassificationRequestOutput",
@@ -37,12 +39,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "chairlift.async_llm",
     "BadItem": "chairlift.errors",
     "BeamSearchParams": "chairlift.beam_search",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
-    "SamplingParams": "chairlift.core.sequences.sampling",
-    "StructuredOutputsParams": "chairlift.core.sequences.sampling",
+    "SamplingParams": "chairlift.core.sequences.request",
+    "StructuredOutputsParams": "chairlift.core.sequences.request",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
     "ClassificationRequestOutput": "chairlift.outputs",

@@ -46,8 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_serve(commands)
     _add_chat(commands, wanted=arguments[:1] == ["chat"])
     _add_run(commands, wanted=arguments[:1] == ["run"])
+    _add_why(commands, wanted=arguments[:1] == ["why"])
+    _add_top(commands, wanted=arguments[:1] == ["top"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
+    _add_plan(commands, wanted=arguments[:1] == ["plan"])
     args = parser.parse_args(arguments)
     try:
         if args.command == "serve":
@@ -84,6 +87,24 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
         parser.set_defaults(run=run)
 
 
+def _add_why(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("why", help="say why a request waits, or what became of it")
+    if wanted:
+        from chairlift.why import add_why_flags, why_command
+
+        add_why_flags(parser)
+        parser.set_defaults(run=why_command)
+
+
+def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("top", help="show the requests that a server has, as they come and go")
+    if wanted:
+        from chairlift.why import add_top_flags, top_command
+
+        add_top_flags(parser)
+        parser.set_defaults(run=top_command)
+
+
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("keys", help="make API keys, and the file of them that a server reads")
     if wanted:
@@ -101,6 +122,14 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     from chairlift.bench.command import add_parser
 
     add_parser(commands)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("plan", help="find the settings that suit a model's traffic on this machine")
+    if wanted:
+        from chairlift.bench.plan_command import add_plan
+
+        add_plan(parser)
 
 
 def _serve(args: argparse.Namespace, started: float) -> int:

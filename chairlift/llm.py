@@ -8,32 +8,19 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.beam_search import BeamSearchParams, beam_search
-from chairlift.config.sequences import SequenceConfig
-from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
-from chairlift.core.sequences.sampling import SamplingParams
-from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.core.sequences.request import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
+from chairlift.loaded_model import LoadedModel, OpenOutput, Prompt
 from chairlift.outputs import (
     BeamSearchOutput,
     ClassificationRequestOutput,
-    CompletionOutput,
     EmbeddingRequestOutput,
-    Logprob,
-    RequestMetrics,
     RequestOutput,
     ScoringRequestOutput,
 )
-from chairlift.runners.check_model import check_model
 from chairlift.text.encoding import Cut
-from chairlift.text.output import TextStream, stop_automaton
-from chairlift.text.structured import grammar_of
-from chairlift.text.tokenizer import Tokenizer
 from chairlift.text_model import TextModel
-
-Prompt = str | Sequence[int] | dict[str, Any]
 
 
 class LLM:
@@ -52,24 +39,8 @@ class LLM:
         if settings.get("kind") == "encoder" or (Path(model).is_dir() and is_encoder(Path(model))):
             self._texts = TextModel(str(model), **{name: each for name, each in settings.items() if name != "kind"})
             return
-        # Only a server gives its model a name, refuses requests that would be late, has background ones, or a worker
-        # that might hang.
-        served = ("model", "served_model_name", "target_ttft_ms", "background_step_ms")
-        others = (*served, "heartbeat_timeout_s", "step_timeout_s", "tool_dialect")
-        known = [name for name in SequenceConfig.__struct_fields__ if name not in others]
-        if unknown := settings.keys() - set(known):
-            raise TypeError(f"unknown setting {', '.join(sorted(unknown))}: LLM takes {', '.join(known)}")
-        self.config = SequenceConfig(model=str(model), **settings)
-        check_model(self.config)
-        # Only now, since torch takes seconds.
-        from chairlift.runners.decoder.runner import DecoderRunner
-
-        self.tokenizer = Tokenizer.from_folder(self.config.model)
-        self._runner = DecoderRunner(self.config)
-        self.engine = Engine(self.config, self._runner)
-        # All requests of a call wait before its first step, so no batch need wait for more.
-        self.engine.close_queue()
-        self._serial = 0
+        self._sequences = found = LoadedModel(str(model), **settings)
+        self.config, self.tokenizer, self.engine = found.config, found.tokenizer, found.engine
 
     def generate(
         self,
@@ -85,13 +56,11 @@ class LLM:
         InvalidRequest before anything runs if any prompt can't be served; a request that fails while it runs has
         finish_reason "error" and leaves the others alone.
         """
-        if self._texts is not None:
-            raise InvalidRequest(f"{self._texts.config.model} generates nothing: its task is {self._texts.info.task}")
+        make = self.sequences.open_output
         wanted = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(wanted), SamplingParams, "sampling_params")
         priorities = _one_each(priority, len(wanted), int, "priority")
-        jobs = [self._job(*each) for each in zip(wanted, params, priorities, strict=True)]
-        return self._run(jobs, use_tqdm)
+        return self._run([make(*each) for each in zip(wanted, params, priorities, strict=True)], use_tqdm)
 
     def chat(
         self,
@@ -106,25 +75,22 @@ class LLM:
 
         What looks like a special token in a message is text; in the prompts of `generate` it is one.
         """
-        if self._texts is not None:
-            return self.generate([])
+        model = self.sequences
         several: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = []
         for one in several:
-            prompt = self.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
-            prompts.append({"prompt": prompt.text, "prompt_token_ids": self.tokenizer.encode_chat(prompt)})
+            prompt = model.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
+            prompts.append({"prompt": prompt.text, "prompt_token_ids": model.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, as wholes. Raises as `generate`."""
-        if self._texts is not None:
-            self.generate([])
-        wanted = [self._tokens(prompt)[1] for prompt in _as_prompts(prompts)]
+        wanted = [self.sequences.tokens(prompt)[1] for prompt in _as_prompts(prompts)]
         for ids in wanted:
             # All that will be asked for, before anything is.
-            self._job(ids, SamplingParams(max_tokens=params.max_tokens), 0)
+            self.sequences.open_output(ids, SamplingParams(max_tokens=params.max_tokens))
 
         def generate(asked: list[list[int]], one: SamplingParams) -> list[RequestOutput]:
             outputs = self.generate(asked, one, use_tqdm=use_tqdm)
@@ -170,6 +136,18 @@ class LLM:
         return self._text_model.score(pairs, _cut(truncate_prompt_tokens), use_tqdm)
 
     @property
+    def generates(self) -> bool:
+        """Whether the model writes texts; if not, it embeds, classifies or compares them."""
+        return self._texts is None
+
+    @property
+    def sequences(self) -> LoadedModel:
+        """The model that writes. Raises InvalidRequest if this is none."""
+        if self._texts is not None:
+            raise InvalidRequest(f"{self._texts.config.model} generates nothing: its task is {self._texts.info.task}")
+        return self._sequences
+
+    @property
     def _text_model(self) -> TextModel:
         if self._texts is None:
             raise InvalidRequest(f"{self.config.model} writes texts; LLM(..., kind='encoder') has it embed them")
@@ -182,130 +160,35 @@ class LLM:
         else:
             self.engine.close()
 
-    def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> "_Job":
-        text, ids = self._tokens(prompt)
-        self._serial += 1
-        wanted = params.structured_outputs
-        grammar = None if wanted is None else grammar_of(wanted)
-        try:
-            # What is wrong with a grammar is said before anything runs.
-            held = None if grammar is None else self._runner.grammars.compile(grammar)
-            requests = fan_out(
-                f"{self._serial}",
-                ids,
-                params,
-                model=self.engine.info,
-                eos_ids=self.tokenizer.eos_ids,
-                arrival=time.monotonic(),
-                priority=priority,
-                grammar=grammar,
-                bad_word_ids=self.tokenizer.word_ids(params.bad_words or ()),
-            )
-        except Unservable as error:
-            raise InvalidRequest(str(error), error.field) from None
-        except ValueError as error:
-            raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from None
-        return _Job(self.tokenizer, text, requests, held)
-
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, dict):
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if prompt.keys() - {"prompt", "prompt_token_ids"} or (text is None and ids is None):
-                raise InvalidRequest(
-                    f"a prompt dict holds 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", "prompt"
-                )
-            return text, self.tokenizer.encode(text or "") if ids is None else list(ids)
-        return None, list(prompt)
-
-    def _run(self, jobs: "list[_Job]", use_tqdm: bool) -> list[RequestOutput]:
-        routes: dict[str, tuple[_Job, int]] = {}
-        for job in jobs:
-            for index, request in enumerate(job.requests):
+    def _run(self, outputs: list[OpenOutput], use_tqdm: bool) -> list[RequestOutput]:
+        # All requests of a call wait before its first step, so no batch need wait for more.
+        self.engine.close_queue()
+        routes: dict[str, tuple[OpenOutput, int]] = {}
+        for one in outputs:
+            for index, request in enumerate(one.requests):
                 self.engine.add(request)
-                routes[request.id] = job, index
-        bar = tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True)
+                routes[request.id] = one, index
+        bar = tqdm(total=len(outputs), desc="requests", disable=not use_tqdm, dynamic_ncols=True)
         made, began = 0, time.perf_counter()
         try:
             while routes:
-                output = self.engine.step()
-                if output is None:
+                stepped = self.engine.step()
+                if stepped is None:
                     raise RuntimeError(f"{len(routes)} requests wait, but none of them can run")
-                for update in output.updates:
+                for update in stepped.updates:
                     made += len(update.token_ids)
-                    job, index = routes[update.id]
-                    if job.take(index, update):
+                    one, index = routes[update.id]
+                    if one.take(index, update):
                         del routes[update.id]
                         if update.finish_reason is None:
                             self.engine.abort([update.id])
-                        bar.update(job.output.finished)
+                        bar.update(one.output.finished)
                 if use_tqdm:
                     bar.set_postfix_str(f"{made / (time.perf_counter() - began):.0f} tok/s", refresh=False)
         finally:
             self.engine.abort(routes)
             bar.close()
-        return [job.output for job in jobs]
-
-
-class _Job:
-    """One prompt on its way to a RequestOutput."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: str | None, requests: list[Request], grammar: object) -> None:
-        first = requests[0]
-        # Held, so that it need not be compiled again.
-        self._grammar = grammar
-        self.requests = requests
-        self.output = RequestOutput(
-            first.id.split("-")[0],
-            prompt,
-            first.prompt_ids,
-            [CompletionOutput(i) for i in range(len(requests))],
-            RequestMetrics(first.arrival),
-        )
-        self._tokenizer = tokenizer
-        automaton = stop_automaton(first.params)
-        self._streams = [TextStream(tokenizer, each.params, each.prompt_ids, automaton) for each in requests]
-        self._unfinished = len(requests)
-
-    def take(self, index: int, update: SequenceUpdate) -> bool:
-        """Add a step's tokens to a sample; True once the sample is complete."""
-        now, sample, metrics = time.monotonic(), self.output.outputs[index], self.output.metrics
-        if metrics.first_scheduled is None:
-            metrics.first_scheduled = update.first_scheduled
-            self.output.num_cached_tokens = update.num_cached_tokens
-        if metrics.first_token is None and update.token_ids:
-            metrics.first_token = now
-        stop_token = update.detail if isinstance(update.detail, int) else None
-        delta = self._streams[index].push(update.token_ids, update.finish_reason, stop_token)
-        sample.text += delta.text
-        sample.token_ids += update.token_ids[: delta.num_tokens]
-        self._take_logprobs(sample, update, delta.num_tokens)
-        if delta.finish_reason is None:
-            return False
-        sample.finish_reason = delta.finish_reason.value
-        failed = delta.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
-        sample.stop_reason = update.detail if failed else delta.stop_reason
-        self._unfinished -= 1
-        if not self._unfinished:
-            self.output.finished, metrics.finished = True, now
-        return True
-
-    def _take_logprobs(self, sample: CompletionOutput, update: SequenceUpdate, num_tokens: int) -> None:
-        if update.prompt_logprobs is not None and self.output.prompt_logprobs is None:
-            self.output.prompt_logprobs = [None, *map(self._logprobs, update.prompt_logprobs)]
-        if update.logprobs is not None:
-            counted = update.logprobs[:num_tokens]
-            sample.logprobs = (sample.logprobs or []) + [self._logprobs(entry) for entry in counted]
-            sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + sum(e.logprob for e in counted)
-
-    def _logprobs(self, entry: TokenLogprob) -> dict[int, Logprob]:
-        """The chosen token's entry, then the likeliest others by rank."""
-        text = self._tokenizer.token_text
-        found = {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id))}
-        for rank, (token, logprob) in enumerate(entry.top, start=1):
-            found.setdefault(token, Logprob(logprob, rank, text(token)))
-        return found
+        return [one.output for one in outputs]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
-_CONNECT_S = 10.0
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_S, _FETCH_S = 10.0, 30.0
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = """/new           begin anew
 /system TEXT   begin anew, with these instructions
@@ -26,9 +26,9 @@ A line that ends in \\ goes on in the next."""
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    about = f"a server's URL, or a model's folder, which is then served meanwhile ({_DEFAULT_URL})"
+    about = f"a server's URL, or a model's folder, which is then served meanwhile ({DEFAULT_URL})"
     tokens = "tokens of an answer (default: what the model has room for)"
-    parser.add_argument("target", nargs="?", default=_DEFAULT_URL, metavar="URL|FOLDER", help=about)
+    parser.add_argument("target", nargs="?", default=DEFAULT_URL, metavar="URL|FOLDER", help=about)
     parser.add_argument("--model", help="the model's name, where the server has several")
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens)
@@ -77,7 +77,7 @@ def _served(folder: str) -> Iterator[str]:
 
 
 class ChatEndpoint(NamedTuple):
-    """Where chats are answered."""
+    """A server: where chats are answered and requests are told of. `path` begins all paths of its API."""
 
     secure: bool
     host: str
@@ -94,22 +94,14 @@ class ChatEndpoint(NamedTuple):
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise InvalidRequest(f"{url!r} is not like {_DEFAULT_URL}")
-        path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+            raise InvalidRequest(f"{url!r} is not like {DEFAULT_URL}")
+        path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         return cls(parts.scheme == "https", parts.hostname, port, path, headers)
 
     def stream(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The deltas of an answer as they come. Raises Unavailable, or RequestFailed with what the server says."""
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=_CONNECT_S)
-        try:
-            connection.connect()
-            connection.sock.settimeout(None)
-            connection.request("POST", self.path, json.dumps({**body, "stream": True}), dict(self.headers))
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise RequestFailed(_told(answer.read(), answer.status))
+        with self._answer("POST", "/chat/completions", json.dumps({**body, "stream": True}), None) as answer:
             for line in answer:
                 event = line.strip().removeprefix(b"data: ")
                 if event and event != b"[DONE]":
@@ -117,6 +109,31 @@ class ChatEndpoint(NamedTuple):
                     if "error" in made:
                         raise RequestFailed(_told(event, 200))
                     yield from (choice["delta"] for choice in made["choices"])
+
+    def fetch(self, path: str) -> Any:
+        """The JSON at a path of the API. Raises as `stream`."""
+        with self._answer("GET", path, None, _FETCH_S) as answer:
+            raw = answer.read()
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise RequestFailed(f"{self.host} answered with no JSON; is that a Chairlift server?") from None
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, body: str | None, timeout: float | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer that begins well, each part of which may take so many seconds."""
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(timeout)
+            connection.request(method, self.path + path, body, dict(self.headers))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RequestFailed(_told(answer.read(), answer.status))
+            yield answer
         except (OSError, http.client.HTTPException) as error:
             port = f":{self.port}" if self.port else ""
             problem = f"no answer from {self.host}{port}: {error}; `chairlift serve` starts a server"

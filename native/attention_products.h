@@ -137,6 +137,7 @@ NOINLINE void qk_rows(const Queries<T> &q, const Keys<T> &keys, int first, float
     const int steps = q.dim / PER_STEP<T>;
     for (int step = 0; step < steps; step++) {
         if (keys.ahead)
+#pragma GCC unroll 4
             for (int g = 0; g < G; g++) keys.ahead[first + g].prefetch(step);
 #pragma GCC unroll 8
         for (int v = 0; v < G * VECTORS; v++) {
@@ -191,6 +192,7 @@ NOINLINE void pv_rows(const Weights<T> &p, const Values<T> &values, int dim, int
         const int steps = (SCALED<T> ? count + 1 : count) / PER_STEP<T>;
         for (int step = 0; step < steps; step++, from += dim) {
             if (values.ahead)
+#pragma GCC unroll 4
                 for (int c = 0; c < C * LANES; c += LINE) values.ahead[group].prefetch((step * dim + first + c) / LINE);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {

@@ -51,6 +51,7 @@ template <typename T> struct ActivationEpilogue {
         for (int r = 0; r < rows; r++) {
             Wide values;
             dequantizer.dequantize(sums + r * PANEL, x, row + r, values);
+#pragma GCC unroll 8
             for (int i = 0; i < WIDTH; i++) {
                 if (weight.gated && i == WIDTH / 2) break;
                 vfloat value = activated<A>(values[i]);

@@ -50,6 +50,7 @@ struct Dequantizer {
 
     inline __attribute__((always_inline)) void dequantize(const float *sums, const Rows &, int64_t,
                                                           Wide &values) const {
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) values[i] = load(sums + i * LANES);
         add_bias(values);
     }
@@ -57,6 +58,7 @@ struct Dequantizer {
     inline __attribute__((always_inline)) void dequantize(const int32_t *sums, const Rows &x, int64_t row,
                                                           Wide &values) const {
         const float scale = x.scales[row];
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) {
             values[i] = to_float(load(sums + i * LANES));
             if (x.zero_offsets)
@@ -69,6 +71,7 @@ struct Dequantizer {
   private:
     inline __attribute__((always_inline)) void add_bias(Wide &values) const {
         if (!weight.bias) return;
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) values[i] += load(weight.bias + first + i * LANES);
     }
 };
@@ -114,6 +117,7 @@ template <typename T> struct Epilogue {
     // Writes the first `count` of the values.
     template <typename To, int N> static void store(To *to, const vfloat (&values)[N], int count) {
         if (count == N * LANES) {
+#pragma GCC unroll 8
             for (int i = 0; i < N; i++) store_narrow(to + i * LANES, values[i]);
         } else {
             To all[N * LANES];
@@ -130,12 +134,14 @@ template <typename T> struct Epilogue {
             std::memcpy(some, to, sizeof(T) * count);
             from = some;
         }
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) values[i] += load_wide(from + i * LANES);
         store(to, values, count);
     }
 
     template <Activation A> static void gate(T *to, const Wide &values, int count) {
         Half gated;
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH / 2; i++) gated[i] = activated<A>(values[i]) * values[i + WIDTH / 2];
         store(to, gated, count);
     }
@@ -143,6 +149,7 @@ template <typename T> struct Epilogue {
     // Whether any value is above `high` or NaN. Padding past the outputs is zero and may be above it as well.
     static bool any_above(const Wide &values, float high) {
         vint above = {};
+#pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) above |= ~(values[i] <= high);
         return any(above);
     }

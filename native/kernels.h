@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // Of functions that many places call, each with much to do: inlined everywhere they would double the time to compile.
-#define NOINLINE __attribute__((noinline))
+#define NOINLINE __attribute__((noinline, noclone))
 
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 

@@ -4,9 +4,9 @@
 
 namespace {
 
-// Multiplies x [rows, in_features] with the weight and gives the sums to the epilogue that `epilogue_of(team)` makes.
-template <typename T, typename EpilogueOf>
-void multiply(const T *x, int64_t rows, const Weight &weight, EpilogueOf epilogue_of) {
+// Multiplies x [rows, in_features] with the weight and gives the sums to the epilogue. What an ARGMAX keeps is of every
+// thread by itself, one after the other.
+template <typename T> NOINLINE void multiply(const T *x, int64_t rows, const Weight &weight, Epilogue<T> epilogue) {
     static thread_local Arena arena;
     const int threads = omp_get_max_threads();
     arena.reset(Staging<T>::size(rows, weight.in_features, threads));
@@ -16,7 +16,10 @@ void multiply(const T *x, int64_t rows, const Weight &weight, EpilogueOf epilogu
         const Tiles tiles(rows, team);
         const Rows made =
             staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.in_features; });
-        product(made, tiles, weight, epilogue_of(team), team);
+        Epilogue<T> mine = epilogue;
+        if (mine.mode == EpilogueMode::ARGMAX)
+            mine.argmax.value += team.thread * rows, mine.argmax.index += team.thread * rows;
+        product(made, tiles, weight, mine, team);
     });
 }
 
@@ -25,7 +28,7 @@ template <typename T> void linear(const T *x, int64_t rows, const Weight &weight
     const Mode mode = floats ? Mode::STORE_FLOAT32 : weight.gated ? Mode::GATE : Mode::STORE;
     const int64_t width = weight.gated ? weight.out_features / 2 : weight.out_features;
     const Epilogue<T> epilogue{mode, floats ? nullptr : out, floats ? reinterpret_cast<float *>(out) : nullptr, width};
-    multiply(x, rows, weight, [&](Team &) { return epilogue; });
+    multiply(x, rows, weight, epilogue);
 }
 
 // The highest sum of each row and which output's it is; no number if any of them is none. With `allowed`, a bit for each
@@ -39,10 +42,8 @@ void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *allowe
     auto *values = arena.take<float>(threads * rows);
     auto *indices = arena.take<int64_t>(threads * rows);
     for (int64_t i = 0; i < threads * rows; i++) values[i] = -__builtin_inff(), indices[i] = 0;
-    multiply(x, rows, weight, [&](Team &team) {
-        const Argmax argmax{values + team.thread * rows, indices + team.thread * rows, allowed, words};
-        return Epilogue<T>{EpilogueMode::ARGMAX, nullptr, nullptr, 0, argmax};
-    });
+    const Argmax argmax{values, indices, allowed, words};
+    multiply(x, rows, weight, Epilogue<T>{EpilogueMode::ARGMAX, nullptr, nullptr, 0, argmax});
     for (int64_t row = 0; row < rows; row++) {
         value[row] = -__builtin_inff(), index[row] = 0;
         for (int64_t i = row; i < threads * rows && value[row] == value[row]; i += rows)

@@ -22,8 +22,9 @@ template <typename Format, typename Lanes, int ROWS>
 inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes::Sum *sums) {
     static_assert(Format::STEP_BYTES == 128, "a step is two vectors");
     typename Lanes::Vector sum[ROWS][2];
-    for (int r = 0; r < ROWS; r++)
-        for (int half = 0; half < 2; half++) sum[r][half] = Lanes::start(panel, half);
+    // Loops over rows are unrolled by order: left to itself, the compiler may keep the sums in memory.
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) sum[r][0] = Lanes::start(panel, 0), sum[r][1] = Lanes::start(panel, 1);
     const bool streams = panel.prefetch_stride == Format::STEP_BYTES;
     for (int64_t step = 0; step < panel.steps; step++) {
         const char *weights = panel.weights + step * Format::STEP_BYTES;
@@ -44,8 +45,11 @@ inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes
             sum[r][1] = Lanes::add(sum[r][1], inputs, second);
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int half = 0; half < 2; half++) std::memcpy(sums + r * PANEL + 16 * half, &sum[r][half], 64);
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) {
+        std::memcpy(sums + r * PANEL, &sum[r][0], 64);
+        std::memcpy(sums + r * PANEL + 16, &sum[r][1], 64);
+    }
 }
 #endif
 
@@ -86,7 +90,7 @@ template <> struct MicroKernel<Int8Format> {
         }
     };
 
-    template <int ROWS> static void run(const char *x, const Panel &panel, Sum *sums) {
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
     }
 #elif defined(__AVX2__)

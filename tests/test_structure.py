@@ -30,16 +30,19 @@ ARROWS = {
     "outputs": "",
     "text_model": "config errors folders outputs runners text",
     "beam_search": "core outputs",
-    "llm": "beam_search config core engine errors folders outputs runners text text_model",
+    "loaded_model": "config core engine errors outputs runners text",
+    "llm": "beam_search core errors folders outputs loaded_model text text_model",
+    "async_llm": "core engine errors llm outputs loaded_model",
     "batching": "core engine",
-    "chairlift": "batching beam_search core errors llm outputs",
+    "chairlift": "async_llm batching beam_search core errors llm outputs",
     "demo": "",
     "plan": "config core errors",
     "bench": "config core demo engine errors plan runners",
-    "server": "bodies chairlift config core engine errors folders jobs logs runners text",
+    "server": "bodies chairlift config core engine errors folders jobs logs plan runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors",
-    "cli": "bench chairlift config demo errors run server terminal",
+    "why": "errors terminal",
+    "cli": "bench chairlift config demo errors run server terminal why",
 }
 
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.

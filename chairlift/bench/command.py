@@ -12,12 +12,13 @@ from chairlift.bench.plot import plot
 from chairlift.bench.raw_results import Recording, Results, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
-from chairlift.bench.strategies import run_strategy, with_strategy
+from chairlift.bench.strategies import run_strategy
 from chairlift.bench.workload import TimedRequest, make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
+from chairlift.plan.candidates import with_strategy
 from chairlift.plan.traffic import LENGTHS
 
 # The module whose `markdown` shows the results.
@@ -98,7 +99,7 @@ def _measure(args: argparse.Namespace) -> Results:
             for strategy in args.strategies if number % 2 else reversed(args.strategies):
                 bar.set_description(strategy)
                 jobs = jobs or _jobs(config, args)
-                chosen = with_strategy(config, strategy, args.slots, args.max_wait_ms)
+                chosen = with_strategy(config, strategy, args.slots, max_wait_ms=args.max_wait_ms)
                 run = run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1))
                 shown = {"bars": bars(run)} if number == 1 else {}
                 recording.add({"round": number} | figures(run) | shown)

@@ -10,8 +10,7 @@ import zmq
 
 from chairlift.bench.recorder import RunnerAround
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.engine.sequences.calibrate import Probe, timed_steps
 from chairlift.engine.sequences.engine import Engine
@@ -101,6 +100,8 @@ def measure_sequences(
         max_num_batched_tokens=config.max_num_batched_tokens,
         cost=fit_steps(steps).coefficients,
         steps=steps,
+        weight_bytes=engine.info.weight_bytes,
+        kv_bytes=engine.info.kv_bytes,
     )
 
 

@@ -1,10 +1,12 @@
-"""The picture: one row a slot, one bar a request, time to the right."""
+"""Pictures: who had which slot when, one bar a request; and latency over throughput, one line a strategy."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chairlift.bench.raw_results import Results
 from chairlift.errors import ConfigError
+from chairlift.plan.planner import ServingPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,13 +14,18 @@ if TYPE_CHECKING:
 HUES = 12
 
 
-def plot(results: Results, path: Path) -> None:
-    """Draw the first round below one another on one time axis. Raises ConfigError if matplotlib is missing."""
+def check_plot() -> None:
+    """Get ready to draw into files. Raises ConfigError if matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
         raise ConfigError("--plot needs matplotlib: pip install 'chairlift[plot]'") from None
     matplotlib.use("Agg")
+
+
+def plot(results: Results, path: Path) -> None:
+    """Draw the first round below one another on one time axis. Raises ConfigError if matplotlib is missing."""
+    check_plot()
     from matplotlib import pyplot
 
     runs = [run for run in results["runs"] if "bars" in run]
@@ -55,3 +62,28 @@ def _draw(axes: "Axes", run: dict[str, Any], longest: float) -> None:
     taken = f"{run['mean_batch']:.2f} of {slots} slots taken"
     title = f"{run['strategy']}: {run['seconds']:.2f} s, {run['steps']} steps, {taken}"
     axes.set_title(title, loc="left", fontsize=10)
+
+
+def plot_curves(plan: ServingPlan, path: Path) -> None:
+    """Draw what each strategy's best settings make of rising rates, with the knee of each line.
+
+    Raises ConfigError if matplotlib is missing.
+    """
+    check_plot()
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for each in plan.strategies:
+        seen = [point for point in each.curve if isfinite(point.latencies.e2e)]
+        speeds, times = [point.output_tokens for point in seen], [point.latencies.e2e for point in seen]
+        (line,) = axes.plot(speeds, times, marker="o", markersize=3, label=each.strategy)
+        knee = each.curve[each.knee]
+        axes.plot(knee.output_tokens, knee.latencies.e2e, marker="D", markersize=8, color=line.get_color())
+    axes.set_yscale("log")
+    axes.set_xlabel("output tokens a second")
+    axes.set_ylabel(f"seconds from arrival to the last token, p{plan.targets.percentile:g}")
+    axes.set_title("Throughput against latency (diamond: the knee)", loc="left", fontsize=10)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -28,15 +28,19 @@ class Column(NamedTuple):
     form: str = "{:.0f}"
 
 
-def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None) -> Results:
-    """Results without runs. `benchmark` is the module whose `markdown` shows them; paths are cut to their last part."""
+def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None, secret: str | None = None) -> Results:
+    """Results without runs. `benchmark` is the module whose `markdown` shows them; paths are cut to their last part.
+
+    The `secret` that the command has is left out.
+    """
+    arguments = [each.replace(secret, "***") if secret else each for each in sys.argv[1:]]
     return {
         "benchmark": benchmark,
         "model": Path(model).name if model else None,
-        "command": [Path(sys.argv[0]).name, *map(_last_part, sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *map(_last_part, arguments)],
         "settings": {name: _plain(value) for name, value in settings.items() if not callable(value)},
         "commit": _commit(),
-        "machine": f"{os.cpu_count()} cores of {_processor()}, {_memory_gb():.0f} GB",
+        "machine": machine_in_words(),
         "versions": {"python": platform.python_version()} | _versions(),
         "started": time.strftime(_MOMENT),
         "runs": [],
@@ -156,6 +160,11 @@ def _name(value: Any, form: str) -> str:
 def _rounds_in_words(runs: Sequence[Mapping[str, Any]]) -> str:
     rounds = num_rounds(runs)
     return f"medians of {rounds} rounds, the lowest and highest behind them" if rounds > 1 else "one round"
+
+
+def machine_in_words() -> str:
+    """Say what this machine is."""
+    return f"{os.cpu_count()} cores of {_processor()}, {_memory_gb():.0f} GB"
 
 
 def _span(results: Results) -> str:

@@ -47,7 +47,7 @@ class PromptMaker:
         for value in request.hash_ids:
             missing = min(request.block_size, request.input_length - len(drawn))
             if missing > 0:
-                drawn += random.Random(f"{request.tenant} {value}").choices(choices, k=missing)
+                drawn += random.Random(f"{self._seed} {request.tenant} {value}").choices(choices, k=missing)
         own = random.Random(f"{self._seed} {number}")
         return drawn + own.choices(choices, k=request.input_length - len(drawn))
 
@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
     load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
     hidden = {"run", "command", "bench", "json", "out", "requests_out", "api_key"}
     settings = {name: value for name, value in vars(args).items() if name not in hidden}
-    recording = Recording(start(RESULTS_OF, settings, args.model), args.out)
+    recording = Recording(start(RESULTS_OF, settings, args.model, args.api_key), args.out)
     recording.add(figures(load, Slo(args.slo_ttft_ms, args.slo_tpot_ms)))
     if args.requests_out:
         save_requests(args.requests_out, load)
@@ -179,7 +179,11 @@ def replay(target: Target, trace: Sequence[TraceRequest], api: str, prompts: Pro
     body = APIS[api][1]
     arrivals = []
     for number, request in enumerate(trace):
-        headers = () if not request.priority else (f"X-Request-Priority: {request.priority}",)
+        headers: tuple[str, ...] = ()
+        if request.priority:
+            headers += (f"X-Request-Priority: {request.priority}",)
+        if request.timeout is not None:
+            headers += (f"X-Request-Timeout-Ms: {max(round(request.timeout * 1000), 1)}",)
         arrivals.append(Arrival(request.arrival, target.post(body(target, prompts, request, number), headers)))
     return open_loop(target, arrivals, duration(trace), drain, "replay")
 

@@ -5,14 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from chairlift.bench.recorder import Recorder
 from chairlift.bench.workload import TimedRequest
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import StepOutput
 from chairlift.runners.sequences import SequenceRunner
@@ -121,15 +117,3 @@ def run_strategy(
     seconds = driver.run()
     engine.close()
     return StrategyRun(config.strategy, config.slots, seconds, driver.lives, recorder)
-
-
-def with_strategy(config: SequenceConfig, strategy: str, slots: int, max_wait_ms: float = 5.0) -> SequenceConfig:
-    """Return the configuration with another strategy and that many slots, whatever the strategy calls them."""
-    policy = POLICIES[strategy]
-    own: dict[str, float] = {}
-    if policy.slots_setting is not None:
-        own[policy.slots_setting] = slots
-    if "max_wait_ms" in policy.settings:
-        own["max_wait_ms"] = max_wait_ms
-    tokens = max(config.max_num_batched_tokens, slots)
-    return msgspec.structs.replace(config, strategy=strategy, max_num_batched_tokens=tokens, **own)

@@ -87,6 +87,8 @@ HELP = {
     "keep_alive_s": "seconds that an idle connection is kept",
     "drain_timeout_s": "seconds that running requests get to end after SIGTERM",
     "data_dir": "where files and batches are kept, made when the first one comes; '' turns both off",
+    "record": "append a line for each request, without its text, to this file: a trace for chairlift plan and bench",
+    "max_record_bytes": "bytes of that file, at which recording stops",
     "max_file_bytes": "bytes of an uploaded file",
     "max_files_bytes": "bytes of all files together",
     "max_batch_lines": "lines of a batch's input",
@@ -95,6 +97,7 @@ HELP = {
     "max_stored_responses": "responses kept in memory for each tenant; 0 keeps none",
     "max_stored_bytes": "bytes of all kept responses together",
     "max_background_responses": "responses in the background that a tenant may have under way; beyond it, 429",
+    "background_timeout_s": "seconds that a response in the background may take in all",
     "log_level": "how much the server and its worker say",
 }
 

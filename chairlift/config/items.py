@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
-from chairlift.core.order import ORDERS
+from chairlift.core.queue import ORDERS
 from chairlift.errors import ConfigError
 
 Kind = Literal["auto", "encoder", "onnx", "python"]

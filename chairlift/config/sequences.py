@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
-from chairlift.core.order import ORDERS, QueueOrder
+from chairlift.core.queue import ORDERS, QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
+from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.forecast import StepLimits
-from chairlift.core.sequences.metered import MeteredScheduler
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
+from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.errors import ConfigError
 
 # How a model writes calls of tools; "auto" is what its folder says, "none" that it writes none.
@@ -121,18 +122,24 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Who of those who wait is next."""
         return QueueOrder(self.order, self.priority_ageing_ms / 1000, self.order_ageing_ms / 1000)
 
-    def make_scheduler(self, num_blocks: int, block_size: int, max_model_len: int) -> MeteredScheduler:
-        """Return a scheduler for a loaded model with so many KV blocks, of so many tokens each."""
-        return MeteredScheduler(
+    def make_scheduler(self, num_blocks: int, block_size: int, max_model_len: int) -> SequenceScheduler:
+        """Return a scheduler for a loaded model with so many KV blocks, of so many tokens each.
+
+        One cost model learns for all its budgets.
+        """
+        most, target = self.max_num_batched_tokens, _seconds(self.target_itl_ms)
+        meter = LatencyBudget(inf, most)
+        return SequenceScheduler(
             make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
             BlockPool(num_blocks),
             block_size=block_size,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=most,
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
+            budget=None if target is None else LatencyBudget(target, most, meter.model),
+            background_budget=LatencyBudget(min(self.background_step_ms / 1000, target or inf), most, meter.model),
+            meter=meter,
             order=self.queue_order,
-            target_itl=_seconds(self.target_itl_ms),
-            background_step=self.background_step_ms / 1000,
         )
 
     def make_shedder(self) -> LoadShedder:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from chairlift.core.sequences.sampling import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
+from chairlift.core.sequences.request import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
 from chairlift.errors import ConfigError
 
 _AT_LEAST_ONE = (
@@ -26,8 +26,9 @@ _AT_LEAST_ONE = (
     "max_uploads",
     "max_stored_bytes",
     "max_background_responses",
+    "max_record_bytes",
 )
-_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s")
+_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
@@ -79,6 +80,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep_alive_s: int = 75
     drain_timeout_s: float = 30.0
     data_dir: str = "chairlift-data"
+    record: str | None = None
+    max_record_bytes: int = 2**30
     max_file_bytes: int = 200 * 2**20
     max_files_bytes: int = 10 * 2**30
     max_batch_lines: int = 50_000
@@ -87,6 +90,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 * 2**20
     max_background_responses: int = 64
+    background_timeout_s: float = 86_400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ _NOT_GIVEN = _Given(None, "", typed=False)
 # The one setting of the server that is about models.
 _ALIASES = "model_aliases"
 # Settings of the server that are relative to the file in which they are.
-_PATHS = ("data_dir", "api_keys", "tls_cert", "tls_key", "tls_ca")
+_PATHS = ("data_dir", "record", "api_keys", "tls_cert", "tls_key", "tls_ca")
 _FIELDS: dict[type, dict[str, Any]] = {
     config: {field.name: field.type for field in msgspec.structs.fields(config)}
     for config in (SequenceConfig, ItemConfig, ServerConfig, Share)

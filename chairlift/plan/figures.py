@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 import msgspec
 import numpy as np
@@ -126,6 +126,36 @@ def report(outcome: SimulatedRun, targets: Targets | None = None, model: str | N
     )
 
 
+class Latencies(msgspec.Struct, kw_only=True, frozen=True):
+    """Seconds at one percentile: to the first token, between any two of them, and to the end.
+
+    Whoever was not answered waits for ever.
+    """
+
+    ttft: float = 0.0
+    itl: float = 0.0
+    e2e: float = 0.0
+
+
+def latencies(outcome: SimulatedRun, percentile: float) -> Latencies:
+    """Return what so many percent of the live requests, or of the times between their tokens, are within."""
+    lives = [life for life in outcome.requests if not life.request.background]
+    done = [life for life in lives if life.end is not None]
+    never = [inf] * (len(lives) - len(done))
+    return Latencies(
+        ttft=_within([life.ttft for life in done if life.ttft is not None] + never, percentile),
+        itl=_within(_gaps(outcome, done), percentile),
+        e2e=_within([life.e2e for life in done if life.e2e is not None] + never, percentile),
+    )
+
+
+def _within(samples: "Sequence[float] | np.ndarray", percentile: float) -> float:
+    """The least sample that so many percent are not above; 0 of none."""
+    if not len(samples):
+        return 0.0
+    return float(np.sort(np.asarray(samples))[max(ceil(len(samples) * percentile / 100), 1) - 1])
+
+
 def _gaps(outcome: SimulatedRun, lives: Sequence[SimulatedRequest]) -> "np.ndarray":
     """The seconds between any two tokens of each of these requests."""
     delivered = {key: np.array(steps.delivered) for key, steps in outcome.steps.items()}
@@ -147,10 +177,10 @@ def _gauges(steps: SimulatedSteps, seconds: float) -> Gauges:
         steps=len(steps),
         mean_batch=float(running.mean()),
         most_running=int(running.max()),
-        mean_running=float((running * lengths).sum()) / busy,
-        mean_waiting=float((waiting * lengths).sum()) / busy,
+        mean_running=_rate(float((running * lengths).sum()), busy),
+        mean_waiting=_rate(float((waiting * lengths).sum()), busy),
         most_waiting=int(waiting.max()),
-        mean_kv_blocks=float((blocks * lengths).sum()) / busy,
+        mean_kv_blocks=_rate(float((blocks * lengths).sum()), busy),
         most_kv_blocks=int(blocks.max()),
         busy=_rate(busy, seconds),
     )

@@ -41,6 +41,7 @@ class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
     """A language model on its machine. Steps are in the order in which they were recorded.
 
     `cost` is what steps are predicted to take; how far the recorded ones are from that, simulated ones will be too.
+    Of memory it had `weight_bytes` and `kv_bytes`; 0 where nobody noted that.
     """
 
     model: str
@@ -50,6 +51,8 @@ class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
     max_num_batched_tokens: int
     cost: Coefficients
     steps: list[StepSample]
+    weight_bytes: int = 0
+    kv_bytes: int = 0
 
 
 class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
@@ -96,7 +99,7 @@ class MachineProfile(msgspec.Struct, kw_only=True):
         return profile
 
     def save(self, path: Path) -> None:
-        """Write it, a line for each sample, so that two of them can be compared."""
+        """Write it, indented, so that two of them can be compared."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     def check(self) -> None:

@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from math import log2
 
+import msgspec
 import numpy as np
 
 from chairlift.core.cost import CostModel
@@ -34,6 +36,13 @@ class Resampler:
         self._default = default
         self._pools: dict[tuple[int, ...], list[float]] = {}
         self._places: dict[tuple[int, ...], int] = {}
+
+    def fresh(self, rng: random.Random) -> "Resampler":
+        """Return one that begins anew, with what this one knows of which values are near."""
+        other = copy(self)
+        other._random = rng.random
+        other._places = {}
+        return other
 
     def draw(self, *shape: float) -> float:
         """Return a value for a shape."""
@@ -84,6 +93,12 @@ class StepTimes:
             default=0.0,
         )
 
+    def fresh(self, rng: random.Random) -> "StepTimes":
+        """Return times that begin anew, without the work of making them."""
+        other = copy(self)
+        other._ratios, other._gap_ratios = self._ratios.fresh(rng), self._gap_ratios.fresh(rng)
+        return other
+
     def seconds(self, tokens: int, kv_tokens: int, pairs: int) -> float:
         """Draw the seconds of a step; arguments as in `CostModel.predict`."""
         return self._expected(tokens, kv_tokens, pairs) * self._ratios.draw(tokens, kv_tokens)
@@ -118,6 +133,16 @@ class CallTimes:
 
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed
+
+
+def thinned(profile: SequenceProfile, most: int) -> SequenceProfile:
+    """Return a profile with no more steps than `most`, from all of it, in runs as they came."""
+    count, runs = len(profile.steps), most // _RUN
+    if count <= most:
+        return profile
+    starts = (index * count // runs for index in range(runs))
+    steps = [step for start in starts for step in profile.steps[start : start + _RUN]]
+    return msgspec.structs.replace(profile, steps=steps)
 
 
 def fit_steps(steps: Sequence[StepSample]) -> CostModel:

@@ -8,10 +8,9 @@ from math import ceil
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
-from chairlift.core.sequences.request import Request, Step, StepResult, Unservable, check_fits
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.queue import QueueLimit
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult, Unservable, check_fits
 from chairlift.core.sequences.sequence import Sequence
-from chairlift.core.sequences.waiting import QueueLimit
 from chairlift.plan.machine_profile import SequenceProfile
 from chairlift.plan.resampler import StepTimes
 from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
@@ -32,7 +31,7 @@ _WAKES_LATE = 1e-3
 class SequenceModel:
     """A language model to simulate: its settings, what was measured of it, and its weight among others.
 
-    `max_waiting` is that of the server's settings.
+    `max_waiting` is that of the server's settings. `times` are those of the profile, where they have been made of it.
     """
 
     config: SequenceConfig
@@ -40,6 +39,7 @@ class SequenceModel:
     name: str = ""
     weight: float = 1.0
     max_waiting: int = 1024
+    times: StepTimes | None = None
 
 
 class VirtualSequences:
@@ -53,10 +53,10 @@ class VirtualSequences:
         self._agenda = machine.agenda
         self._front = machine.front
         self._hop = machine.front.cost.hop
-        self._times = StepTimes(profile, random.Random(seed))
+        rng = random.Random(seed)
+        self._times = StepTimes(profile, rng) if model.times is None else model.times.fresh(rng)
         longest = min(config.max_model_len or profile.max_model_len, profile.max_model_len)
-        self._metered = config.make_scheduler(profile.num_blocks, profile.block_size, longest)
-        self.scheduler = self._metered.scheduler
+        self.scheduler = config.make_scheduler(profile.num_blocks, profile.block_size, longest)
         self.shedder = config.make_shedder()
         self._sheds = config.target_ttft_ms is not None
         self._limits = {False: QueueLimit(model.max_waiting), True: QueueLimit(model.max_waiting)}
@@ -64,7 +64,7 @@ class VirtualSequences:
         if config.target_itl_ms is not None or self._sheds:
             self._calibrate(profile)
         self.shedder.limits = config.step_limits(profile.num_blocks, profile.block_size)
-        self.shedder.stepped(0, 0, self._metered.coefficients, 0.0)
+        self.shedder.stepped(0, 0, self.scheduler.coefficients, 0.0)
         self._lives: dict[str, SimulatedRequest] = {}
         # Who ends by a stop token, by the step that gives it.
         self._stops: dict[int, list[str]] = {}
@@ -89,7 +89,8 @@ class VirtualSequences:
         step, token, kv_token, pair = profile.cost
         for tokens, read, pairs in _CALIBRATION:
             if tokens <= profile.max_num_batched_tokens:
-                self._metered.model.observe(step + token * tokens + kv_token * read + pair * pairs, tokens, read, pairs)
+                seconds = step + token * tokens + kv_token * read + pair * pairs
+                self.scheduler.meter.model.observe(seconds, tokens, read, pairs)
 
     # The front
 
@@ -143,8 +144,10 @@ class VirtualSequences:
         """Tell the shedder, from the first deadline on, of all who are here; those that run had their tokens now."""
         self._sheds = True
         num_steps = self.scheduler.num_steps
-        self.shedder.stepped(num_steps, self.scheduler.num_waiting, self._metered.coefficients, now)
-        here = [sequence.request for sequence in (*self.scheduler.running, *self.scheduler.admitted)]
+        self.shedder.stepped(num_steps, self.scheduler.num_waiting, self.scheduler.coefficients, now)
+        scheduler = self.scheduler
+        here = [each.request for each in (*scheduler.running, *scheduler.admitted, *scheduler.waiting)]
+        here.sort(key=lambda request: int(request.id))  # as they came
         known = {request.id for request in here}
         here += [message for _, message in self._inbox if isinstance(message, Request)]
         for request in here:
@@ -196,11 +199,13 @@ class VirtualSequences:
                 self._recount = True
         only_background = not (scheduler.num_running or scheduler.num_waiting)
         if turn is not None and scheduler.num_unfinished and not turn.want(only_background):
+            if inbox:
+                self.wake(inbox[0][0])
             return
-        step = self._metered.schedule(now, yields=turn is not None and turn.live_waits)
+        step = self.scheduler.schedule(now, yields=turn is not None and turn.live_waits)
         if step is None:
             if turn is not None:
-                turn.nothing_to_do(self._metered.has_background)
+                turn.nothing_to_do(self.scheduler.has_background)
             if inbox:
                 self.wake(inbox[0][0])
             if scheduler.ask_again is not None:
@@ -273,7 +278,7 @@ class VirtualSequences:
         """A step is over, and what follows it: its tokens leave, and the worker goes on."""
         now = self._agenda.now
         self._busy = False
-        finished = self._metered.update(step, result, now)
+        finished = self.scheduler.update(step, result, now)
         delivered = self._front.work(now + self._hop, self._front.cost.output_token * len(result.tokens))
         self.steps.delivered.append(delivered)
         self._begin_answers(delivered)
@@ -281,7 +286,7 @@ class VirtualSequences:
             self._end(end.id, end.reason, delivered)
         scheduler = self.scheduler
         if self._sheds:
-            stats = scheduler.num_steps, scheduler.num_waiting, self._metered.coefficients
+            stats = scheduler.num_steps, scheduler.num_waiting, self.scheduler.coefficients
             for request_id, shed in self.shedder.stepped(*stats, delivered):
                 self._give_up(request_id, shed.reason, delivered)
         if self._turn is not None:

@@ -1,5 +1,6 @@
 """A trace: which requests came when, how long they were, and what they had in common; never what they said."""
 
+import random
 from collections.abc import Hashable, Sequence
 
 import msgspec
@@ -81,3 +82,18 @@ def fitted(trace: Sequence[TraceRequest], max_model_len: int) -> list[TraceReque
             msgspec.structs.replace(request, input_length=prompt, output_length=output, max_tokens=most or None)
         )
     return found
+
+
+def with_answers(trace: Sequence[TraceRequest], seed: int = 0) -> list[TraceRequest]:
+    """Return a trace in which those who were refused, and so have no answer, get the length of somebody else's."""
+    lengths = [request.output_length for request in trace if request.output_length]
+    rng = random.Random(f"{seed} answers")
+
+    def answered(request: TraceRequest) -> TraceRequest:
+        if request.output_length or request.items or not lengths:
+            return request
+        length = rng.choice(lengths)
+        most = length if request.max_tokens is None else request.max_tokens
+        return msgspec.structs.replace(request, output_length=min(length, most))
+
+    return [answered(request) for request in trace]

@@ -140,7 +140,10 @@ def _parse_json(line: str) -> TraceRequest:
 
 def _csv_parser(path: Path, number: int, head: str) -> Callable[[str], TraceRequest | None]:
     """Return what reads the lines that follow a header."""
-    names = [name.strip() for name in next(csv.reader([head]))]
+    try:
+        names = [name.strip() for name in next(csv.reader([head]))]
+    except csv.Error as error:
+        raise _wrong(path, number, str(error)) from None
     for needed, read in _CSV:
         if set(needed) <= set(names):
             return lambda line: read(_row(names, line))

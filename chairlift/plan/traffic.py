@@ -77,10 +77,10 @@ def length_sampler(form: str, rng: random.Random, column: Callable[[TraceRequest
                 raise ValueError(f"{low} is more than {high}")
             return lambda: rng.randint(low, high)
         if kind == "exponential":
-            scale = 1 / float(rest)
+            scale = 1 / _positive(rest)
             return lambda: ceil(rng.expovariate(scale))
         if kind == "lognormal":
-            median, p95 = (float(part) for part in rest.split(":"))
+            median, p95 = (_positive(part) for part in rest.split(":"))
             mu, sigma = log(median), log(p95 / median) / _P95
             return lambda: ceil(rng.lognormvariate(mu, sigma))
     except (ValueError, ZeroDivisionError) as error:

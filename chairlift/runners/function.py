@@ -13,7 +13,7 @@ from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.locate import find_class
-from chairlift.runners.tensors import as_bytes, check_tensors, dtype_of, groups, split, stack
+from chairlift.runners.tensors import as_bytes, as_floats, check_tensors, dtype_of, groups, split, stack
 
 _MAX_THREADS = 4
 
@@ -202,6 +202,8 @@ def _as_output(value: Any, datatype: str) -> Any:
     """Make numbers, lists, tensors and text an array of the declared type; other arrays are held to their own."""
     if datatype == "BYTES":
         return as_bytes(value)
+    if datatype == "BF16":
+        return as_floats(value)
     return value if isinstance(value, np.ndarray) else np.asarray(value, dtype_of(datatype))
 
 

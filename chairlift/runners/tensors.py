@@ -8,7 +8,7 @@ import numpy as np
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import TensorSpec
 
-# BYTES are object arrays of `bytes`. BF16 is missing: NumPy has no such type.
+# BYTES are object arrays of `bytes`. NumPy has no BF16; FP32 has all its numbers.
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -22,9 +22,10 @@ _DTYPES = {
     "FP16": np.dtype(np.float16),
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(np.float32),
     "BYTES": np.dtype(object),
 }
-_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
+_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items() if datatype != "BF16"}
 DATATYPES = tuple(_DTYPES)
 
 
@@ -41,6 +42,18 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     if found is None:
         raise ValueError(f"arrays of {dtype.name} have no data type in the Open Inference Protocol")
     return found
+
+
+def itemsize_of(datatype: str) -> int:
+    """Return the bytes of a number on the wire. Raises ValueError as `dtype_of`."""
+    return 2 if datatype == "BF16" else dtype_of(datatype).itemsize
+
+
+def as_floats(value: Any) -> np.ndarray:
+    """Make FP32 of numbers, or of an array or tensor that may be bfloat16, for which NumPy has no type."""
+    if not isinstance(value, np.ndarray) and hasattr(value, "float"):
+        value = value.float()  # a tensor of torch
+    return np.asarray(value, np.float32)
 
 
 def as_bytes(texts: Any) -> np.ndarray:

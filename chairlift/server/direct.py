@@ -146,14 +146,14 @@ class _Exchange:
             return
         if self._timer is not None:
             self._timer.cancel()
-        answers = [each.result() for each in self._futures]
+        answers, tenant = [each.result() for each in self._futures], self._tenant
         try:
             body = write_predictions(answer.value for answer in answers)
         except Exception as failure:
             self._refuse(failure)
         else:
             self._send(200, timing_headers(answers), body)
-        self._service.answered(answers, background=False)
+        self._service.answered(answers, background=False, tenant=tenant)
 
     def _expire(self, after: float) -> None:
         self._fail(out_of_time(after) if after == self._most_s else too_late())
@@ -167,9 +167,7 @@ class _Exchange:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._service.metrics.on_failure(error)
-        for future in self._futures:
-            future.cancel()
+        self._service.failed(self._futures, error, self._tenant)
 
     def _refuse(self, error: BaseException) -> None:
         refusal = as_api_error(error)

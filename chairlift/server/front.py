@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chairlift.server.batches.service import Batches
     from chairlift.server.http.tenants import Keys
+    from chairlift.server.models.trace_recorder import TraceRecorder
     from chairlift.server.responses.response_store import ResponseStore
 
 _BACKLOG = 2048
@@ -42,7 +43,7 @@ _LARGE_BUFFER = 2**20
 def serve(settings: Settings, started: float) -> int:
     """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock.
 
-    Raises ConfigError, before anything is started, for a port, keys or certificates that are no good.
+    Raises ConfigError, before anything is started, for a port, keys, certificates or a record that are no good.
     """
     import uvloop
 
@@ -53,10 +54,20 @@ def serve(settings: Settings, started: float) -> int:
     if settings.server.api_keys is not None:
         read_keys(Path(settings.server.api_keys))
     listener = bind(settings.server)
+    recorder = make_recorder(settings.server)
     _allow_connections(settings.server.max_connections)
     _return_large_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Front(settings, listener, started, tls).run())
+        return runner.run(_Front(settings, listener, started, tls, recorder).run())
+
+
+def make_recorder(config: ServerConfig) -> "TraceRecorder | None":
+    """What records requests, if they are to be. Raises ConfigError if its file can't be written."""
+    if config.record is None:
+        return None
+    from chairlift.server.models.trace_recorder import TraceRecorder
+
+    return TraceRecorder(Path(config.record), config.max_record_bytes)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -100,15 +111,23 @@ def _return_large_buffers() -> None:
 class _Front:
     """One run of the server, from the workers' start to the exit status."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, started: float, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        started: float,
+        tls: Tls | None,
+        recorder: "TraceRecorder | None" = None,
+    ) -> None:
         self._config = settings.server
         self._note = settings.note
         self._listener = listener
         self._tls = tls
+        self._recorder = recorder
         self._keys: Keys | None = None
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
-        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
+        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine), recorder)
         self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
         self._batches: Batches | None = None
@@ -142,6 +161,8 @@ class _Front:
             self._status = 1
         finally:
             await (self._leaving or self._stop())
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.close)
             self._listener.close()
         return self._status
 
@@ -167,8 +188,9 @@ class _Front:
         return make_server(app, self._config, self._tls, buffered), grpc
 
     def _watches(self) -> "list[Coroutine[Any, Any, None]]":
-        """What follows files that may change: keys and certificates."""
-        return [each.watch() for each in (self._keys, self._tls) if each is not None]
+        """What follows files that may change (keys and certificates), and what writes one."""
+        watches = [each.watch() for each in (self._keys, self._tls) if each is not None]
+        return watches if self._recorder is None else [*watches, self._recorder.keep_writing()]
 
     async def _announce(self, grpc_port: int | None) -> None:
         address, port = self._listener.getsockname()[:2]

@@ -10,7 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
-from chairlift.server import status
+from chairlift.server import request_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -250,6 +250,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _stored("GET", "/v1/batches", batches.list_batches, "List batches, newest first", query=batches.LIST_QUERY),
     _stored("GET", "/v1/batches/{batch}", batches.show_batch, "A batch and how far it is"),
     _stored("POST", "/v1/batches/{batch}/cancel", batches.cancel_batch, "Cancel a batch"),
+    _server(
+        "GET",
+        "/v1/requests",
+        request_routes.list_requests,
+        "Requests under way, or that ended lately: where they are and why",
+        query=request_routes.LIST_QUERY,
+    ),
+    _server("GET", "/v1/requests/{request}", request_routes.show_request, "Why a request waits, or what became of it"),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -117,14 +117,15 @@ class TextEncoder:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
         backend, ids_of = self._backend_for(given)
         found = []
-        for index, (text, encoding) in enumerate(zip(given, encode_all(backend, given), strict=True)):
+        for index, encoding in enumerate(encode_all(backend, given)):
+            if len(encoding) > harmless and truncate is False:
+                message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
+                raise InputTooLong(message, "input", index)
+            ids, types = ids_of(encoding), encoding.type_ids
             if len(encoding) > harmless:
-                if truncate is False:
-                    message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
-                    raise InputTooLong(message, "input", index)
-                encoding = _cut(backend, text, limit, cut)
-            types = encoding.type_ids
-            found.append(Encoding(ids_of(encoding), types if any(types) else None))
+                kept = _kept(encoding.sequence_ids, limit, cut)
+                ids, types = list(compress(ids, kept)), list(compress(types, kept))
+            found.append(Encoding(ids, types if any(types) else None))
         return found
 
     def _refuse_long(self, given: Sequence[str | tuple[str, str]]) -> None:
@@ -156,18 +157,27 @@ def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
 
 
-def _cut(backend: tokenizers.Tokenizer, text: str | tuple[str, str], limit: int, cut: Cut) -> tokenizers.Encoding:
-    """Encode a text or pair that is too long: cut before the special tokens are put around it."""
-    parts = encode_all(backend, _parts(text), add_special_tokens=False)
-    room = max(limit - backend.num_special_tokens_to_add(len(parts) == 2), 0)
-    if len(parts) == 1:
-        parts[0].truncate(room, direction=cut.side)
-        return backend.post_process(parts[0])
-    if cut.second is not None:
-        parts[1].truncate(cut.second, direction=cut.side)
-    # As transformers' longest_first: the shorter part stays whole as long as it is under half.
-    short = min(len(parts[0]), len(parts[1]), room // 2)
-    first = len(parts[0]) <= len(parts[1])
-    parts[0].truncate(short if first else room - short, direction=cut.side)
-    parts[1].truncate(room - short if first else short, direction=cut.side)
-    return backend.post_process(parts[0], parts[1])
+def _kept(parts: Sequence[int | None], limit: int, cut: Cut) -> list[bool]:
+    """Which tokens of a text or pair that is too long are kept: `parts` has each one's part, None for special tokens.
+
+    An encoding that the library cuts has all that is cut off too, and a pair of them each with each.
+    """
+    first, second = parts.count(0), parts.count(1)
+    room = max(limit - (len(parts) - first - second), 0)
+    if second == 0:
+        most = [room, 0]
+    else:
+        second = second if cut.second is None else min(second, cut.second)
+        # As transformers' longest_first: the shorter part stays whole as long as it is under half.
+        short = min(first, second, room // 2)
+        most = [short, room - short] if first <= second else [room - short, short]
+        most[1] = min(most[1], second)
+    skipped = [max(parts.count(part) - most[part], 0) if cut.side == "left" else 0 for part in (0, 1)]
+    kept, seen = [], [0, 0]
+    for part in parts:
+        if part is None:
+            kept.append(True)
+        else:
+            kept.append(0 <= seen[part] - skipped[part] < most[part])
+            seen[part] += 1
+    return kept

@@ -6,9 +6,10 @@ import msgspec
 
 
 class ContentPart(msgspec.Struct, tag="content"):
-    """Text of the answer, to be appended to what came before."""
+    """Text of the answer, to be appended to what came before; `start` is its place in all that the model wrote."""
 
     text: str
+    start: int = 0
 
 
 class ReasoningPart(msgspec.Struct, tag="reasoning"):

@@ -75,6 +75,8 @@ class DialectReader:
         self._markers = markers
         self._text = ""
         self._at = 0
+        # Characters before `_text`.
+        self._dropped = 0
         self._parts: list[ReplyPart] = []
         self._state = "reasoning" if reasoning else "between"
         # The white space that ends the text so far; it is of none if a marker follows.
@@ -101,11 +103,16 @@ class DialectReader:
         while self._step(last):
             pass
         if self._scanner is None or self._streams:
-            self._text, self._at = self._text[self._at :], 0
+            self._drop()
         if last and not self._trims:
             self._release()
         parts, self._parts = self._parts, []
         return parts
+
+    def _drop(self) -> None:
+        """Forget what is read."""
+        self._dropped += self._at
+        self._text, self._at = self._text[self._at :], 0
 
     @property
     def _streams(self) -> bool:
@@ -129,7 +136,7 @@ class DialectReader:
         else:
             watch = self._markers.closes[kind]
         start, found = self._search(watch, last)
-        self._say(kind, self._text[self._at : start])
+        self._say(kind, self._text[self._at : start], self._dropped + self._at)
         self._at = start
         if found is None:
             return False
@@ -162,7 +169,9 @@ class DialectReader:
     def _begin_call(self, form: CallForm, found: Found) -> None:
         self._form, self._name, self._state, self._begun = form, found.name, "arguments", True
         # All of a call that is not told as it comes is kept.
-        self._text, self._at = self._text[self._at :], found.end - self._at - (form.notation == "json")
+        arguments = found.end - self._at - (form.notation == "json")
+        self._drop()
+        self._at = arguments
         self._arguments = self._at
         self._scanner = make_scanner(form, self._markers.tools[self._name])
         if form.notation == "json":
@@ -184,7 +193,7 @@ class DialectReader:
         """What began like a call is text: its first letter at least, and what follows is looked through again."""
         self._scanner, self._state = None, "between"
         self._held, self._trims = self._before, False
-        self._say("content", self._text[:1])
+        self._say("content", self._text[:1], self._dropped)
         self._at = 1
         return True
 
@@ -244,22 +253,29 @@ class DialectReader:
             place += 1
         return place
 
-    def _say(self, kind: str, text: str) -> None:
-        """Text of the answer or the reasoning, but for the white space at its ends, which waits."""
+    def _say(self, kind: str, text: str, start: int) -> None:
+        """Text of the answer or the reasoning, but for the white space at its ends, which waits.
+
+        `start` is its place in all that was pushed.
+        """
         if self._trims:
+            start += len(text)
             text = text.lstrip()
+            start -= len(text)
         if not text:
             return
         kept = text.rstrip()
         if kept:
             self._trims, self._begun = False, self._begun or kind == "content"
+            start -= len(self._held)
             kept, self._held, text = self._held + kept, "", text[len(kept) :]
-            self._parts.append(ReasoningPart(kept) if kind == "reasoning" else ContentPart(kept))
+            self._parts.append(ReasoningPart(kept) if kind == "reasoning" else ContentPart(kept, start))
         self._held += text
 
     def _release(self) -> None:
         """White space that ended the reply belongs to it."""
         if self._held:
             reasoning = self._state == "reasoning"
-            self._parts.append(ReasoningPart(self._held) if reasoning else ContentPart(self._held))
+            start = self._dropped + self._at - len(self._held)
+            self._parts.append(ReasoningPart(self._held) if reasoning else ContentPart(self._held, start))
         self._held = ""

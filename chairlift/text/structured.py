@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chairlift.bodies import MAX_DEPTH, is_deep
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 
 # Bytes of a grammar. The schemas of whole APIs have as many, those of tools a hundredth.
@@ -22,7 +22,10 @@ MAX_CHOICES = 1000
 # Characters of GBNF, whose translation takes time by their square.
 MAX_GBNF_CHARS = 2**14
 
-_RULE = re.compile(r"^[ \t\r]*[?!]?\w+(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t\r]*:", re.MULTILINE)
+# A rule's colon follows a name, a priority, attributes or parameters. Keys of schemas are quoted; what has no end is
+# quoted up to the line's, so that one pass is enough.
+_RULE = re.compile(r"[\w\]}-][ \t\r\f]*:")
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"?')
 # Where references point to, each of which is compiled once; they may be written with escapes.
 _REFERENCE = re.compile(r'"\$ref"\s*:\s*("(?:[^"\\]|\\.)*")|(\\u00)')
 # What would let white space go on for ever.
@@ -63,7 +66,9 @@ def check_size(grammar: str, field: str) -> None:
         raise InvalidRequest(f"{field} has {size} bytes as a grammar, more than {MAX_GRAMMAR_BYTES}", field)
     found = _REFERENCE.findall(grammar)
     rules = (
-        len(_RULE.findall(grammar)) + len({target for target, _ in found}) + sum(bool(escape) for _, escape in found)
+        len(_RULE.findall(_QUOTED.sub('""', grammar)))
+        + len({target for target, _ in found})
+        + sum(bool(escape) for _, escape in found)
     )
     if rules > MAX_RULES:
         raise InvalidRequest(f"{field} has {rules} rules and references, more than {MAX_RULES}", field)
@@ -138,6 +143,9 @@ def _grammar(wanted: StructuredOutputsParams) -> str:
     check_size(text, "structured_outputs.grammar")
     if not text.strip():
         raise ValueError("is empty")
+    # The library takes JSON too, in which nothing here would be counted.
+    if text.lstrip().startswith("{"):
+        raise ValueError("must be in Lark's syntax or GBNF; a schema goes into json")
     if _GBNF not in text:
         return text
     if len(text) > MAX_GBNF_CHARS:

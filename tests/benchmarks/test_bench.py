@@ -7,10 +7,11 @@ import pytest
 from support.model_factory import model_folder
 
 from chairlift.bench.report import figures, table
-from chairlift.bench.strategies import StrategyRun, run_strategy, with_strategy
+from chairlift.bench.strategies import StrategyRun, run_strategy
 from chairlift.bench.workload import make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
+from chairlift.plan.candidates import with_strategy
 from chairlift.runners.decoder.runner import DecoderRunner
 
 

@@ -59,6 +59,14 @@ def test_completions_have_the_lengths_and_the_common_prefixes(fake: FakeServer) 
     assert all(each.error is None and each.due <= each.sent <= each.times[0] for each in outcomes)
 
 
+def test_prompts_are_others_with_another_seed_and_deadlines_go_along(fake: FakeServer) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    late = TraceRequest(arrival=0.0, input_length=10, hash_ids=(1,), block_size=10, timeout=1.5)
+    assert PromptMaker(100, 1).token_ids(late, 0) != PromptMaker(100, 2).token_ids(late, 0)
+    sent(fake, "completions", [late])
+    assert "X-Request-Timeout-Ms: 1500" in fake.heads[0]
+
+
 def test_chats_are_words(fake: FakeServer) -> None:
     fake.pieces = [
         event(delta={"role": "assistant", "content": ""}),
@@ -95,13 +103,16 @@ def test_what_is_answered_as_a_whole(fake: FakeServer, api: str, path: str, extr
 
 
 def test_the_command_prints_a_table_and_saves_what_it_saw(
-    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
     write_trace(tmp_path / "trace.jsonl", TRACE)
     out, lines = tmp_path / "out.json", tmp_path / "requests.jsonl"
     flags = ["--speed", "2", "--limit", "2", "--out", str(out), "--requests-out", str(lines), "--model", "m"]
-    assert main(["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), *flags]) == 0
+    command = ["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), *flags, "--api-key=s3cret"]
+    monkeypatch.setattr("sys.argv", ["chairlift", *command])
+    assert main(command) == 0
+    assert "s3cret" not in out.read_text()
     assert "TTFT p50 ms" in capsys.readouterr().out
     (run,) = json.loads(out.read_text())["runs"]
     assert (run["requests"], run["failed"]) == (2, 0)

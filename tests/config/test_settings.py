@@ -306,6 +306,7 @@ ODD: dict[str, Any] = {
     "allowed_origins": ["https://a.example"],
     "allowed_hosts": ["a.example"],
     "data_dir": "/d",
+    "record": "/r.jsonl",
     "max_num_batched_tokens": 99,
     "max_stop_strings": 9,
     "kind": "encoder",

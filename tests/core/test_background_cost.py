@@ -10,8 +10,7 @@ from chairlift.core.cost import CostModel
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
 from chairlift.core.sequences.policy import make_policy
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import Sequence
 

@@ -7,11 +7,9 @@ from hypothesis import given
 from chairlift.core.items.item import Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.waiting import WaitingItems
-from chairlift.core.order import ORDERS, QueueOrder
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.queue import ORDERS, QueueOrder, WaitingQueue
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.core.sequences.sequence import Sequence
-from chairlift.core.sequences.waiting import WaitingQueue
 
 ORDER = st.builds(QueueOrder, st.sampled_from(list(ORDERS)), st.floats(0, 10), st.floats(0, 1))
 # Arrival, priority, and size.

@@ -7,10 +7,10 @@ from support.sequences_world import make_request
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
-from chairlift.core.order import QueueOrder
+from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import StepLimits
-from chairlift.core.sequences.overload import LoadShedder, RatioQuantile
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.overload import ForeseenMoment, LoadShedder, RatioQuantile
+from chairlift.core.sequences.request import SamplingParams
 
 STEP = Coefficients(0.1, 0.0, 0.0, 0.0)
 LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)
@@ -245,3 +245,79 @@ def test_a_quantile_is_followed_up_and_down_within_bounds() -> None:
     for _ in range(1000):
         quantile.observe(1e9)
     assert quantile.value == 8.0
+
+
+# What a person is told
+
+
+def test_who_waits_is_told_when_and_who_runs_when_it_ends() -> None:
+    front = Front(target=None)
+    first, second = front.run(9, 31)
+    third, fourth = front.come(40, 5)
+    told = front.shedder.foresee([first, second, third, fourth, "unknown"], front.now)
+    assert told.keys() == {first, second, third, fourth}
+    assert told[first].start is told[first].first is None
+    # Of 9 tokens one is there, of 31 too, and each step has one of each.
+    assert told[first].end == ForeseenMoment(pytest.approx(0.8))
+    assert told[second].end == ForeseenMoment(pytest.approx(3.0))
+    assert told[third].start == ForeseenMoment(pytest.approx(0.8))
+    assert told[third].first == ForeseenMoment(pytest.approx(0.9))
+    assert told[third].end == ForeseenMoment(pytest.approx(0.9 + 3.9))
+    assert told[fourth].first == ForeseenMoment(pytest.approx(3.1))
+
+
+def test_nothing_is_told_before_it_is_known() -> None:
+    front = Front(target=None, cost=None)
+    (name,) = front.come(5)
+    assert front.shedder.foresee([name], front.now) == {}
+    front = Front(target=None)
+    front.run(50, 50)
+    (name,) = front.come(60, stop_ids=frozenset({1}))
+    assert front.shedder.foresee([name], front.now)[name].end is None, "it may end whenever the model likes"
+
+
+def test_lengths_give_the_end_of_a_running_request_a_band() -> None:
+    front = Front(target=None)
+    for made in range(4, 44):
+        (name,) = front.come(60, stop_ids=frozenset({1}))
+        front.start(name)
+        front.steps += made - 1
+        front.step(waiting=0, steps=0)
+        front.shedder.ended(name)
+    (name,) = front.come(60, stop_ids=frozenset({1}))
+    front.start(name)
+    end = front.shedder.foresee([name], front.now)[name].end
+    assert None not in end
+    assert front.now < end.early < end.expected < end.late < front.now + 6.0
+
+
+def test_a_band_follows_what_came_of_what_was_told() -> None:
+    front = Front(target=None)
+    names = front.run(31, 31)
+    for number in range(60):
+        (name,) = front.come(31)
+        told = front.shedder.foresee([name], front.now)[name].first
+        assert told is not None
+        assert (told.early is None) is (number < 20), "it takes some to know"
+        # Half of them come on time, the others after twice as long.
+        wait = front.shedder.foresee([name], front.now)[name].first
+        assert wait == told
+        front.now += (told.expected - front.now) * (1 + number % 2)
+        front.shedder.ended(names.pop(0), 31)
+        front.start(name)
+        names.append(name)
+        front.step(waiting=0)
+    (name,) = front.come(31)
+    told = front.shedder.foresee([name], front.now)[name].first
+    assert None not in told
+    assert told.early <= told.expected <= told.late
+    assert 1.4 < (told.late - front.now) / (told.early - front.now) < 3.0
+
+
+def test_only_the_first_in_the_queue_are_foreseen() -> None:
+    front = Front(target=None)
+    front.run(50, 50)
+    names = front.come(*[5] * 200)
+    told = front.shedder.foresee(names, front.now)
+    assert 100 <= len(told) < 200
+    assert list(told) == names[: len(told)]

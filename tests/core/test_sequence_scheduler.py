@@ -10,8 +10,7 @@ from support.sequences_world import Setup, World, make_request
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.policy import make_policy
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 
 PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class Shelf:
     def available(self) -> Sequence[str]:
         return ["function"]
 
-    async def load(self, name: str) -> Sequence[ModelService]:
+    async def load(self, name: str, changes: Mapping[str, Any]) -> Sequence[ModelService]:
         raise AssertionError(name)
 
     async def unload(self, model: ModelService) -> None:

@@ -106,7 +106,7 @@ def test_reasoning_is_dimmed_in_a_terminal(lines: Callable[..., list[str]], monk
 
 
 def test_addresses() -> None:
-    assert ChatEndpoint.at("http://a:1/v1/", None).path == "/v1/chat/completions"
+    assert ChatEndpoint.at("http://a:1/v1/", None).path == "/v1"
     assert ChatEndpoint.at("https://a/llm", "k").headers["Authorization"] == "Bearer k"
     for wrong in ("ftp://a", "http://", "http://a:b"):
         with pytest.raises(InvalidRequest, match="is not like"):

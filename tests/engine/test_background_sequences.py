@@ -14,8 +14,7 @@ from support.streams import num_tokens
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import TurnOver, TurnWanted
@@ -228,8 +227,8 @@ def run(engine: Engine, alone: list[Request], among: list[Request]) -> dict[str,
         output = engine.step()
         for update in output.updates if output is not None else ():
             made[update.id] += update.token_ids
-    engine.pool.check()
-    assert engine.pool.num_used == 0
+    engine.scheduler.pool.check()
+    assert engine.scheduler.pool.num_used == 0
     return made
 
 

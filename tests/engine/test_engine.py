@@ -10,8 +10,7 @@ from support.model_factory import model_folder
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate, StepOutput
 from chairlift.runners.decoder.runner import DecoderRunner
@@ -58,8 +57,8 @@ def run(engine: Engine, jobs: Iterable[Request]) -> dict[str, list[int]]:
                 assert update.id not in ends
                 ends[update.id] = update
     assert ends.keys() == tokens.keys()
-    engine.pool.check()
-    assert engine.pool.num_used == 0
+    engine.scheduler.pool.check()
+    assert engine.scheduler.pool.num_used == 0
     return tokens
 
 
@@ -126,6 +125,19 @@ def test_preemption_does_not_change_the_answer(strategy: str, alone: dict[str, l
     assert engine.scheduler.num_preemptions > 0
 
 
+def test_whoever_gives_way_is_named_with_the_step() -> None:
+    settings = config(**TIGHT)
+    engine = Engine(settings, DecoderRunner(settings))
+    for job in requests():
+        engine.add(job)
+    named = 0
+    while engine.num_unfinished:
+        output = engine.step()
+        assert output is not None
+        named += len(output.preempted)
+    assert named == engine.scheduler.num_preemptions > 0
+
+
 def test_seeded_sampling_survives_preemption_and_company() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=None, logprobs=2)
     jobs = requests(params=params)
@@ -161,7 +173,7 @@ class Timed(DecoderRunner):
 def test_latency_target_holds_from_the_first_prompt_on_and_changes_no_answer(alone: dict[str, list[int]]) -> None:
     settings = config(target_itl_ms=10.0)
     engine = Engine(settings, Timed(settings))
-    assert engine.scheduler.num_steps == engine.pool.num_used == 0, "calibration left something behind"
+    assert engine.scheduler.num_steps == engine.scheduler.pool.num_used == 0, "calibration left something behind"
     assert not engine.runner.batch.row_of
     seen: list[tuple[int, float]] = []
     step = engine.step
@@ -193,9 +205,9 @@ def test_unreachable_target_starves_no_prompt(alone: dict[str, list[int]]) -> No
 def test_calibration_fits_into_any_settings(settings: dict[str, Any]) -> None:
     given = config(target_itl_ms=10.0, **settings)
     engine = Engine(given, Timed(given))
-    assert engine.budget is not None
-    assert engine.budget.model.num_observed > 0
-    assert engine.budget.model.predict(1, 1) == pytest.approx(4.2e-3, rel=0.2)
+    model = engine.scheduler.meter.model
+    assert model.num_observed > 0
+    assert model.predict(1, 1) == pytest.approx(4.2e-3, rel=0.2)
 
 
 class FailsOnce(DecoderRunner):
@@ -226,7 +238,7 @@ def test_failed_step_ends_only_its_own_requests(alone: dict[str, list[int]], cap
     assert 1 <= len(failed) <= 4
     assert all("no room for the activations" in str(ends[name].detail) for name in failed)
     assert {n: t for n, t in tokens.items() if n not in failed} == {n: t for n, t in alone.items() if n not in failed}
-    assert engine.pool.num_used == 0
+    assert engine.scheduler.pool.num_used == 0
     (line,) = caplog.messages
     assert line.startswith("step 2 with ")
     assert line.endswith(" ran out of memory: MemoryError: no room for the activations")
@@ -270,4 +282,4 @@ def test_abort_frees_blocks_and_the_rest_go_on(alone: dict[str, list[int]]) -> N
         made = tokens.get(job.id, [])  # without the first step's, which was not collected
         assert alone[job.id][len(alone[job.id]) - len(made) :] == made
     assert not set(tokens) & {job.id for job in jobs[::2]}
-    assert engine.pool.num_used == 0
+    assert engine.scheduler.pool.num_used == 0

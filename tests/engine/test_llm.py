@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import chairlift
-from chairlift.core.sequences.request import Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams, Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.llm import LLM
@@ -112,7 +111,7 @@ def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 30, 4, 17] * 4
     assert [output.prompt for output in outputs] == [f"Number {i}" for i in range(20)]
     assert all(output.outputs[0].finish_reason == "length" and output.finished for output in outputs)
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
 
 
 def test_chat_answers_readably_and_stops(llm: LLM) -> None:
@@ -259,7 +258,7 @@ def test_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             llm.generate([prompt, "two"], SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
     assert llm.engine.num_unfinished == 0
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
     again = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
     assert again.num_cached_tokens == (0 if step == 1 else 32)
     fresh = llm.generate({"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=0))

@@ -8,7 +8,7 @@ import pytest
 from support.model_factory import model_folder
 
 from chairlift.bench.report import figures
-from chairlift.bench.strategies import run_strategy, with_strategy
+from chairlift.bench.strategies import run_strategy
 from chairlift.bench.workload import make_jobs
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
@@ -16,10 +16,10 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.policy import POLICIES, Admission, Policy, WaitingView
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError
+from chairlift.plan.candidates import with_strategy
 from chairlift.runners.decoder.runner import DecoderRunner
 
 BASE = {"model": str(model_folder()), "max_model_len": 300, "kv_cache_gb": 0.05, "num_threads": 1}

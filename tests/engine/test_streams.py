@@ -6,8 +6,7 @@ import time
 import pytest
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, InvalidRequest, RequestFailed, Unavailable
@@ -63,6 +62,20 @@ def test_an_error_comes_after_what_came_before(reason: FinishReason | None, erro
             streams[1].push(update(end=reason, detail="it broke"))
         assert tokens_of(await anext(updates)) == [(1, [1])]
         with pytest.raises(error or Unavailable, match="it broke"):
+            await anext(updates)
+
+    asyncio.run(go())
+
+
+def test_an_error_does_not_wait_for_what_comes_for_others() -> None:
+    async def go() -> None:
+        streams = [make_stream(name) for name in "ab"]
+        updates = Updates(streams)
+        streams[0].push(update(1))
+        streams[1].close(Unavailable("it broke"))
+        assert tokens_of(await anext(updates)) == [(0, [1])]
+        streams[0].push(update(2))
+        with pytest.raises(Unavailable, match="it broke"):
             await anext(updates)
 
     asyncio.run(go())

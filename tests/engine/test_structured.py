@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import llguidance
@@ -18,6 +20,7 @@ import pytest
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
@@ -198,7 +201,7 @@ def test_max_tokens_may_fall_amid_forced_ones(llm: LLM, max_tokens: int) -> None
     assert len(sample.token_ids) == max_tokens
     assert sample.finish_reason == "length"
     assert ask(llm, "Hello")[0].token_ids[:max_tokens] == sample.token_ids
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
 
 
 def test_a_grammar_that_is_done_ends_the_sequence_at_once(llm: LLM) -> None:
@@ -237,7 +240,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -
     assert first.finish_reason == "invalid"
     assert "too" in str(first.stop_reason)
     assert second.token_ids == ask(llm, "Hello", temperature=0.0, max_tokens=20)[0].token_ids
-    assert llm.engine.pool.num_used == 0
+    assert llm.engine.scheduler.pool.num_used == 0
 
 
 @pytest.fixture
@@ -395,15 +398,28 @@ def test_grammars_that_take_long_to_compile_leave_others_their_turn(monkeypatch:
     assert all(isinstance(result, CompiledGrammar) for result in results.values())
 
 
+def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler, results = GrammarCompiler(Path(demo_path()), LLM_VOCAB), SimpleQueue[object]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        compiler.compile_aside('start: "a"', results.put)
+    assert "can't start new thread" in str(results.get(timeout=60))
+    compiler.compile_aside('start: "a"', results.put)
+    assert isinstance(results.get(timeout=60), CompiledGrammar)
+
+
 def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MOST_SLOW", 0)
     for name in "ab":
         request = Request(id=name, prompt_ids=[5], params=SamplingParams(), max_tokens=4, arrival=0.0)
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
     llm.engine.abort(["a"])
-    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (1, [UNWANTED])
+    assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (1, [UNWANTED])
+    assert llm.engine.explain({"a", "b"}) == [Standing("b", SequenceState.PREPARING)]
     llm.engine.abort(["b"])
-    assert (llm.engine.num_unprepared, list(llm._runner.grammars._waiting)) == (0, [])
+    assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (0, [])
 
 
 @pytest.mark.processes

@@ -19,8 +19,7 @@ from support.model_factory import model_folder
 from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine

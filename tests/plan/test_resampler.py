@@ -8,11 +8,11 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulated import COST, exact_calls, noisy_profile
+from support.simulated import COST, exact_calls, exact_profile, noisy_profile
 
 from chairlift.core.cost import Coefficients
 from chairlift.plan.machine_profile import StepSample
-from chairlift.plan.resampler import Resampler, StepTimes, fit_calls, fit_steps, line_through
+from chairlift.plan.resampler import Resampler, StepTimes, fit_calls, fit_steps, line_through, thinned
 
 
 def test_only_like_shapes_are_drawn_from() -> None:
@@ -44,6 +44,26 @@ def test_steps_take_what_was_recorded_on_average_and_as_varied() -> None:
     assert fmean(drawn) == pytest.approx(1.25, abs=0.03)
     gaps = {round(times.gap(8), 7) for _ in range(200)}
     assert gaps == {1e-4, 3e-4}
+
+
+def test_times_that_begin_anew_are_those_of_a_new_one() -> None:
+    profile = noisy_profile()
+    used = StepTimes(profile, random.Random(1))
+    for _ in range(100):
+        used.seconds(8, 320, 320)
+    new, again = StepTimes(profile, random.Random(7)), used.fresh(random.Random(7))
+    drawn = [[(times.seconds(n, 40 * n, 40 * n), times.gap(n)) for n in range(1, 60)] for times in (new, again)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_thinned_profile_has_runs_from_all_of_it() -> None:
+    profile = exact_profile()
+    profile.steps = [StepSample(1, 1, 1, 1, 1.0 + index) for index in range(1000)]
+    seconds = [round(step.seconds) - 1 for step in thinned(profile, 100).steps]
+    assert len(seconds) == 96
+    assert sum(later - sooner == 1 for sooner, later in pairwise(seconds)) >= 84, "twelve runs of eight"
+    assert (seconds[0], seconds[-1] > 900) == (0, True)
+    assert thinned(profile, 1000) is profile
 
 
 @given(st.floats(0, 10), st.floats(0, 10), st.lists(st.floats(0, 100), min_size=3, max_size=30, unique=True))

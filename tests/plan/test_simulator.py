@@ -267,6 +267,14 @@ def test_overload_is_shed_as_the_server_sheds_it() -> None:
     assert found.goodput > 2 * free.goodput
 
 
+def test_the_first_deadline_is_held_against_all_who_wait() -> None:
+    """Without a target the server learns of the others only then, those who wait in the worker included."""
+    crowd = [TraceRequest(arrival=0.0, input_length=10, output_length=100) for _ in range(200)]
+    late = TraceRequest(arrival=5.0, input_length=10, output_length=10, timeout=1.0)
+    outcome = simulate([model(max_num_seqs=4)], [*crowd, late])
+    assert [life.shed for life in outcome.requests] == [None] * 200 + [ShedReason.DEADLINE]
+
+
 def test_a_full_queue_refuses() -> None:
     served = SequenceModel(SequenceConfig(model="formula", max_num_seqs=1), exact_profile(), max_waiting=3)
     trace = [TraceRequest(arrival=0.0, input_length=10, output_length=50) for _ in range(9)]

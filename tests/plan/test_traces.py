@@ -242,7 +242,21 @@ def test_arrivals_that_are_none_are_told(arrivals: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["", "constant", "constant:x", "uniform:9:3", "lognormal:0:5", "lognormal:5", "gauss:1"]
+    "form",
+    [
+        "",
+        "constant",
+        "constant:x",
+        "uniform:9:3",
+        "lognormal:0:5",
+        "lognormal:5",
+        "gauss:1",
+        "exponential:inf",
+        "exponential:nan",
+        "exponential:0",
+        "lognormal:nan:5",
+        "lognormal:10:inf",
+    ],
 )
 def test_lengths_that_are_none_are_told(form: str) -> None:
     with pytest.raises(ConfigError, match=r"length .* is not constant:N"):

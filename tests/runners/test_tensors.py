@@ -8,13 +8,14 @@ from chairlift.runners.tensors import DATATYPES, as_bytes, datatype_of, dtype_of
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_types_go_both_ways(datatype: str) -> None:
-    assert datatype_of(dtype_of(datatype)) == datatype
+    # NumPy has no bfloat16, so such numbers go as those that have all of them.
+    assert datatype_of(dtype_of(datatype)) == (datatype if datatype != "BF16" else "FP32")
 
 
 def test_unknown_types_are_named() -> None:
     assert datatype_of(np.dtype(">f4")) == "FP32"
-    with pytest.raises(ValueError, match="'BF16' is not one of BOOL, UINT8"):
-        dtype_of("BF16")
+    with pytest.raises(ValueError, match="'FP8' is not one of BOOL, UINT8"):
+        dtype_of("FP8")
     with pytest.raises(ValueError, match="complex64"):
         datatype_of(np.dtype(np.complex64))
 

@@ -620,6 +620,8 @@ def test_an_output_that_is_lost_while_its_batch_runs(how: str, api: Api) -> None
     wait_for(lambda: api.dispatcher.held)
     wait_for(lambda: len(files_in(api.folder)) > 1)
     (output,) = files_in(api.folder) - {batch["input_file_id"]}
+    # Until something is written there is nothing to damage.
+    wait_for(lambda: (api.folder / "files" / output).stat().st_size > 10)
     _damage(api.folder / "files" / output, how)
     # Whatever was under way may have been written by now; the lines that follow come upon the damage.
     api.dispatcher.held = False

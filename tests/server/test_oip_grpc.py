@@ -113,7 +113,7 @@ def test_repository(case: Case) -> None:
     assert not case.triton.is_model_ready("nothing")
     case.triton.unload_model("spare")
     with pytest.raises(utils.InferenceServerException, match="INVALID_ARGUMENT"):
-        case.triton.load_model("spare", config="{}")
+        case.triton.load_model("spare", config='{"max_batch_size": 0}')
 
 
 @pytest.mark.parametrize(

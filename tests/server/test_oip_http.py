@@ -334,8 +334,12 @@ def test_repository(server: Listening) -> None:
             assert shelf.unloaded == ["adder", "spare"]
             with pytest.raises(utils.InferenceServerException, match="no model `what` to load"):
                 triton.unload_model("what")
-            with pytest.raises(utils.InferenceServerException, match="'config' is not supported"):
-                triton.load_model("spare", config="{}")
+            for more, message in (
+                ({"files": {"file:1/model.onnx": b"x"}, "config": "{}"}, "'file:1/model.onnx' is not supported"),
+                ({"config": "[]"}, "Expected object"),
+            ):
+                with pytest.raises(utils.InferenceServerException, match=message):
+                    triton.load_model("spare", **more)
         only_ready = httpx.post(f"{server.url}/v2/repository/index", json={"ready": True}).json()
         assert [entry["name"] for entry in only_ready] == ["adder"]
 

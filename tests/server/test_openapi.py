@@ -62,7 +62,7 @@ def test_every_route_of_the_document_is_served(api: Any) -> None:
         front = Front(data_dir="")
         for method, path, operation in operations(api):
             if path not in ("/docs", "/openapi.json"):
-                names = dict.fromkeys(("name", "file", "batch", "model", "response"), "x")
+                names = dict.fromkeys(("name", "file", "batch", "model", "request", "response"), "x")
                 answer = await front.call(method, path.format(version="1", **names))
                 unknown = answer.status == 404 and b"there is no /" in answer.body
                 assert not unknown, (method, path)

@@ -45,7 +45,7 @@ def test_samples_of_a_request_share_one_automaton(monkeypatch: pytest.MonkeyPatc
             built.append(list(stops))
             super().__init__(stops)
 
-    monkeypatch.setattr("chairlift.text.output.StopAutomaton", Counted)
+    monkeypatch.setattr("chairlift.text.detokenize.StopAutomaton", Counted)
 
     async def go() -> None:
         made = (await Front().complete(prompt=["a"] * 4, n=8, stop=["wor", "x" * 256], max_tokens=10)).json()

@@ -64,7 +64,7 @@ def test_beyond_the_bytes_whoever_has_most_gives() -> None:
 
 
 def test_a_conversation_is_all_of_its_turns() -> None:
-    kept = store(max_body_bytes=3 * EMPTY)
+    kept = store(max_body_bytes=3 * (stored("a").size - EMPTY) - 1)
     kept.put(ALICE, stored("a"))
     kept.put(ALICE, stored("b", previous="a"))
     assert [item["id"] for item in items_of(kept.turns(ALICE, "b"))] == ["in-a", "out-a", "in-b", "out-b"]

@@ -1,5 +1,6 @@
 """TEI's smaller routes, and what Hugging Face's own client sends."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from support.items_harness import (
 from chairlift import __version__
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
+from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.items import embeddings
 from chairlift.server.models.item_host import about_of
 from chairlift.text import encoding
@@ -167,6 +169,22 @@ def test_tokens_and_texts(server: Listening, text: str) -> None:
     assert post(server, "/decode", ids=ids, model="embedder").json() == ["the quick fox"]
     both = post(server, "/decode", ids=[ids, ids[1:2]], skip_special_tokens=False, model="embedder").json()
     assert both == ["<s> the quick fox <|end|>", "the"]
+
+
+def test_many_ids_are_decoded_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, threads = encoding.TextEncoder.decode, []
+
+    def watched(*given: Any) -> str:
+        threads.append(threading.get_ident())
+        return plain(*given)
+
+    monkeypatch.setattr(encoding.TextEncoder, "decode", watched)
+    few, many = ids_of("fox")[1:2], ids_of("fox")[1:2] * (INLINE_SIZE // 2)
+    assert post(server, "/decode", ids=few, model="embedder").json() == ["fox"]
+    (text, _, _) = post(server, "/decode", ids=[many] * 3, model="embedder").json()
+    assert text.split() == ["fox"] * len(many)
+    assert threads[1:] == [threads[1]] * 3
+    assert threads[1] != threads[0]
 
 
 @pytest.mark.parametrize(

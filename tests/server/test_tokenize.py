@@ -21,7 +21,7 @@ def post(path: str, **body: Any) -> Answer:
 def test_a_prompt_is_read_as_completions_read_it() -> None:
     made = post("/tokenize", prompt="hello world<|end|>", model="tiny").json()
     plain = WORDS.encode("hello world<|end|>", parse_special=False)
-    assert made == {"count": len(plain), "max_model_len": 200, "tokens": plain}
+    assert made == {"count": len(plain), "max_model_len": 200, "tokens": plain, "token_strs": None}
     asyncio.run(FRONT.complete(prompt="hello world<|end|>", max_tokens=1))
     assert FRONT.client.requests[-1].prompt_ids == plain
     special = post("/tokenize", prompt="hello<|end|>", parse_special=True, return_token_strs=True).json()

@@ -188,6 +188,30 @@ def test_the_grammar_is_what_was_asked_for() -> None:
     assert "<tools>get_weather,book,now" in named.tokenizer.decode(named.client.requests[0].prompt_ids)
 
 
+def allowed(mode: str, *names: str, **more: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}} | more
+
+
+def test_only_allowed_tools_are_called() -> None:
+    calls = {
+        name: f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in (("now", "{}"), ("get_weather", '{"city": "Paris", "days": 3}'))
+    }
+    auto, _ = chat("x", tools=SENT, tool_choice=allowed("auto", "now"))
+    required, _ = chat("x", tools=SENT, tool_choice=allowed("required", "now", "now"))
+    for made, free in ((auto, True), (required, False)):
+        assert allows(made, "hello") is free
+        assert allows(made, calls["now"])
+        assert not allows(made, calls["get_weather"])
+        assert "<tools>now" in made.tokenizer.decode(made.client.requests[0].prompt_ids)
+    both, _ = chat("x", tools=SENT, tool_choice=allowed("required", "now", "get_weather"))
+    assert all(allows(both, call) for call in calls.values())
+    none, answer = chat("hello", tools=SENT, tool_choice=allowed("auto"))
+    assert choice(answer)["message"]["content"] == "hello"
+    assert "<tools>" not in none.tokenizer.decode(none.client.requests[0].prompt_ids)
+
+
 def test_a_form_of_the_answer_follows_the_reasoning() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {}}}}
     made, answer = chat("<think>hm</think>\n\n{}", response_format=form)
@@ -265,6 +289,27 @@ def tool(**function: Any) -> list[Any]:
         (None, {"reasoning_effort": "high"}, "reasoning_effort", "no degrees"),
         (None, {"tool_choice": "required"}, "tool_choice", "no tools"),
         (None, {"tools": SENT, "tool_choice": tool(name="other")[0]}, "tool_choice", "'other'"),
+        (
+            None,
+            {"tools": SENT, "tool_choice": {"type": "function"}},
+            "tool_choice.function",
+            "takes the field function",
+        ),
+        (None, {"tools": SENT, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "the field"),
+        (
+            None,
+            {"tools": SENT, "tool_choice": allowed("auto", "now", function={"name": "now"})},
+            "tool_choice.allowed_tools",
+            "and no other",
+        ),
+        (None, {"tools": SENT, "tool_choice": allowed("none", "now")}, "tool_choice.allowed_tools.mode", "'none'"),
+        (None, {"tools": SENT, "tool_choice": allowed("required")}, "tool_choice", "no tools"),
+        (
+            None,
+            {"tools": SENT, "tool_choice": allowed("auto", "now", "x" * 10_000)},
+            "tool_choice.allowed_tools.tools[1].function.name",
+            "none of the tools",
+        ),
         (None, {"tools": tool(name="a b")}, "tools[0].function.name", "letters, digits"),
         (None, {"tools": tool() + tool()}, "tools[1].function.name", "twice"),
         (None, {"tools": tool(parameters={"type": "array"})}, "tools[0].function.parameters", "of an object"),

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, Start, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Start, Step, StepResult
 from chairlift.errors import ConfigError
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner

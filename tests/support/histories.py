@@ -12,8 +12,7 @@ import msgspec
 from support.dice import SHARES, Dice, RandomDice, pick
 from support.sequences_world import Setup, World
 
-from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams
 
 LONG = 600
 

@@ -1,5 +1,6 @@
 """What Triton's clients send to the `adder`, and what they must get, over HTTP as over gRPC."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.unloaded: list[str] = []
+        self.changes: list[dict[str, Any]] = []
 
     def problem(self) -> str | None:
         return None
@@ -25,7 +27,8 @@ class Shelf:
     def available(self) -> list[str]:
         return ["adder", "spare"]
 
-    async def load(self, name: str) -> list[ItemService]:
+    async def load(self, name: str, changes: Mapping[str, Any]) -> list[ItemService]:
+        self.changes.append(dict(changes))
         return [adder(name)[0]]
 
     async def unload(self, model: ModelService) -> None:

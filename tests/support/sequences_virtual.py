@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason, Shed, ShedReason
-from chairlift.core.order import QueueOrder
+from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.engine import Engine
 from chairlift.runners.sequences import SequenceInfo
 

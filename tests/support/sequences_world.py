@@ -15,12 +15,11 @@ from support.sequences_budget import RandomBudget
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
-from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
 from chairlift.core.sequences.policy import make_policy
-from chairlift.core.sequences.request import Request, Step, StepResult
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import block_hash, root_hash
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from support.text_tokenizers import build
 
+from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.overload import LoadShedder
+from chairlift.core.sequences.overload import Foreseen, LoadShedder
 from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import QueueFull, Unavailable
@@ -19,6 +21,7 @@ from chairlift.server.app import create_app
 from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.responses.response_store import ResponseStore
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.speech import speech_of
 from chairlift.text.tokenizer import Tokenizer
@@ -49,11 +52,14 @@ class FakeClient:
     """Answers every request with the tokens of `reply`, one a step; or, with `manual`, with what the test pushes."""
 
     def __init__(self, reply: Iterable[int] = (), manual: bool = False) -> None:
+        self.config = SequenceConfig(model="tiny")
         self.info: SequenceInfo | None = INFO
         self.state = "ready"
         self.failure: str | None = None
         self.stats = EngineStats()
         self.shedder = LoadShedder()
+        self.standings: dict[str, Standing] = {}
+        self.foreseen: dict[str, Foreseen] = {}
         self.restarts = 0
         self.on_step: Callable[[EngineStats], None] | None = None
         self.refusal: Exception | None = None
@@ -71,6 +77,12 @@ class FakeClient:
 
     def check_load(self, priority: int) -> None:
         pass
+
+    async def explain(self, request_ids: Collection[str]) -> dict[str, Standing]:
+        return {each: self.standings[each] for each in request_ids if each in self.standings}
+
+    def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
+        return {each: self.foreseen[each] for each in request_ids if each in self.foreseen}
 
     def submit(self, *requests: Request, group: Any = None, timeout: float | None = None) -> list[Stream]:
         self.submitted.append((group, timeout))
@@ -155,7 +167,9 @@ class Front:
         speech = speech_of(self.tokenizer)
         self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
         self.keys = Keys(config)
-        self.app = create_app(Models([self.service], aliases=config.model_aliases), config, keys=self.keys)
+        self.responses = ResponseStore(config)
+        self.models = Models([self.service], aliases=config.model_aliases)
+        self.app = create_app(self.models, config, keys=self.keys, responses=self.responses)
         self.gone = asyncio.Event()
 
     async def call(

@@ -1,6 +1,12 @@
 """Profiles of machines that are nothing but formulas, for simulations whose outcome can be told beforehand."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
 from chairlift.core.cost import Coefficients
+from chairlift.plan import candidates
 from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
 
 COST = Coefficients(8e-3, 2e-4, 5e-7, 1e-7)
@@ -34,3 +40,14 @@ def exact_calls(call: float, size: float) -> ItemProfile:
     """Calls take `call` + `size` * computed seconds."""
     calls = [CallSample(count, float(count), call + size * count) for count in range(1, 33)]
     return ItemProfile(model="formula", call=call, size=size, calls=calls)
+
+
+@contextmanager
+def few_candidates() -> Iterator[None]:
+    """Have a plan choose among a few settings, which takes a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "_SLOTS", (4, 64))
+        patch.setattr(candidates, "_TOKENS", (512, 2048))
+        patch.setattr(candidates, "_TOKENS_OF_CLOSED", (512,))
+        patch.setattr(candidates, "_WINDOW_SHARES", ())
+        yield

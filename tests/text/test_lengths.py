@@ -243,6 +243,15 @@ def test_encodings_are_those_of_cutting_after_tokenizing(kind: str, tmp_path: Pa
     check()
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("second", [None, 1])
+def test_pairs_that_are_cut_to_little_cost_no_more_than_others(side: Any, second: int | None, tmp_path: Path) -> None:
+    """The library has what it cuts off in pieces as long as what is left, each of one text with each of the other."""
+    found, _ = encoder("bytelevel", tmp_path, 33)
+    [encoding] = found.encode_pairs([(SAMPLE * 50, SAMPLE * 49)], truncate=Cut(5, side, second))
+    assert len(encoding.token_ids) == 5
+
+
 @pytest.mark.parametrize("kind", ["bytelevel", "bert"])
 def test_little_of_what_is_cut_off_is_tokenized(kind: str, tmp_path: Path) -> None:
     found, backend = encoder(kind, tmp_path, 33)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.text.structured import MAX_GRAMMAR_BYTES, MAX_RULES, grammar_of, schema_grammar
 
@@ -36,6 +36,9 @@ def deep(levels: int) -> dict[str, Any]:
         ({"json": deep(5000)}, "nested more than 64 levels|plain JSON"),
         ({"json": chain(MAX_RULES + 1)}, "rules and references, more than"),
         ({"grammar": "\n".join(f"r{i}: r{i + 1}" for i in range(MAX_RULES + 1))}, "rules and references, more than"),
+        ({"grammar": "\n".join(f"r-{i} : r-{i + 1}" for i in range(MAX_RULES + 1))}, "rules and references, more than"),
+        ({"grammar": "\n".join(f'r{i} [lazy]: "a"' for i in range(MAX_RULES + 1))}, "rules and references, more than"),
+        ({"grammar": ' {"grammars": [{"lark_grammar": "start: r"}]}'}, "must be in Lark's syntax or GBNF"),
         ({"grammar": 'start: %json {"\\u0024ref": "#"}' * (MAX_RULES + 1)}, "rules and references, more than"),
         ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "bytes as a grammar, more than"),
         ({"json": {"const": "a" * MAX_GRAMMAR_BYTES}}, "bytes as a grammar, more than"),
@@ -67,7 +70,7 @@ def test_refused_and_why(wanted: dict[str, Any], why: str) -> None:
     assert refusal.value.param.startswith("structured_outputs")
 
 
-@pytest.mark.parametrize("filler", ["\n", " ", "\n ", "a\n", "?", "a.1", "a[", "[\n"])
+@pytest.mark.parametrize("filler", ["\n", " ", "\n ", "a\n", "?", "a.1", "a[", "[\n", '"', '\\"'])
 def test_rules_are_counted_in_one_pass(filler: str) -> None:
     """One that looks at all that follows for each line would take minutes."""
     wanted = StructuredOutputsParams(grammar='start: "a"\n' + filler * ((MAX_GRAMMAR_BYTES - 20) // len(filler)))

@@ -9,8 +9,7 @@ from chairlift.core.items.waiting import WaitingItem, WaitingItems
 def explain_waiting(waiter: WaitingItem, waiting: WaitingItems, instances: Instances, seconds: float) -> Decision:
     """Say why a live item waits; its queue's next batch would leave in so many seconds if an instance were free."""
     item = waiter.item
-    ahead = sum(other.rank < waiter.rank for queue in waiting.queues.values() for other in queue.waiting)
-    place = f"{ahead} of {len(waiting)} are ahead of it"
+    place = f"{waiting.num_ahead(item.id)} of {len(waiting)} are ahead of it"
     if waiter.passed_over:
         place += f", and it was passed over {waiter.passed_over} times"
     alive = [instance for instance in instances.values() if instance.alive]

@@ -4,7 +4,7 @@ from math import inf
 
 import msgspec
 
-from chairlift.core.order import ORDERS, QueueOrder
+from chairlift.core.queue import ORDERS, QueueOrder
 
 
 class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):

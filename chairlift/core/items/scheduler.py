@@ -243,6 +243,10 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         leaves = self._leaves_at(self._waiting.queues[waiter.item.shape_key], self._capacity(cost), cost, self._now)
         return explain_waiting(waiter, self._waiting, self.instances, leaves - self._now)
 
+    def num_ahead(self, item_id: str) -> int | None:
+        """Say how many live items wait that are more urgent than one that waits; None if it does not."""
+        return self._waiting.num_ahead(item_id) if item_id in self._waiting else None
+
     # Refusing
 
     def _refusal(self, item: Item, now: float) -> Shed | None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from chairlift.core.items.item import Item
-from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder, Rank
 
 _rank = attrgetter("rank")
 
@@ -88,6 +88,11 @@ class WaitingItems:
     def find(self, item_id: str) -> WaitingItem:
         """Return who waits under this id. Raises KeyError."""
         return self._by_id[item_id]
+
+    def num_ahead(self, item_id: str) -> int:
+        """Return how many are more urgent than one who waits, of all shapes. Raises KeyError."""
+        rank = self._by_id[item_id].rank
+        return sum(bisect_left(queue.waiting, rank, key=_rank) for queue in self.queues.values())
 
     def push(self, item: Item) -> None:
         """Join the queue of its shape."""

@@ -1,12 +1,12 @@
 """Background sequences: work without haste, in slots that no live one needs, and that yields at once."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from chairlift.core.decision import Decision, Reason
+from chairlift.core.queue import WaitingQueue
 from chairlift.core.sequences.budget import StepBudget
 from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
-from chairlift.core.sequences.waiting import WaitingQueue
 
 
 class BackgroundSequences:
@@ -44,6 +44,21 @@ class BackgroundSequences:
             return
         ids = {sequence.id for sequence in served}
         self.running = [sequence for sequence in self.running if sequence.id not in ids] + served
+
+    def urgent(self, step: Step, live: Iterable[Sequence], waiting: Decision | None) -> str:
+        """Say which live sequence waits for its first token, if one does that would not just be waiting for company."""
+        if step.started:
+            return f"{step.started[0].request.id} has just been admitted"
+        if waiting is not None and waiting.reason not in (Reason.WINDOW, Reason.BATCH):
+            return f"{waiting.request_id} is {waiting.reason.replace('_', ' ')}"
+        reader = next((sequence for sequence in live if sequence.reads_prompt), None)
+        return f"the prompt of {reader.id} is being computed" if reader is not None else ""
+
+    def spent(self, left: int, most: int) -> str:
+        """Say why a step has no tokens for any more of them, `left` of the `most` that it may have."""
+        if left < 1 or self.budget is None:
+            return f"the step's {most} tokens are given out"
+        return self.budget.explain()
 
     def leave_out(self, step: Step, reason: Reason, detail: str) -> Decision:
         """Say why those that run and are not in the step, and those who wait, get nothing of it; there must be one."""

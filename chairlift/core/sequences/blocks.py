@@ -33,6 +33,15 @@ class BlockPool:
         """Blocks that at least one sequence holds."""
         return self.num_blocks - len(self._free)
 
+    def lack(self, needed: int, hits: list[int], kept: int) -> str:
+        """Say how many blocks are missing for so many, the hits among them, beside those kept; nothing if none are."""
+        # A hit that nobody holds lies in the free list, so it uses up a free block as well.
+        free = len(self._free) - sum(1 for block in hits if self.ref_count[block] == 0)
+        needed -= len(hits)
+        if needed <= free - kept:
+            return ""
+        return f"needs {needed} blocks; of {free} free, {kept} are kept for those running"
+
     def take(self) -> int:
         """Take the least recently used free block and forget its content. Raises IndexError when none is free."""
         if not self._free:

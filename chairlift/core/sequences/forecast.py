@@ -20,10 +20,14 @@ class StepLimits(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """When a sequence has its first token, on the caller's clock, and how many seconds each of the others takes."""
+    """When a sequence has its first token, on the caller's clock, and how many seconds each of the others takes.
+
+    `start` is when the first step begins that computes something of it.
+    """
 
     first: float
     pace: float
+    start: float
 
 
 class Forecast:
@@ -63,6 +67,9 @@ class Forecast:
     def admit(self, prompt: int, cached: int, output: int) -> Expected:
         """Let the next in line run, with so many tokens in its prompt, some of them cached, and so many to come."""
         self._wait_for_place(prompt)
+        if self._room < 1:
+            self._pass(1)
+        start = self._began
         cost, computed = self.cost, cached
         while computed < prompt:
             if self._room < 1:
@@ -78,7 +85,12 @@ class Forecast:
         heappush(self._ends, (self._step + output - 1, prompt + output))
         self._kv_tokens += prompt
         pace = self._seconds() + self._prompts / (self._step + 1)
-        return Expected(first, pace)
+        return Expected(first, pace, start)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that each token of those takes who run at the moment."""
+        return self._seconds()
 
     def _wait_for_place(self, prompt: int) -> None:
         """Go on until a slot is free, and blocks for the prompt and one for each that runs."""

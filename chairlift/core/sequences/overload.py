@@ -6,13 +6,14 @@ refused at once, with the time after which it would not, and those who were let 
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
-from chairlift.core.order import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
 from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
 from chairlift.core.sequences.request import Request
@@ -32,6 +33,11 @@ _GOLDEN = 0.6180339887498949
 # What is known of so many ends is learned at the next forecast; of more, only the last.
 _MOST_ENDS = 1024
 _CACHED_STEP = 0.05
+# For people who ask: what a band leaves out at either end, how much must have been seen before there is one, and how
+# far into the queue is looked.
+_BAND = 0.1
+_LEAST_COMPARED, _LEAST_ENDS = 20, 8
+_MOST_FORESEEN = 128
 
 
 class RatioQuantile:
@@ -48,10 +54,32 @@ class RatioQuantile:
         self.value = min(max(moved, 1 / _MOST_RATIO), _MOST_RATIO)
 
 
-class _Live:
-    """A live request that has not ended: waiting until its first token is there, then running."""
+class ForeseenMoment(NamedTuple):
+    """When something is expected, on the caller's clock: at `expected`, and in 8 of 10 cases from `early` to `late`.
 
-    __slots__ = ("deadline", "expected", "group", "leads", "rank", "request", "share", "since")
+    Both are None as long as too little was seen to tell.
+    """
+
+    expected: float
+    early: float | None = None
+    late: float | None = None
+
+
+class Foreseen(NamedTuple):
+    """What is expected of a live request: None where nothing is known, and of what lies behind it."""
+
+    start: ForeseenMoment | None = None
+    first: ForeseenMoment | None = None
+    end: ForeseenMoment | None = None
+
+
+class _Live:
+    """A live request that has not ended: waiting until its first token is there, then running.
+
+    `foreseen` is when somebody asked for it, and the wait that was foreseen then.
+    """
+
+    __slots__ = ("deadline", "expected", "foreseen", "group", "leads", "rank", "request", "share", "since")
 
     def __init__(self, request: Request, group: Hashable, rank: Rank, deadline: float | None, leads: bool) -> None:
         self.request = request
@@ -61,15 +89,20 @@ class _Live:
         self.leads = leads  # the first of those that came together, by which the target goes
         self.share = rank[1] * _GOLDEN % 1.0
         self.expected: float | None = None
+        self.foreseen: tuple[float, float] | None = None
         self.since: int | None = None  # the step of the first token
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether anything can end it before it has all tokens that it may have."""
+        return bool(self.request.stop_ids or self.request.params.stop_strings)
 
     def length(self, curve: LengthCurve, made: int, share: float) -> int:
         """Tokens that it will have; all that it may have, if nothing can end it before."""
         request = self.request
-        params = request.params
-        if not request.stop_ids and not params.stop_strings:
+        if not self.may_stop:
             return request.max_tokens
-        least = max(made, params.min_tokens - 1)
+        least = max(made, request.params.min_tokens - 1)
         return max(min(int(curve.length(least, share)), request.max_tokens), made + 1)
 
 
@@ -94,6 +127,7 @@ class LoadShedder:
         self.cost: Coefficients | None = None
         self.lengths = OutputLengths()
         self.promised, self.likely = RatioQuantile(_PROMISED), RatioQuantile(_LIKELY)
+        self._early, self._late, self._num_compared = RatioQuantile(_BAND), RatioQuantile(1 - _BAND), 0
         self.num_shed: Counter[ShedReason] = Counter()
         self._negligible = _NEGLIGIBLE_SECONDS if target is None else _NEGLIGIBLE * target
         self._fresh = _FRESH_SECONDS if target is None else min(_FRESH_SECONDS, _FRESH * target)
@@ -147,6 +181,9 @@ class LoadShedder:
         self._steps = live.since = steps
         self._cached += _CACHED_STEP * (num_cached_tokens / len(live.request.prompt_ids) - self._cached)
         self._compare(live, now - live.request.arrival)
+        if live.foreseen is not None:
+            asked, wait = live.foreseen
+            self._see(now - asked, wait)
 
     def ended(self, request_id: str, length: int | None = None) -> None:
         """Hear that a request is over; `length` says where it was cut off, None that it came to an end by itself.
@@ -191,6 +228,61 @@ class LoadShedder:
     def expected_of(self, request_id: str) -> float | None:
         """Return the wait that was predicted for a request that has no token yet; None if nothing was."""
         return self._live[request_id].expected
+
+    def foresee(self, request_ids: Collection[str], now: float) -> dict[str, Foreseen]:
+        """Say what is expected of live requests, for a person who asks; those far back in the queue are missing.
+
+        What comes of it is learned from, as nothing else is without a target. Takes O(slots), and O(log slots) for each
+        of the first in the queue.
+        """
+        if self.limits is None or self.cost is None:
+            return {}
+        forecast = self._of_running(now)
+        found: dict[str, Foreseen] = {}
+        waiting: set[str] = set()
+        for request_id in request_ids:
+            live = self._live.get(request_id)
+            if live is not None and live.since is not None:
+                end = self._foreseen_end(live, ForeseenMoment(now, now, now), forecast.pace, self._made(live))
+                found[request_id] = Foreseen(end=end)
+            elif live is not None:
+                waiting.add(request_id)
+        for live in self._waiting[:_MOST_FORESEEN]:
+            if not waiting:
+                break
+            expected = self._admit(forecast, live)
+            if live.request.id in waiting:
+                waiting.remove(live.request.id)
+                found[live.request.id] = self._foreseen(live, expected, now)
+        return found
+
+    def _foreseen(self, live: _Live, expected: Expected, now: float) -> Foreseen:
+        """What is expected of a request that waits; when that was first said is kept, to learn from."""
+        wait = max(expected.first - now, 0.0)
+        if live.foreseen is None and live.expected is None:
+            live.foreseen = now, wait
+        likely = self._stretched(wait, self.likely)
+        first = ForeseenMoment(now + likely)
+        if self._num_compared >= _LEAST_COMPARED:
+            early, late = self._stretched(wait, self._early), self._stretched(wait, self._late)
+            early, late = min(early, late), max(early, late)
+            first = ForeseenMoment(now + min(max(likely, early), late), now + early, now + late)
+        start = ForeseenMoment(min(max(expected.start, now), first.expected))
+        return Foreseen(start, first, self._foreseen_end(live, first, expected.pace, 1))
+
+    def _foreseen_end(self, live: _Live, last: ForeseenMoment, pace: float, made: int) -> ForeseenMoment | None:
+        """When a request ends that has so many tokens at the moment `last`; None before lengths are known."""
+        if live.may_stop and self.lengths.all.num_observed < _LEAST_ENDS:
+            return None
+        curve = self.lengths.of(live.group)
+
+        def at(moment: float, share: float) -> float:
+            return moment + pace * (live.length(curve, made, share) - made)
+
+        expected = at(last.expected, _LIKELY)
+        if not live.may_stop or last.early is None or last.late is None:
+            return ForeseenMoment(expected)
+        return ForeseenMoment(expected, at(last.early, _BAND), at(last.late, 1 - _BAND))
 
     def _least_wait(self, now: float) -> float:
         first = self._up_to_date(now).copy().admit(1, 0, 1).first
@@ -322,9 +414,17 @@ class LoadShedder:
         if live.expected is None:
             return
         ratio = (waited + self._negligible) / (live.expected + self._negligible)
-        live.expected = None
+        expected, live.expected = live.expected, None
         self.promised.observe(ratio)
         self.likely.observe(ratio)
+        self._see(waited, expected)
+
+    def _see(self, waited: float, expected: float) -> None:
+        """Learn how far a wait is from what was expected."""
+        ratio = (waited + self._negligible) / (expected + self._negligible)
+        self._early.observe(ratio)
+        self._late.observe(ratio)
+        self._num_compared += 1
 
     # Keeping count
 

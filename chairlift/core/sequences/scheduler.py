@@ -7,21 +7,24 @@ scheduling (OSDI 2022) with vLLM's paged memory (SOSP 2023) and Sarathi-Serve's 
 """
 
 from bisect import insort
+from math import inf
 from operator import attrgetter
 
+from chairlift.core.cost import Coefficients
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished
-from chairlift.core.order import QueueOrder
+from chairlift.core.queue import QueueOrder, WaitingQueue
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool, PrefixCache
-from chairlift.core.sequences.budget import StepBudget
+from chairlift.core.sequences.budget import LatencyBudget, StepBudget
 from chairlift.core.sequences.policy import Admission, Policy
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
-from chairlift.core.sequences.waiting import WaitingQueue
 
 _rank = attrgetter("rank")
+# Of steps that no budget is for, one in so many is metered; what steps cost is told from so many on.
+_SAMPLED, _LEAST_SAMPLES = 4, 4
 
 
 class SequenceScheduler(Scheduler[Request, Step, StepResult]):
@@ -30,7 +33,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     `running` sequences hold blocks, most urgent first. `admitted` ones hold a slot but no blocks: members of a closed
     batch that have not started, or that were preempted. All others are in `waiting`. A `budget` may hold a step below
     `max_num_batched_tokens`. All of these are live; requests that can wait are in `background`, and get what is left,
-    within a budget of their own.
+    within a budget of their own. Budgets learn from every step, a `meter` from a few of those that none is for.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         enable_prefix_caching: bool = True,
         budget: StepBudget | None = None,
         background_budget: StepBudget | None = None,
+        meter: LatencyBudget | None = None,
         order: QueueOrder | None = None,
     ) -> None:
         self.policy = policy
@@ -53,6 +57,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.max_model_len = max_model_len
         self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
         self.budget = budget
+        self.meter = meter or LatencyBudget(inf, max_num_batched_tokens)
         self.order = order or QueueOrder()
         self.waiting: WaitingQueue[Sequence] = WaitingQueue()
         self.admitted: list[Sequence] = []
@@ -126,9 +131,11 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             step.decisions.append(self.waiting_decision)
         self._learner = self.budget
         self.background.decision = None
-        if self.background.running or self.background.waiting:
+        if self.has_background:
             self._fill_with_background(step, yields, now)
             self._learner = self.budget or self.background.budget
+        elif self._learner is None and self._is_sampled():
+            self._learner = self.meter
         if not step.num_tokens:
             return None
         if self._learner is not None:
@@ -190,6 +197,17 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         return len(self.background.running)
 
     @property
+    def has_background(self) -> bool:
+        """Whether background requests are here."""
+        return bool(self.background.running or self.background.waiting)
+
+    @property
+    def coefficients(self) -> Coefficients | None:
+        """What steps cost, once the meter's model has seen enough of them."""
+        model = self.meter.model
+        return model.coefficients if model.num_observed >= _LEAST_SAMPLES else None
+
+    @property
     def num_unfinished(self) -> int:
         """All requests that are here."""
         return len(self._sequences)
@@ -209,6 +227,10 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if head.request_id == request_id:
             return head
         return Decision(head.reason, request_id, f"waits behind {head.request_id}: {head.detail}")
+
+    def _is_sampled(self) -> bool:
+        """Whether to meter a step that no budget is for: one of a few, under a load at which requests may wait."""
+        return self.num_steps % _SAMPLED == 0 and (self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots)
 
     # Running sequences
 
@@ -343,14 +365,9 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_others: int) -> str:
         """Say how many blocks are missing for a sequence to start beside so many others; nothing if they are there."""
-        # A hit that nobody holds lies in the free list, so it uses up a free block as well.
-        free = self.pool.num_free - sum(1 for block in hits if self.pool.ref_count[block] == 0)
-        needed = self._blocks_for(len(sequence.token_ids)) - len(hits)
         # One spare block for each that runs, else the next block any of them needs would throw the newcomer off again.
         # None is owed more than that: had one been given less than its known tokens, there would be none to give.
-        if needed <= free - num_others:
-            return ""
-        return f"needs {needed} blocks; of {free} free, {num_others} are kept for those running"
+        return self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=num_others)
 
     def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
         """Give a sequence its first blocks and tokens; return how many tokens."""
@@ -379,8 +396,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         else:
             insort(self.running, sequence, key=_rank)
         step.num_tokens[sequence.id] = given
-        table = list(sequence.block_table)
-        step.started.append(Start(sequence.request, list(sequence.token_ids), computed, table))
+        step.started.append(Start(sequence.request, list(sequence.token_ids), computed, list(sequence.block_table)))
         reason = Reason.RESUMED if resumed else Reason.ADMITTED
         detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
         step.decisions.append(Decision(reason, sequence.id, detail))
@@ -392,7 +408,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def _fill_with_background(self, step: Step, yields: bool, now: float) -> None:
         """Give background sequences what this step has left, unless a live one would wait for it to end."""
         background = self.background
-        urgent = "another model has live requests" if yields else self._urgent(step)
+        waiting = self.waiting_decision
+        urgent = "another model has live requests" if yields else background.urgent(step, self.running, waiting)
         refusal: tuple[Reason, str] | None = (Reason.LIVE, urgent)
         if not urgent:
             if background.budget is not None:
@@ -401,16 +418,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if refusal is not None:
             background.decision = background.leave_out(step, *refusal)
             step.decisions.append(background.decision)
-
-    def _urgent(self, step: Step) -> str:
-        """Say which live sequence waits for its first token, if one does that would not just be waiting for company."""
-        if step.started:
-            return f"{step.started[0].request.id} has just been admitted"
-        waiting = self.waiting_decision
-        if waiting is not None and waiting.reason not in (Reason.WINDOW, Reason.BATCH):
-            return f"{waiting.request_id} is {waiting.reason.replace('_', ' ')}"
-        reader = next((sequence for sequence in self.running if sequence.reads_prompt), None)
-        return f"the prompt of {reader.id} is being computed" if reader is not None else ""
 
     def _continue_background(self, step: Step) -> tuple[Reason, str] | None:
         """Give tokens to those that run, in turn; return why some got none, or None if nobody was left out."""
@@ -428,7 +435,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             elif limit is not None and not limit.takes_decode(computed):
                 given = 0
             if given < 1 or budget < 1:
-                refusal = Reason.TOKENS, self._spent(budget)
+                refusal = Reason.TOKENS, background.spent(budget, self.max_num_batched_tokens)
                 break
             if computed + given > held * block_size and not self._grow(step, sequence, given):
                 if limit is not None and wanted == 1:
@@ -455,7 +462,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 return Reason.SLOTS, f"all {self.policy.slots} slots are taken"
             hits = self.prefixes.match(sequence)
             if budget < 1 or (limit is not None and limit.capacity(len(hits) * self.block_size) < 1):
-                return Reason.TOKENS, self._spent(budget)
+                return Reason.TOKENS, background.spent(budget, self.max_num_batched_tokens)
             lost = next((decision for decision in step.decisions if decision.reason is Reason.PREEMPTED), None)
             if lost is not None:
                 return Reason.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
@@ -464,12 +471,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             background.waiting.pop()
             budget -= self._start(step, sequence, budget, now)
         return None
-
-    def _spent(self, budget: int) -> str:
-        limit = self.background.budget
-        if budget < 1 or limit is None:
-            return f"the step's {self.max_num_batched_tokens} tokens are given out"
-        return limit.explain()
 
     # Ends
 
@@ -490,9 +491,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.num_computed_tokens = 0
-        sequence.num_published = 0
+        sequence.start_anew()
         self._released.append(sequence.id)
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from chairlift.core.finished import Finished, FinishReason
-from chairlift.core.order import Rank
+from chairlift.core.queue import Rank
 from chairlift.core.sequences.request import Request
 
 BlockHash = bytes
@@ -62,6 +62,12 @@ class Sequence:
     def reads_prompt(self) -> bool:
         """Whether it computes what it began with: its prompt, and what it had generated before a preemption."""
         return self.num_computed_tokens < self.known_at_start
+
+    def start_anew(self) -> None:
+        """Forget all that was computed, which lies in blocks that it holds no more."""
+        self.block_table = []
+        self.num_computed_tokens = 0
+        self.num_published = 0
 
     def take(self, tokens: list[int] | None, ended: bool = False) -> Finished | None:
         """Append what was sampled, and drop from `tokens` what is behind an end; say if that ends the sequence.

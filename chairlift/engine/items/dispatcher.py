@@ -8,7 +8,7 @@ polls.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Protocol
@@ -45,13 +45,14 @@ class BatchExecutor(Protocol):
 
 
 class Answer(msgspec.Struct):
-    """A result, the seconds that it waited and ran, how many shared its batch, and when it was there."""
+    """A result, the seconds that it waited and ran, how many shared its batch, when it was there, and its item's id."""
 
     value: Any
     queue_s: float
     run_s: float
     batch_size: int
     ended: float = 0.0
+    id: str = ""
 
 
 class Ticket(asyncio.Future[Answer]):
@@ -59,24 +60,27 @@ class Ticket(asyncio.Future[Answer]):
 
     def __init__(self, dispatcher: "Dispatcher", item_id: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
+        self.item_id = item_id
         self._dispatcher = dispatcher
-        self._item_id = item_id
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give up the result. False if it is there already."""
         cancelled = super().cancel(msg)
         if cancelled:
-            self._dispatcher.forget(self._item_id)
+            self._dispatcher.forget(self.item_id)
         return cancelled
 
 
 class _Entry:
     """What the dispatcher keeps of an item until it ends."""
 
-    __slots__ = ("item", "on_part", "payload", "ticket")
+    __slots__ = ("item", "on_part", "owner", "payload", "ticket")
 
-    def __init__(self, item: Item, payload: Any, ticket: Ticket, on_part: OnPart | None) -> None:
+    def __init__(
+        self, item: Item, payload: Any, ticket: Ticket, on_part: OnPart | None, owner: Hashable = None
+    ) -> None:
         self.item = item
+        self.owner = owner
         self.payload = payload
         self.ticket = ticket
         self.on_part = on_part
@@ -118,7 +122,10 @@ class Dispatcher:
         self._raise_originals = raise_originals
         self._refusal: str | None = None
         self._is_closed = False
+        self.id_prefix = ""
         self._entries: dict[str, _Entry] = {}
+        # Those of each owner, of which there is none unless somebody says so.
+        self._owned: dict[Hashable, dict[str, _Entry]] = {}
         self._calls: dict[asyncio.Task[None], Batch] = {}
         self._serial = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,10 +159,12 @@ class Dispatcher:
         timeout: float | None = None,
         background: bool = False,
         on_part: OnPart | None = None,
+        owner: Hashable = None,
     ) -> asyncio.Future[Answer]:
         """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
 
-        `on_part` hears of the parts of a streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
+        Its id begins with `id_prefix`, and it is among the `items_of` its `owner`. `on_part` hears of the parts of a
+        streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
         may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
         """
         if self._refusal is not None:
@@ -170,7 +179,7 @@ class Dispatcher:
             timeout -= min(self._delivery.value, _MOST_DELIVERY * timeout)
         self._serial += 1
         item = Item(
-            id=str(self._serial),
+            id=f"{self.id_prefix}{self._serial}",
             arrival=now,
             size=size,
             shape_key=shape_key,
@@ -185,7 +194,9 @@ class Dispatcher:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         ticket = Ticket(self, item.id, loop)
-        self._entries[item.id] = _Entry(item, payload, ticket, on_part)
+        entry = self._entries[item.id] = _Entry(item, payload, ticket, on_part, owner)
+        if owner is not None:
+            self._owned.setdefault(owner, {})[item.id] = entry
         # While all are busy, only a deadline before the moment that was to come next makes a difference.
         if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
@@ -197,7 +208,10 @@ class Dispatcher:
 
     def forget(self, item_id: str) -> None:
         """Take an item out of wherever it is; nothing more comes of it. Nothing happens if it is not here."""
-        if self._entries.pop(item_id, None) is not None:
+        entry = self._entries.pop(item_id, None)
+        if entry is not None:
+            if entry.owner is not None:
+                self._disown(entry)
             self.scheduler.abort(item_id)
             self._note_search()
             self._note_idle()
@@ -216,7 +230,23 @@ class Dispatcher:
 
     def explain(self, future: asyncio.Future[Answer]) -> Decision | None:
         """Say where the item of a future that `submit` returned is, and why; None if it is not here any more."""
-        return self.scheduler.explain(future._item_id) if isinstance(future, Ticket) else None
+        return self.scheduler.explain(future.item_id) if isinstance(future, Ticket) else None
+
+    def items_of(self, owner: Hashable) -> Iterator[Item]:
+        """Return the items that wait or run of an owner, or of all where that is None, oldest first."""
+        entries = self._entries if owner is None else self._owned.get(owner, {})
+        return (entry.item for entry in entries.values())
+
+    def find_item(self, owner: Hashable, item_id: str) -> Item | None:
+        """Return the item of an id, if it is here and belongs to the owner, or where that is None to anybody."""
+        entry = self._entries.get(item_id)
+        return entry.item if entry is not None and owner in (None, entry.owner) else None
+
+    def _disown(self, entry: _Entry) -> None:
+        mine = self._owned[entry.owner]
+        del mine[entry.item.id]
+        if not mine:
+            del self._owned[entry.owner]
 
     @property
     def num_unfinished(self) -> int:
@@ -370,8 +400,10 @@ class Dispatcher:
         for end in finished:
             if end.reason is FinishReason.DONE:
                 entry = self._entries.pop(end.id)
+                if entry.owner is not None:
+                    self._disown(entry)
                 value = results[places[end.id]]
-                entry.ticket.set_result(Answer(value, started - entry.item.arrival, seconds, count, now))
+                entry.ticket.set_result(Answer(value, started - entry.item.arrival, seconds, count, now, end.id))
             elif outcome.failure is None:
                 self._fail(end.id, results[places[end.id]])
             elif self._raise_originals and cause is not None:
@@ -391,6 +423,8 @@ class Dispatcher:
 
     def _fail(self, item_id: str, error: BaseException) -> None:
         entry = self._entries.pop(item_id)
+        if entry.owner is not None:
+            self._disown(entry)
         if not entry.ticket.done():
             entry.ticket.set_exception(_raisable(error))
             # Whoever let go of it without cancelling does not want to read of it in the log.

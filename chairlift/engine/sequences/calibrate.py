@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from chairlift.core.cost import CostModel
-from chairlift.core.sequences.request import Request, Start, Step
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import Request, SamplingParams, Start, Step
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 # A model too slow for all of it starts with what there was time for.

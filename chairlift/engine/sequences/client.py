@@ -4,21 +4,25 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import msgspec
 import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
+from chairlift.core.queue import QueueLimit
+from chairlift.core.sequences.overload import Foreseen
 from chairlift.core.sequences.request import Request
-from chairlift.core.sequences.waiting import QueueLimit
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.machine import Machine, Member, soon_asleep
+from chairlift.engine.sequences.inquiry import Inquiry
 from chairlift.engine.sequences.messages import (
     Abort,
     Add,
     CloseQueue,
     EngineStats,
+    Explained,
     Ready,
     SequencesToFront,
     SequencesToWorker,
@@ -35,8 +39,27 @@ from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, Reques
 from chairlift.runners.sequences import SequenceInfo
 
 
+class Beginning(msgspec.Struct):
+    """When a request first ran and when its first token was there, in seconds of CLOCK_MONOTONIC.
+
+    `waits` has the seconds for which it waited till then, by what the head of its queue waited for. `steps` and `rows`
+    are what the model had computed before: steps, and the sum of the requests in them.
+    """
+
+    scheduled: float
+    first_token: float
+    num_cached_tokens: int
+    waits: dict[str, float]
+    steps: int
+    rows: int
+
+
 class Stream:
-    """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't."""
+    """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't.
+
+    It has `ended` at a moment of CLOCK_MONOTONIC, 0 before. Once it has, after its `beginning`, `steps` are those from
+    its first token to its last, and `rows` the sum of the requests in them.
+    """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
         self.request = request
@@ -45,6 +68,11 @@ class Stream:
         self.error: Exception | None = None
         self.on_change: Callable[[], None] = _nothing
         self.updates: list[SequenceUpdate] = []
+        self.beginning: Beginning | None = None
+        self.preemptions = self.steps = self.rows = 0
+        self.ended = 0.0
+        # What others had waited for before it came, by reason.
+        self.waited_before: Mapping[str, float] = {}
         self._cancel = cancel
 
     def cancel(self) -> None:
@@ -84,6 +112,7 @@ class Updates:
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
+        self._error: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
         for stream in streams:
             stream.on_change = self._notify
@@ -92,22 +121,22 @@ class Updates:
         return self
 
     async def __anext__(self) -> list[tuple[int, SequenceUpdate]]:
-        while True:
+        while self._error is None:
             group: list[tuple[int, SequenceUpdate]] = []
-            error, done = None, True
+            done = True
             for index, stream in enumerate(self._streams):
                 if stream.updates:
                     group += [(index, update) for update in stream.updates]
                     stream.updates = []
-                error, done = error or stream.error, done and stream.done
+                self._error, done = self._error or stream.error, done and stream.done
             if group:
                 return group
-            if error is not None:
-                raise error
-            if done:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+            if self._error is None:
+                if done:
+                    raise StopAsyncIteration
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+        raise self._error
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -143,6 +172,11 @@ class SequenceClient(Supervised):
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
         self._num_waiting = {False: 0, True: 0}
+        self._inquiry = Inquiry(self._send)
+        # The seconds for which live requests waited, by reason, up to the last step; and what all steps held together.
+        self._waits: dict[str, float] = {}
+        self._waits_until = 0.0
+        self._rows = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._encoder = msgspec.msgpack.Encoder()
@@ -183,9 +217,11 @@ class SequenceClient(Supervised):
             self._begin_shedding()
         if self._sheds and live:
             self._admit_in_time(live, group, timeout)
+        self._note_waits(time.monotonic())
         streams = []
         for request in requests:
             stream = self._streams[request.id] = Stream(request, self._abort)
+            stream.waited_before = self._waits.copy()
             self._num_waiting[request.background] += 1
             self._send(Add(request))
             streams.append(stream)
@@ -215,15 +251,15 @@ class SequenceClient(Supervised):
             raise _refusal(shed) from None
 
     def _begin_shedding(self) -> None:
-        """Tell the shedder of all who are here, as if those that run had their first tokens now."""
+        """Tell the shedder of all who are here."""
         self._sheds = True
         stats, now = self.stats, time.monotonic()
-        self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
         for stream in self._streams.values():
             if not stream.request.background:
                 self.shedder.arrive([stream.request], now)
-                if stream.started:
-                    self.shedder.started(stream.request.id, stats.steps, 0, now)
+                if (began := stream.beginning) is not None:
+                    self.shedder.started(stream.request.id, began.steps + 1, began.num_cached_tokens, now)
+        self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
 
     def _admit_in_time(self, requests: list[Request], group: Hashable, timeout: float | None) -> None:
         """Raise QueueFull if live requests would be too late."""
@@ -232,6 +268,18 @@ class SequenceClient(Supervised):
             self.shedder.arrive(requests, now, group, None if timeout is None else now + timeout)
         except Shed as shed:
             raise _refusal(shed) from None
+
+    async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
+        """Ask the worker where requests are, and why. Those are missing of which it does not say so in time."""
+        if not self._worker.connected:
+            return {}
+        return await self._inquiry.ask(request_ids)
+
+    def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
+        """Say when live requests are expected to begin and end, as far as anything is known."""
+        if not self._sheds:
+            self._begin_shedding()
+        return self.shedder.foresee(request_ids, time.monotonic())
 
     def close_queue(self) -> None:
         """Nobody else will come, so a static batch may leave with empty slots."""
@@ -256,6 +304,8 @@ class SequenceClient(Supervised):
         match message:
             case StepOutput():
                 self._take_step(message)
+            case Explained(standings=found):
+                self._inquiry.answered(found)
             case Ready(info=info):
                 self.info = info
                 self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
@@ -284,24 +334,52 @@ class SequenceClient(Supervised):
             self._member.leave()
             self._member = None
         self._take_stats(EngineStats())
+        self._inquiry.lost()
         self._fail_all(reason)
 
     def _take_step(self, output: StepOutput) -> None:
         now = time.monotonic()
+        self._note_waits(now)
+        self._rows += output.stats.step_requests
+        self._take_stats(output.stats)
+        for request_id in output.preempted:
+            if (preempted := self._streams.get(request_id)) is not None:
+                preempted.preemptions += 1
         for update in output.updates:
             stream = self._streams.get(update.id)
             if stream is None:
                 continue  # cancelled while the step ran
             if not stream.started:
                 self._num_waiting[stream.request.background] -= 1
+                self._begin(stream, update, now)
                 if self._sheds:
                     self.shedder.started(update.id, output.stats.steps, update.num_cached_tokens, now)
             stream.push(update)
             if update.finish_reason is not None:
                 self._forget(stream, update.finish_reason)
-        self._take_stats(output.stats)
         if self._sheds:
             self._shed_hopeless(now)
+
+    def _note_waits(self, now: float) -> None:
+        """Count the time since the last step for what those who wait were waiting for."""
+        reason = self.stats.waiting_reason
+        if reason is not None:
+            self._waits[reason] = self._waits.get(reason, 0.0) + now - self._waits_until
+        self._waits_until = now
+
+    def _begin(self, stream: Stream, update: SequenceUpdate, now: float) -> None:
+        """Keep how a request began, unless it failed at once."""
+        if update.finish_reason not in (FinishReason.ERROR, FinishReason.INVALID):
+            before, stats = stream.waited_before, self.stats
+            waits = {reason: seconds - before.get(reason, 0.0) for reason, seconds in self._waits.items()}
+            stream.beginning = Beginning(
+                update.first_scheduled,
+                now,
+                update.num_cached_tokens,
+                waits,
+                stats.steps - 1,
+                self._rows - stats.step_requests,
+            )
 
     def _take_stats(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -330,9 +408,13 @@ class SequenceClient(Supervised):
 
     def _forget(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
         del self._streams[stream.request.id]
+        if stream.beginning is not None:
+            stream.steps = self.stats.steps - stream.beginning.steps
+            stream.rows = self._rows - stream.beginning.rows
         if self._sheds:
             self._learn_end(stream.request, reason)
-        self._limits[stream.request.background].ended(time.monotonic())
+        stream.ended = time.monotonic()
+        self._limits[stream.request.background].ended(stream.ended)
         if not self._streams:
             self._idle.set()
 

@@ -2,14 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from queue import SimpleQueue
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import CostModel
+from chairlift.core.decision import Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
+from chairlift.core.sequences.standing import SequenceState, Standing, standings
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
@@ -52,8 +55,7 @@ class Engine:
         self.clock = clock
         self.info: SequenceInfo = runner.load()
         info, most = self.info, config.max_num_batched_tokens
-        self._metered = config.make_scheduler(info.num_blocks, info.block_size, info.max_model_len)
-        self.pool, self.budget, self.scheduler = self._metered.pool, self._metered.budget, self._metered.scheduler
+        self.scheduler = config.make_scheduler(info.num_blocks, info.block_size, info.max_model_len)
         self._progress: dict[str, _Progress] = {}
         # Who waits for a grammar, by its text; what was compiled in another thread; and what those hold who are here.
         self._unprepared: dict[str, list[Request]] = {}
@@ -66,8 +68,8 @@ class Engine:
         began = clock()
         runner.warm_up()
         self._pace.observe(clock() - began, self._most, self._most, self._most * (self._most + 1) / 2)
-        if self.budget is not None or config.target_ttft_ms is not None:
-            calibrate(self._metered.model, runner, self.info, config.slots, most)
+        if self.scheduler.budget is not None or config.target_ttft_ms is not None:
+            calibrate(self.scheduler.meter.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, saying why, if it can never be served.
@@ -113,6 +115,12 @@ class Engine:
         """Requests that wait for their grammar to be compiled."""
         return sum(map(len, self._unprepared.values()))
 
+    def explain(self, request_ids: Collection[str]) -> list[Standing]:
+        """Say where those of these requests are that are here, and why."""
+        found = standings(self.scheduler, request_ids)
+        unprepared = (request.id for waiting in self._unprepared.values() for request in waiting)
+        return found + [Standing(each, SequenceState.PREPARING) for each in unprepared if each in request_ids]
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; ids that are not here (any more) are passed over."""
         gone = set(request_ids)
@@ -148,7 +156,7 @@ class Engine:
     @property
     def has_background(self) -> bool:
         """Whether background requests are here."""
-        return self._metered.has_background
+        return self.scheduler.has_background
 
     @property
     def longest_step(self) -> float:
@@ -164,11 +172,11 @@ class Engine:
         `yields` leaves background requests out of it: another model has live work.
         """
         started = self.clock()
-        step = self._metered.schedule(started, yields)
+        step = self.scheduler.schedule(started, yields)
         if step is None:
             return None
         result = self._execute(step)
-        finished = self._metered.update(step, result, self.clock())
+        finished = self.scheduler.update(step, result, self.clock())
         return self._output(step, result, finished, started)
 
     def close(self) -> None:
@@ -219,7 +227,8 @@ class Engine:
         stats.step_requests = len(step.num_tokens)
         stats.step_tokens = step.total_tokens
         stats.step_seconds = self.clock() - started
-        return StepOutput(updates, stats)
+        preempted = [each.request_id for each in step.decisions if each.reason is Reason.PREEMPTED]
+        return StepOutput(updates, stats, preempted)
 
     def _update(self, request_id: str, tokens: list[int], end: Finished | None, result: StepResult) -> SequenceUpdate:
         progress = self._progress[request_id]
@@ -248,21 +257,21 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
-        scheduler, waiting = self.scheduler, self.scheduler.waiting_decision
+        scheduler, waiting, budget = self.scheduler, self.scheduler.waiting_decision, self.scheduler.budget
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting + self.num_unprepared,
             waiting_reason=waiting.reason.value if waiting else None,
-            kv_blocks_used=self.pool.num_used,
-            kv_blocks_total=self.pool.num_blocks,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_blocks_total=scheduler.pool.num_blocks,
             prefix_queried_tokens=scheduler.prefix_queried_tokens,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
-            cost=CostStats.of(self.budget) if self.budget is not None else None,
+            cost=CostStats.of(budget) if isinstance(budget, LatencyBudget) else None,
             background_running=scheduler.num_background_running,
             background_waiting=scheduler.num_background_waiting,
-            coefficients=self._metered.coefficients,
+            coefficients=scheduler.coefficients,
         )
 
 

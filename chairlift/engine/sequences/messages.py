@@ -6,6 +6,7 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.runners.sequences import SequenceInfo
 
@@ -84,6 +85,12 @@ class CloseQueue(msgspec.Struct, tag=True):
     """Front to worker: nobody else will come, so a static batch may leave with empty slots."""
 
 
+class Explain(msgspec.Struct, tag=True):
+    """Front to worker: say where these requests are; the answer is `Explained`."""
+
+    request_ids: list[str]
+
+
 class TurnGiven(msgspec.Struct, tag=True):
     """Front to worker: the machine is this model's until `TurnOver`."""
 
@@ -94,7 +101,7 @@ class TurnAsked(msgspec.Struct, tag=True):
     live: bool
 
 
-SequencesToWorker = Add | Abort | CloseQueue | Shutdown | TurnGiven | TurnAsked
+SequencesToWorker = Add | Abort | CloseQueue | Explain | Shutdown | TurnGiven | TurnAsked
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -103,11 +110,18 @@ class Ready(msgspec.Struct, tag=True):
     info: SequenceInfo
 
 
-class StepOutput(msgspec.Struct, tag=True):
-    """Worker to front: all that one step gave, in one message."""
+class StepOutput(msgspec.Struct, tag=True, omit_defaults=True):
+    """Worker to front: all that one step gave, in one message, and who gave way in it."""
 
     updates: list[SequenceUpdate]
     stats: EngineStats
+    preempted: list[str] = []
+
+
+class Explained(msgspec.Struct, tag=True):
+    """Worker to front: where those requests are that are here."""
+
+    standings: list[Standing]
 
 
 class TurnWanted(msgspec.Struct, tag=True):
@@ -128,4 +142,4 @@ class TurnOver(msgspec.Struct, tag=True):
     background: bool = False
 
 
-SequencesToFront = Ready | LoadFailed | StepOutput | TurnWanted | TurnOver
+SequencesToFront = Ready | LoadFailed | StepOutput | Explained | TurnWanted | TurnOver

@@ -20,12 +20,15 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import (
     Abort,
     Add,
     CloseQueue,
+    Explain,
+    Explained,
     Ready,
     SequencesToFront,
     SequencesToWorker,
@@ -194,6 +197,8 @@ class SequenceWorker:
                 self.engine.abort(ids)
             case CloseQueue():
                 self.engine.close_queue()
+            case Explain(request_ids=ids):
+                self.send(Explained(self._explain(set(ids))))
             case TurnGiven():
                 self._turn.given()
             case TurnAsked(live=live):
@@ -201,6 +206,14 @@ class SequenceWorker:
             case Shutdown():
                 return False
         return True
+
+    def _explain(self, request_ids: set[str]) -> list[Standing]:
+        """Where requests are; who waits for no reason of this model's may wait for others' turns."""
+        found = self.engine.explain(request_ids)
+        if not self._turn.holds:
+            for standing in found:
+                standing.detail = standing.detail or "another model of this server has its turn to compute"
+        return found
 
 
 def main(address: str, config_json: str, turns: str = "") -> int:

@@ -222,15 +222,23 @@ class GrammarCompiler:
     def _go_on(self) -> None:
         """Start a thread, if one is needed and may start. The lock is held."""
         if self._waiting and self._turn is None and self._num_slow < _MOST_SLOW:
-            self._turn = turn = _Turn(threading.current_thread())
-            turn.thread = _start_deep(partial(self._take_turn, turn))
+            turn = _Turn(threading.current_thread())
+            try:
+                turn.thread = _start_deep(partial(self._take_turn, turn))
+            except RuntimeError as error:
+                refused, self._waiting = self._waiting, {}
+                for done in refused.values():
+                    done(GrammarError(f"nothing can compile it now: {error}"))
+            else:
+                self._turn = turn
 
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
         while (done := self._next(turn)) is not None:
             timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
             timer.daemon = True
-            timer.start()
+            with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
+                timer.start()
             result: CompiledGrammar | GrammarError
             try:
                 result = self._compile_here(turn.grammar)

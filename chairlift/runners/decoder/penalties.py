@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams
 
 
 class TokenCounts:

@@ -15,13 +15,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import (
-    new_id,
-    off_loop,
-    read_json,
-    terms_of,
-    until_gone,
-)
+from chairlift.server.http.exchange import off_loop, read_json, terms_of, until_gone
 from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
@@ -64,8 +58,7 @@ async def embeddings(request: Request) -> Response:
         answers = await run(service, encodings, terms)
         rows = stack([answer.value for answer in answers], body.dimensions)
         raw = await off_loop(rows.size, lambda: _document(service.name, rows, body, count(encodings)))
-    headers = timing_headers(answers) | {"X-Request-Id": new_id("embd")}
-    return Response(raw, headers=headers, media_type="application/json")
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
 
 
 async def encode_input(service: ItemService, inputs: str | Sequence[Any], truncate: int | None) -> list[Encoding]:

@@ -267,7 +267,8 @@ async def decode_ids(request: Request) -> Response:
         raise ApiError(400, "ids must not be empty", "ids", "empty_input")
     _check_count(len(prompts), "ids")
     decode_one = encoder_of(service).decode
-    return as_json([decode_one(ids, body.skip_special_tokens) for ids in prompts])
+    size = sum(map(len, prompts))
+    return as_json(await off_loop(size, lambda: [decode_one(ids, body.skip_special_tokens) for ids in prompts]))
 
 
 async def predict(request: Request) -> Response:

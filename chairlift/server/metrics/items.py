@@ -85,8 +85,8 @@ class ItemMetrics:
         for answer in () if background else answers:
             self._queue_time.observe(answer.queue_s)
 
-    def on_failure(self, error: BaseException) -> None:
-        """Count a request that was not."""
+    def on_failure(self, error: BaseException) -> str:
+        """Count a request that was not; return how it ended."""
         self.counts.failed += 1
         match error:
             case QueueFull():
@@ -98,6 +98,7 @@ class ItemMetrics:
             case _:
                 outcome = "abort"
         self._finished[outcome] += 1
+        return outcome
 
     def on_batch(self, batch: Batch, outcome: BatchResult) -> None:
         """Count a call's end."""

@@ -2,21 +2,28 @@
 
 import asyncio
 import functools
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.core.items.item import Item
+from chairlift.engine.items.dispatcher import Answer, Dispatcher, Ticket
 from chairlift.engine.supervisor import WorkerState
 from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, Unavailable
 from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
+from chairlift.server.http.tenants import Tenant
 from chairlift.server.metrics.items import ItemMetrics
+from chairlift.server.models.request_log import EndedRequest, RequestLog
 from chairlift.text.encoding import TextEncoder
+
+if TYPE_CHECKING:
+    from chairlift.server.models.trace_recorder import TraceRecorder
 
 
 class ItemService:
@@ -25,6 +32,7 @@ class ItemService:
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
     `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
+    Who wants to record what comes sets `recorder`.
     """
 
     def __init__(
@@ -45,11 +53,15 @@ class ItemService:
         self.prompts = prompts
         self.default_prompt = prompts[default_prompt] if default_prompt is not None else ""
         self.dispatcher = dispatcher
+        # The items that live are the dispatcher's to tell.
+        self.log: RequestLog[Item] = RequestLog()
+        dispatcher.id_prefix = f"item-{os.urandom(4).hex()}-"
         self.metrics = ItemMetrics(name if version == "1" else f"{name}:{version}", dispatcher)
         dispatcher.on_batch = self.metrics.on_batch
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
         self.created = int(time.time())
+        self.recorder: TraceRecorder | None = None
 
     def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
         """Take requests from now on."""
@@ -98,9 +110,9 @@ class ItemService:
         try:
             answers = await _all(futures, self.timeout_of(terms))
         except BaseException as error:
-            self._give_up(futures, error)
+            self.failed(futures, error, terms.tenant)
             raise blamed(error, futures) from None
-        self.answered(answers, terms.background)
+        self.answered(answers, terms.background, terms.tenant)
         return answers
 
     def submit(
@@ -122,9 +134,13 @@ class ItemService:
         most = self.dispatcher.limits.max_waiting
         if len(payloads) > most:
             raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
+        if self.recorder is not None and payloads:
+            size = float(len(payloads)) if sizes is None else sum(sizes)
+            self.recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
-        timeout, priority, background, _ = terms
+        timeout, priority, background, tenant = terms
+        owner = None if tenant is None else tenant.name
         try:
             for index, payload in enumerate(payloads):
                 future = submit(
@@ -135,10 +151,11 @@ class ItemService:
                     timeout=timeout,
                     background=background,
                     on_part=None if on_part is None else functools.partial(on_part, index),
+                    owner=owner,
                 )
                 futures.append(future)
         except BaseException as error:
-            self._give_up(futures, error)
+            self.failed(futures, error, tenant)
             raise
         terms.spend(tokens)
         return futures
@@ -158,15 +175,32 @@ class ItemService:
                 else:
                     yield event
         except BaseException as error:
-            self._give_up(futures, error)
+            self.failed(futures, error, terms.tenant)
             raise blamed(error, futures) from None
-        self.metrics.on_answers(answers, terms.background)
+        self._count(answers, terms.background, terms.tenant)
 
-    def answered(self, answers: Sequence[Answer], background: bool) -> None:
+    def answered(self, answers: Sequence[Answer], background: bool, tenant: Tenant | None) -> None:
         """Count a request whose answers are on their way."""
         if not background:
             self.dispatcher.delivered(answers[-1])
+        self._count(answers, background, tenant)
+
+    def _count(self, answers: Sequence[Answer], background: bool, tenant: Tenant | None) -> None:
         self.metrics.on_answers(answers, background)
+        slowest = answers[0] if len(answers) == 1 else max(answers, key=_seconds)
+        queued, run = slowest.queue_s, slowest.run_s
+        ended = EndedRequest(
+            id=answers[0].id,
+            ended=slowest.ended,
+            finish_reason="done",
+            background=background,
+            total_s=queued + run,
+            queued_s=queued,
+            run_s=run,
+            mean_batch=slowest.batch_size,
+            count=len(answers),
+        )
+        self.log.ended[None if tenant is None else tenant.name].append(ended)
 
     def timeout_of(self, terms: Terms) -> float | None:
         """The seconds that a request may take, by what it asks for or else by the model's setting."""
@@ -174,9 +208,14 @@ class ItemService:
             return self.dispatcher.limits.default_timeout
         return terms.timeout
 
-    def _give_up(self, futures: "list[asyncio.Future[Answer]]", error: BaseException) -> None:
+    def failed(self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, tenant: Tenant | None) -> None:
         """Count a request that failed, and let nothing more come of it."""
-        self.metrics.on_failure(error)
+        reason = self.metrics.on_failure(error)
+        if futures and isinstance(futures[0], Ticket):
+            ended = EndedRequest(
+                id=futures[0].item_id, ended=time.monotonic(), finish_reason=reason, count=len(futures)
+            )
+            self.log.ended[None if tenant is None else tenant.name].append(ended)
         for future in futures:
             future.cancel()
 
@@ -213,12 +252,17 @@ def _shape_key(payload: Any) -> Hashable:
     return None
 
 
+def _seconds(answer: Answer) -> float:
+    return answer.queue_s + answer.run_s
+
+
 def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
-    """What a request's slowest item saw: the longest wait, the longest call, and the largest batch."""
+    """What a request's slowest item saw: the longest wait, the longest call, and the largest batch; and its id."""
     if len(answers) == 1:
         (answer,) = answers
-        queue, run, size = answer.queue_s, answer.run_s, answer.batch_size
+        queue, run, size, first = answer.queue_s, answer.run_s, answer.batch_size, answer.id
     else:
+        first = answers[0].id
         queue = max(answer.queue_s for answer in answers)
         run = max(answer.run_s for answer in answers)
         size = max(answer.batch_size for answer in answers)
@@ -226,4 +270,5 @@ def timing_headers(answers: Sequence[Answer]) -> dict[str, str]:
         "X-Queue-Time-Ms": f"{queue * 1000:.3f}",
         "X-Inference-Time-Ms": f"{run * 1000:.3f}",
         "X-Batch-Size": str(size),
+        "X-Request-Id": first,
     }

@@ -1,27 +1,37 @@
 """Models that come and go while the server runs."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from chairlift.config.items import ItemConfig
 from chairlift.config.settings import ServedModel, Settings
-from chairlift.errors import ConfigError, RequestFailed, Unavailable, UnsupportedModel
+from chairlift.errors import ConfigError, InvalidRequest, RequestFailed, Unavailable, UnsupportedModel
 from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
     from chairlift.server.models.registry import ModelService as Service
+    from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Who looked a model up a moment before it went may still be tokenizing for it.
 _GRACE_SECONDS = 1.0
 
 
 class HostLoader:
-    """Loads and unloads the models that the settings name. `host` makes one that has not been started."""
+    """Loads and unloads the models that the settings name. `host` makes one that has not been started.
 
-    def __init__(self, settings: Settings, host: Callable[[ServedModel], Host]) -> None:
+    What comes to them is recorded by the `recorder`, if there is one.
+    """
+
+    def __init__(
+        self, settings: Settings, host: Callable[[ServedModel], Host], recorder: "TraceRecorder | None" = None
+    ) -> None:
         self.hosts: list[Host] = []
         self._models, self._config = settings.models, settings.server
         self._host = host
+        self._recorder = recorder
         self._by_service: dict[Service, Host] = {}
 
     def begin(self) -> list[Host]:
@@ -31,6 +41,7 @@ class HostLoader:
     def prepare(self, host: Host) -> "Service":
         """Make the service of a host that has been started, and remember whose it is."""
         service = host.prepare()
+        service.recorder = self._recorder
         self._by_service[service] = host
         return service
 
@@ -42,13 +53,16 @@ class HostLoader:
         """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
         return next((f"{host.served.name}: {host.problem}" for host in self.hosts if host.problem), None)
 
-    async def load(self, name: str) -> "list[Service]":
-        """Start all versions of a model anew and wait for them. Raises RequestFailed if one can't be loaded."""
+    async def load(self, name: str, changes: Mapping[str, Any]) -> "list[Service]":
+        """Start all versions of a model anew and wait for them. Raises RequestFailed if one can't be loaded.
+
+        The `changes` go before its settings. Raises InvalidRequest for what can't be changed so.
+        """
+        wanted = [_changed(served, changes) for served in self._models if served.name == name]
         hosts: list[Host] = []
         try:
-            for served in self._models:
-                if served.name == name:
-                    hosts.append(self._make(served))
+            for served in wanted:
+                hosts.append(self._make(served))
             for host in hosts:
                 await host.start()
             services = [await asyncio.to_thread(self.prepare, host) for host in hosts]
@@ -78,3 +92,15 @@ class HostLoader:
     def _forget(self, host: Host) -> None:
         self.hosts.remove(host)
         self._by_service = {service: each for service, each in self._by_service.items() if each is not host}
+
+
+def _changed(served: ServedModel, changes: Mapping[str, Any]) -> ServedModel:
+    """A model with some of its settings changed. Raises InvalidRequest."""
+    if not changes:
+        return served
+    if not isinstance(served.config, ItemConfig):
+        raise InvalidRequest(f"`{served.name}` is a language model: {', '.join(changes)} can't be changed as it loads")
+    try:
+        return served._replace(config=msgspec.structs.replace(served.config, **changes))
+    except ConfigError as error:
+        raise InvalidRequest(f"`{served.name}` can't be loaded so: {error}") from None

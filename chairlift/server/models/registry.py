@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -35,8 +35,11 @@ class Loader(Protocol):
         """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
         ...
 
-    async def load(self, name: str) -> Sequence[ModelService]:
-        """All versions of a model, ready. Raises RequestFailed."""
+    async def load(self, name: str, changes: Mapping[str, Any]) -> Sequence[ModelService]:
+        """All versions of a model, ready, with these settings instead of their own.
+
+        Raises RequestFailed, or InvalidRequest for what can't be changed so.
+        """
         ...
 
     async def unload(self, model: ModelService) -> None:
@@ -148,13 +151,16 @@ class Models:
         available = self._loader.available() if self._loader is not None else ()
         return found + [(name, None) for name in available if name not in self._models]
 
-    async def load(self, name: str) -> None:
-        """Load a model, or load it anew: the old one serves until the new one is ready."""
+    async def load(self, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Load a model, or load it anew: the old one serves until the new one is ready.
+
+        The `changes` are settings that hold instead of its own, until it is loaded once more.
+        """
         name = self._aliases.get(name, name)
         loader = self._need_loader(name)
         async with self._changing:
             before = dict(self._models.get(name, {}))
-            for model in await loader.load(name):
+            for model in await loader.load(name, changes):
                 self.add(model)
             for model in before.values():
                 await loader.unload(model)

@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
+from chairlift.core.sequences.request import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import off_loop
 from chairlift.server.models.conversation import Conversation, OpenConversation, open_conversation
 from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService, pieces
-from chairlift.text.reply import ContentPart, ReasoningPart, ReplyPart
+from chairlift.text.reply import ContentPart, ReplyPart
 
 
 async def open_named(
@@ -41,27 +42,34 @@ def reply_options(
     )
 
 
-async def reply_steps(sample: Sample, opened: OpenConversation) -> AsyncGenerator[list[ReplyPart], None]:
+async def reply_steps(
+    sample: Sample, opened: OpenConversation, logprobs: list[TokenLogprob] | None = None
+) -> AsyncGenerator[list[ReplyPart], None]:
     """What each step adds to the reply; nothing where a step adds no text.
 
-    The sample has its `finish_reason` with the last of them, and none if it was cancelled. Raises as `pieces`.
+    `logprobs` gets those of its tokens before. The sample has its `finish_reason` with the last of them, and none if it
+    was cancelled. Raises as `pieces`.
     """
     reader = opened.make_reader() if opened.make_reader is not None else None
+    place = 0
     async with contextlib.aclosing(pieces([sample])) as groups:
         async for group in groups:
             parts: list[ReplyPart] = []
             for piece in group:
+                if logprobs is not None:
+                    logprobs += piece.logprobs
                 if reader is not None:
                     parts += reader.push(piece.text)
                     parts += reader.finish() if piece.finish_reason is not None else ()
                 elif piece.text:
-                    parts.append(ContentPart(piece.text))
+                    parts.append(ContentPart(piece.text, place))
+                    place += len(piece.text)
             yield parts
 
 
-async def reasoning_tokens(service: SequenceService, parts: list[ReasoningPart], sample: Sample) -> int:
+async def reasoning_tokens(service: SequenceService, thoughts: list[str], sample: Sample) -> int:
     """About how many of a sample's tokens are its reasoning: those of its text."""
-    text = "".join(part.text for part in parts)
+    text = "".join(thoughts)
     if not text:
         return 0
     ids = await off_loop(len(text), lambda: service.tokenizer.encode(text, add_special_tokens=False))

@@ -1,19 +1,21 @@
 """The service in front of a language model: prompts go in, samples come out, and each gives its text in pieces."""
 
 import asyncio
+import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from chairlift import __version__
+from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.request import Request, TokenLogprob, Unservable, fan_out
-from chairlift.core.sequences.sampling import SamplingParams, check_stop
+from chairlift.core.sequences.overload import Foreseen, LoadShedder
+from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, check_stop, fan_out
+from chairlift.core.sequences.standing import Standing
 from chairlift.engine.sequences.client import Stream, Updates
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
@@ -21,10 +23,14 @@ from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.text.output import TextStream, stop_automaton
+from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
+
+if TYPE_CHECKING:
+    from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
 _MOST_SALT = 64
@@ -33,6 +39,7 @@ _MOST_SALT = 64
 class SequenceClientView(Protocol):
     """The part of SequenceClient that the routes use."""
 
+    config: SequenceConfig
     info: SequenceInfo | None
     stats: EngineStats
     shedder: LoadShedder
@@ -60,6 +67,12 @@ class SequenceClientView(Protocol):
     def submit(self, *requests: Request, group: Hashable = None, timeout: float | None = None) -> list[Stream]:
         """Queue requests, all or none."""
 
+    async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
+        """Say where those of these requests are of which that is known."""
+
+    def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
+        """Say when they are expected to begin and end, as far as anything is known."""
+
 
 class SequenceOptions(NamedTuple):
     """What a request wants beside tokens and terms.
@@ -81,7 +94,7 @@ class SequenceOptions(NamedTuple):
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
 
-    One without a tokenizer serves nobody.
+    One without a tokenizer serves nobody. Who wants to record what comes sets `recorder`.
     """
 
     task: Literal["generate"] = "generate"
@@ -104,6 +117,8 @@ class SequenceService:
         self.slots = slots
         self.config = config
         self.created = int(time.time())
+        self.log: RequestLog[Sample] = RequestLog()
+        self.recorder: TraceRecorder | None = None
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
@@ -213,13 +228,20 @@ class SequenceService:
         # Answers of a tenant, to like requests, are of like length.
         kind = "completion" if options.continues else "chat"
         group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
-        streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
+        record = None if self.recorder is None else functools.partial(self.recorder.sequence, self.name)
+        try:
+            streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
+        except QueueFull:
+            if record is not None:
+                for request in requests:
+                    record(request, terms, 0)
+            raise
         terms.spend(read)
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
             text = self._text(stream.request, options, automaton)
-            samples.append(Sample(index, stream, text, self.metrics, terms, options.discard))
+            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard, record))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
@@ -227,7 +249,7 @@ class SequenceService:
 
     def _text(self, request: Request, options: SequenceOptions, automaton: StopAutomaton | None) -> TextStream:
         before = request.prompt_ids if options.continues else ()
-        return TextStream(self.tokenizer, request.params, before, automaton, options.shown)
+        return TextStream(self.tokenizer.vocabulary, request.params, before, automaton, options.shown)
 
     def _fan_out(
         self,
@@ -282,7 +304,9 @@ class Sample:
         text: TextStream,
         metrics: SequenceMetrics,
         terms: Terms,
+        log: "RequestLog[Sample]",
         discard: bool = False,
+        record: Callable[[Request, Terms, int], None] | None = None,
     ) -> None:
         self.index = index
         self.stream = stream
@@ -294,11 +318,20 @@ class Sample:
         self._metrics = metrics
         self._discard = discard
         self._terms = terms
+        self._record = record
         self._last = 0.0
         # Times of background requests, which nobody waits for, would hide all others.
         self._live = not stream.request.background
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self.owner = None if terms.tenant is None else terms.tenant.name
+        self._log = log
+        log.live[self.owner][stream.request.id] = self
+
+    @property
+    def arrival(self) -> float:
+        """When its request came, in seconds of CLOCK_MONOTONIC."""
+        return self.stream.request.arrival
 
     @property
     def num_tokens(self) -> int:
@@ -355,8 +388,38 @@ class Sample:
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
         self._terms.spend(self._text.num_tokens)
+        del self._log.live[self.owner][self.stream.request.id]
+        self._log.ended[self.owner].append(self._as_ended(reason))
+        if self._record is not None:
+            self._record(self.stream.request, self._terms, self._text.num_tokens)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
+
+    def _as_ended(self, reason: FinishReason) -> EndedRequest:
+        """What is kept of it."""
+        stream, request, began = self.stream, self.stream.request, self.stream.beginning
+        at = stream.ended or time.monotonic()
+        ended = EndedRequest(
+            id=request.id,
+            ended=at,
+            finish_reason=reason.value,
+            background=request.background,
+            priority=request.priority,
+            total_s=at - request.arrival,
+            queued_s=at - request.arrival,
+            prompt_tokens=len(request.prompt_ids),
+            tokens=self._text.num_tokens,
+            preemptions=stream.preemptions,
+        )
+        if began is not None:
+            ended.queued_s = max(began.scheduled - request.arrival, 0.0)
+            ended.prefill_s = began.first_token - began.scheduled
+            ended.decode_s = at - began.first_token
+            ended.cached_tokens = began.num_cached_tokens
+            ended.waits = began.waits
+            if stream.steps > 0:
+                ended.steps, ended.mean_batch = stream.steps, stream.rows / stream.steps
+        return ended
 
     def _begin(self, update: SequenceUpdate, now: float) -> None:
         """Take in what comes with the first tokens, and how long they took."""

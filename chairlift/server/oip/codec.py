@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import InvalidRequest
-from chairlift.runners.tensors import datatype_of, dtype_of
+from chairlift.runners.tensors import dtype_of
 from chairlift.server.http.api_errors import ApiError
 
 TensorArray = npt.NDArray[Any]
@@ -63,9 +63,11 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
     return given.astype(dtype).reshape(shape)
 
 
-def to_raw(array: TensorArray) -> bytes:
-    """The array's bytes, as `from_raw` reads them."""
-    if datatype_of(array.dtype) != "BYTES":
+def to_raw(array: TensorArray, datatype: str) -> bytes:
+    """The array's bytes, as `from_raw` reads them. Numbers of BF16 are the nearest to those of the array."""
+    if datatype == "BF16":
+        return _halves(array).astype("<u2", copy=False).tobytes()
+    if datatype != "BYTES":
         return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     parts: list[bytes] = []
     for element in array.ravel().tolist():
@@ -74,10 +76,21 @@ def to_raw(array: TensorArray) -> bytes:
     return b"".join(parts)
 
 
-def to_values(name: str, array: TensorArray) -> list[Any]:
-    """The array's values in one flat list."""
+def _halves(array: TensorArray) -> npt.NDArray[np.uint16]:
+    """The upper halves of FP32 numbers, rounded to the nearest, of two to the even one."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    # What is no number must not become infinite.
+    return np.where(np.isnan(array), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def to_values(name: str, array: TensorArray, datatype: str) -> list[Any]:
+    """The array's values in one flat list. Raises ApiError for those that JSON has no place for."""
+    if datatype == "BF16":
+        message = f"output {name!r}: the data type 'BF16' has no JSON values; ask for it as binary data"
+        raise ApiError(400, message, name, "binary_output")
     flat: list[Any] = array.ravel().tolist()
-    if datatype_of(array.dtype) != "BYTES":
+    if datatype != "BYTES":
         return flat
     try:
         return [element if isinstance(element, str) else bytes(element).decode() for element in flat]

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
-from chairlift.runners.tensors import datatype_of
 from chairlift.server.http.exchange import Terms
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip import protobuf
@@ -93,6 +92,7 @@ def _tensors(request: Any, fetch: Fetch) -> dict[str, TensorArray]:
 
 def write_response(
     service: ItemService,
+    info: ItemInfo,
     request_id: str,
     outputs: Mapping[str, TensorArray],
     wanted: Mapping[str, Place | None],
@@ -101,15 +101,16 @@ def write_response(
 ) -> Any:
     """A ModelInferResponse of what is wanted; `final` is what Triton's streams say in `triton_final_response`."""
     response = protobuf.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
+    datatypes = {spec.name: spec.datatype for spec in signature(info).outputs}
     for name, place in wanted.items():
-        array = outputs[name]
-        output = response.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        array, datatype = outputs[name], datatypes[name]
+        output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if place is None:
-            response.raw_output_contents.append(to_raw(array))
+            response.raw_output_contents.append(to_raw(array, datatype))
             continue
         # Clients count by it.
         response.raw_output_contents.append(b"")
-        for parameter, value in regions.write(place, to_raw(array)).parameters.items():
+        for parameter, value in regions.write(place, to_raw(array, datatype)).parameters.items():
             kind = "string_param" if isinstance(value, str) else "int64_param"
             setattr(output.parameters[parameter], kind, value)
     if final is not None:

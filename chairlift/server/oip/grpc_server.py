@@ -28,6 +28,7 @@ from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
 from chairlift.server.oip.grpc_messages import owner_of, parameters_of, read_request, write_response
+from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
 from chairlift.server.oip.shared_memory import SharedRegions
@@ -272,13 +273,13 @@ class _Service:
     async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
         """Run a model on tensors."""
         service = tensor_model(self._models.get(request.model_name, request.model_version))
-        call = read_request(request, service.loaded(), self._terms(context), self._regions)
-        request_id = request.id
+        info, request_id = service.loaded(), request.id
+        call = read_request(request, info, self._terms(context), self._regions)
         # The tensors are copies, and one of them is enough.
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
-        return write_response(service, request_id, outputs, call.outputs, self._regions)
+        return write_response(service, info, request_id, outputs, call.outputs, self._regions)
 
     def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
         """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
@@ -356,7 +357,7 @@ class _Service:
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
         call = read_request(request, info, self._terms(context), self._regions)
-        write = partial(write_response, service, request_id, regions=self._regions)
+        write = partial(write_response, service, info, request_id, regions=self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
         if not info.streams:
@@ -378,10 +379,10 @@ class _Service:
         return protobuf.RepositoryIndexResponse(models=index(self._models, request.ready))
 
     async def RepositoryModelLoad(self, request: Any, context: RpcContext) -> Any:
-        """Load a model, or load it anew."""
+        """Load a model, or load it anew, with the settings that a configuration changes."""
         _check_repository(request)
-        refuse_others(parameters_of(request.parameters))
-        await self._models.load(request.model_name)
+        changes = read_changes(self._models, request.model_name, parameters_of(request.parameters))
+        await self._models.load(request.model_name, changes)
         return protobuf.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: RpcContext) -> Any:

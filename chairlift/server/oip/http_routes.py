@@ -10,12 +10,12 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
-from chairlift.runners.tensors import datatype_of
 from chairlift.server.http.exchange import as_json, off_loop, read_body, terms_of, until_gone
 from chairlift.server.http.tenants import TENANT, Tenant
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
+from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
 from chairlift.server.oip.shared_memory import PLACE, Fetch, Place, SharedRegions, place_of
@@ -100,7 +100,7 @@ async def infer_route(request: Request) -> Response:
     about = {"model_name": service.name, "model_version": service.version}
     if body.id:
         about["id"] = body.id
-    answer, headers = _write(about, outputs, wanted, regions)
+    answer, headers = _write(about, outputs, info, wanted, regions)
     kind = "application/octet-stream" if headers else "application/json"
     return Response(answer, headers=headers | timing_headers(answers), media_type=kind)
 
@@ -180,22 +180,24 @@ def _wanted(body: InferBody, info: ItemInfo, owner: str) -> list[tuple[str, bool
 def _write(
     about: Mapping[str, Any],
     outputs: Mapping[str, TensorArray],
+    info: ItemInfo,
     wanted: Sequence[tuple[str, bool, Place | None]],
     regions: SharedRegions,
 ) -> tuple[bytes, dict[str, str]]:
     """The body of an answer, and the header that it needs if part of it is binary."""
+    datatypes = {spec.name: spec.datatype for spec in signature(info).outputs}
     described: list[dict[str, Any]] = []
     chunks: list[bytes] = []
     for name, binary, place in wanted:
-        array = outputs[name]
-        output: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape}
+        array, datatype = outputs[name], datatypes[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if place is not None:
-            output["parameters"] = regions.write(place, to_raw(array)).parameters
+            output["parameters"] = regions.write(place, to_raw(array, datatype)).parameters
         elif binary:
-            chunks.append(to_raw(array))
+            chunks.append(to_raw(array, datatype))
             output["parameters"] = {"binary_data_size": len(chunks[-1])}
         else:
-            output["data"] = to_values(name, array)
+            output["data"] = to_values(name, array, datatype)
         described.append(output)
     header = msgspec.json.encode({**about, "outputs": described})
     if not chunks:
@@ -256,9 +258,10 @@ async def index_route(request: Request) -> Response:
 
 
 async def load_route(request: Request) -> Response:
-    """Load a model, or load it anew."""
-    refuse_others((await _optional(request, _change_decoder, ChangeBody())).parameters)
-    await models_of(request).load(request.path_params["name"])
+    """Load a model, or load it anew, with the settings that a configuration changes."""
+    body = await _optional(request, _change_decoder, ChangeBody())
+    models, name = models_of(request), request.path_params["name"]
+    await models.load(name, read_changes(models, name, body.parameters))
     return Response()
 
 

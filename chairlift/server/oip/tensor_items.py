@@ -15,7 +15,7 @@ import numpy as np
 from chairlift.bodies import check_integers, decode
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
-from chairlift.runners.tensors import datatype_of, dtype_of
+from chairlift.runners.tensors import datatype_of, dtype_of, itemsize_of
 from chairlift.server.http.exchange import Terms
 from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
@@ -66,7 +66,7 @@ def bare_input(info: ItemInfo, raw: bytes) -> dict[str, TensorArray]:
         problem = "has several lengths that are open, so its shape must be sent along"
         raise InvalidRequest(f"input {spec.name!r} {problem}", spec.name)
     for place in open_ends:
-        rest = math.prod(length for length in shape if length >= 0) * dtype_of(spec.datatype).itemsize
+        rest = math.prod(length for length in shape if length >= 0) * itemsize_of(spec.datatype)
         shape[place] = len(raw) // max(rest, 1)
     return {spec.name: from_raw(spec.name, spec.datatype, shape, raw)}
 
@@ -105,9 +105,8 @@ def check_inputs(info: ItemInfo, tensors: Mapping[str, TensorArray]) -> int:
 
 def _check(spec: TensorSpec, array: TensorArray, batch_axis: bool) -> int:
     """The number of items in one tensor."""
-    datatype = datatype_of(array.dtype)
-    if datatype != spec.datatype:
-        raise InvalidRequest(f"input {spec.name!r} must be {spec.datatype}, got {datatype}", spec.name)
+    if array.dtype.newbyteorder("=") != dtype_of(spec.datatype):
+        raise InvalidRequest(f"input {spec.name!r} must be {spec.datatype}, got {datatype_of(array.dtype)}", spec.name)
     shape = array.shape[1:] if batch_axis else array.shape
     if batch_axis and not spec.shape and shape == (1,):
         shape = ()  # one value an item may come as [n] or, as Triton's clients send it, [n, 1]

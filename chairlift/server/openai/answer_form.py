@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
 from chairlift.server.openai.body_types import CommonBody

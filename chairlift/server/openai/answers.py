@@ -6,14 +6,16 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import DONE, PartStream, until_gone
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
 from chairlift.server.openai.body_types import CommonBody, StreamOptions
+from chairlift.text.tokenizer import Tokenizer
 
 encode = msgspec.json.encode
 
@@ -24,25 +26,38 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """About how many of the tokens written were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens read and written. A prompt counts once, however many samples were drawn from it.
 
-    Without details the server does not say what was in its prefix cache.
+    Without details the server does not say what was in its prefix cache, or the model is not known to reason.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-def usage(samples: Sequence[Sample], n: int, show_cached: bool, written: int | None = None) -> Usage:
-    """Token counts; samples come in order, `n` for each prompt. `written` goes before what they have by now."""
+def usage(
+    samples: Sequence[Sample], n: int, show_cached: bool, written: int | None = None, thought: int | None = None
+) -> Usage:
+    """Token counts; samples come in order, `n` for each prompt. `written` goes before what they have by now.
+
+    `thought` is how many of them were reasoning, None where it is not known how the model reasons.
+    """
     read = sum(len(sample.prompt_ids) for sample in samples[::n])
     if written is None:
         written = sum(sample.num_tokens for sample in samples)
     cached = PromptTokensDetails(sum(sample.num_cached_tokens for sample in samples[::n])) if show_cached else None
-    return Usage(read, written, read + written, cached)
+    details = UNSET if thought is None else CompletionTokensDetails(thought)
+    return Usage(read, written, read + written, cached, details)
 
 
 class Events:
@@ -53,10 +68,10 @@ class Events:
         self._heads: dict[int, bytes] = {}
         self._n = n
         self._show_cached = show_cached
-        self._usage = bool(options and options.include_usage)
+        self.counts = bool(options and options.include_usage)
         # As in vLLM: with the usage of each choice so far, every event of a choice has more tokens than the one before.
-        self.continuous = self._usage and bool(options and options.continuous_usage_stats)
-        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
+        self.continuous = self.counts and bool(options and options.continuous_usage_stats)
+        self._tail = b'],"usage":null}\n\n' if self.counts else b"]}\n\n"
 
     def event(
         self, index: int, rest: tuple[bytes, ...], samples: Sequence[Sample], written: int | None = None
@@ -73,12 +88,27 @@ class Events:
             return b"".join((head, *rest, b'],"usage":', counted, b"}\n\n"))
         return b"".join((head, *rest, self._tail))
 
-    def last(self, samples: Sequence[Sample]) -> bytes:
+    def last(self, samples: Sequence[Sample], thought: int | None) -> bytes:
         """What follows the last choice: the usage, if it was asked for, and the end."""
-        if not self._usage:
+        if not self.counts:
             return DONE
-        counted = encode(usage(samples, self._n, self._show_cached))
+        counted = encode(usage(samples, self._n, self._show_cached, thought=thought))
         return b"".join((self._head, b'],"usage":', counted, b"}\n\n", DONE))
+
+
+def named_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprob], names_are_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens as chat completions and responses have them."""
+
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        name = id_name(token_id) if names_are_ids else tokenizer.token_text(token_id)
+        return {"token": name, "logprob": logprob, "bytes": list(tokenizer.token_bytes(token_id))}
+
+    return [
+        named(entry.token_id, entry.logprob) | {"top_logprobs": [named(*likely) for likely in entry.top]}
+        for entry in entries
+    ]
 
 
 def id_name(token_id: int) -> str:
@@ -139,7 +169,7 @@ class SequenceAnswer:
             }
             for index, sample in enumerate(self.shown())
         ]
-        counted = usage(self.samples, self.n, self._show_cached)
+        counted = usage(self.samples, self.n, self._show_cached, thought=await self.reasoning_tokens())
         raw = encode(self._about | {"choices": choices, "usage": counted} | self.beside())
         return Response(raw, headers=headers, media_type="application/json")
 
@@ -154,9 +184,14 @@ class SequenceAnswer:
                     if piece.finish_reason is not None:
                         unfinished -= 1
                 if not unfinished:
-                    events.append(self.events.last(self.samples))
+                    thought = await self.reasoning_tokens() if self.events.counts else None
+                    events.append(self.events.last(self.samples, thought))
                 if chunk := b"".join(events):
                     yield chunk
+
+    async def reasoning_tokens(self) -> int | None:
+        """How many of the tokens are reasoning; None where it is not known how the model reasons."""
+        return None
 
     def text(self, piece: Piece) -> str:
         """What a piece adds to the text."""

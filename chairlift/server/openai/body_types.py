@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from chairlift.bodies import is_neutral
-from chairlift.core.sequences.sampling import SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.sequence_service import SequenceOptions
 
@@ -120,11 +120,19 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool by its name."""
+class AllowedToolsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Those of the tools that may be called, and whether one must be."""
 
-    function: NamedFunction
-    type: Literal["function"] = "function"
+    mode: Literal["auto", "required"]
+    tools: list[ToolBody]
+
+
+class ToolChoiceBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool by its name, or some of the tools."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: NamedFunction | None = None
+    allowed_tools: AllowedToolsBody | None = None
 
 
 class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +148,7 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     # Extras: the same as the template's argument, and as in vLLM how many tokens the reasoning may have.

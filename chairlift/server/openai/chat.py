@@ -9,19 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import TokenLogprob
-from chairlift.core.sequences.sampling import MAX_LOGPROBS, SamplingParams
+from chairlift.core.sequences.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
+from chairlift.server.models.reply_steps import reasoning_tokens
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
-from chairlift.server.openai.answers import SequenceAnswer, id_name
+from chairlift.server.openai.answers import SequenceAnswer, named_logprobs
 from chairlift.server.openai.body_types import (
     ChatBody,
-    NamedTool,
     ToolBody,
+    ToolChoiceBody,
     check_supported,
     has_form,
     options_of,
@@ -91,12 +91,13 @@ def _conversation(body: ChatBody, size: int, grammar: str | None) -> Conversatio
     if continues and body.add_generation_prompt:
         problem = "continue_final_message and add_generation_prompt exclude each other; leave one out"
         raise InvalidRequest(problem, "continue_final_message")
+    tools, choice = _chosen_tools(body)
     generation = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
         messages=body.messages,
         size=size,
-        tools=tools_of(body.tools),
-        tool_choice=_tool_choice(body),
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning_effort=body.reasoning_effort,
         thinking=body.enable_thinking,
@@ -117,11 +118,25 @@ def tools_of(given: Sequence[ToolBody] | None) -> list[Tool]:
     ]
 
 
-def _tool_choice(body: ChatBody) -> ToolChoice:
-    choice = body.tool_choice
-    if isinstance(choice, NamedTool):
-        return ToolChoice("required", choice.function.name)
-    return ToolChoice(choice or "auto")
+def _chosen_tools(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
+    """The tools that are left, and whether one must be called. Raises InvalidRequest."""
+    tools, choice = tools_of(body.tools), body.tool_choice
+    if not isinstance(choice, ToolChoiceBody):
+        return tools, ToolChoice(choice or "auto")
+    function, allowed = choice.function, choice.allowed_tools
+    if (function if choice.type == "function" else allowed) is None or (function and allowed):
+        field = "function" if choice.type == "function" else "allowed_tools"
+        problem = f"tool_choice of type {choice.type!r} takes the field {field}, and no other"
+        raise InvalidRequest(problem, f"tool_choice.{field}")
+    if allowed is None:
+        return tools, ToolChoice("required", function.name if function else None)
+    names = {tool.name for tool in tools}
+    for index, each in enumerate(allowed.tools):
+        if each.function.name not in names:
+            where = f"tool_choice.allowed_tools.tools[{index}].function.name"
+            raise InvalidRequest(f"{where} {each.function.name[:80]!r} is none of the tools", where)
+    chosen = {each.function.name for each in allowed.tools}
+    return [tool for tool in tools if tool.name in chosen], ToolChoice(allowed.mode)
 
 
 class _Message:
@@ -130,6 +145,7 @@ class _Message:
     def __init__(self, reader: ReplyReader) -> None:
         self._reader = reader
         self.calls = 0
+        self.reasoning: list[str] = []
 
     def deltas(self, text: str, last: bool) -> list[dict[str, Any]]:
         """What a piece of text adds; `last` says that it is the last."""
@@ -139,20 +155,19 @@ class _Message:
     def whole(self, text: str, before: str) -> dict[str, Any]:
         """The message that a text is, with what goes before its content."""
         content = [before]
-        reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         for part in self._reader.push(text) + self._reader.finish():
             if isinstance(part, ContentPart):
                 content.append(part.text)
             elif isinstance(part, ReasoningPart):
-                reasoning.append(part.text)
+                self.reasoning.append(part.text)
             elif isinstance(part, CallPart):
                 calls.append(self._begun(part))
             else:
                 calls[part.index]["function"]["arguments"] += part.text
         message: dict[str, Any] = {"role": "assistant", "content": "".join(content), "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = "".join(reasoning)
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
         if calls:
             message |= {"content": message["content"] or None, "tool_calls": calls}
         return message
@@ -161,6 +176,7 @@ class _Message:
         if isinstance(part, ContentPart):
             return {"content": part.text}
         if isinstance(part, ReasoningPart):
+            self.reasoning.append(part.text)
             return {"reasoning_content": part.text}
         if isinstance(part, CallPart):
             return {"tool_calls": [{"index": part.index, **self._begun(part)}]}
@@ -203,6 +219,7 @@ class ChatAnswer(SequenceAnswer):
         make_reader: Callable[[], ReplyReader] | None,
     ) -> None:
         super().__init__("chat.completion", "chat.completion.chunk", service, body, params, samples, request_id)
+        self._service = service
         self._messages = None if make_reader is None else [_Message(make_reader()) for _ in samples]
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
         last = body.messages[-1]
@@ -249,6 +266,13 @@ class ChatAnswer(SequenceAnswer):
             made += events.event(index, (b'"delta":{},"logprobs":null,', end), self.samples, piece.num_tokens)
         return made
 
+    async def reasoning_tokens(self) -> int | None:
+        """Those of all messages, where they are read by parts."""
+        if self._messages is None:
+            return None
+        pairs = zip(self._messages, self.samples, strict=True)
+        return sum([await reasoning_tokens(self._service, each.reasoning, sample) for each, sample in pairs])
+
     def finish_reason(self, sample: Sample) -> str | None:
         """How a sample ended; one that calls tools, and is not cut off, ends by that."""
         called = self._messages is not None and self._messages[sample.index].calls
@@ -266,14 +290,4 @@ class ChatAnswer(SequenceAnswer):
 
     def _shape(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Log-probabilities as chat completions have them."""
-        content = [
-            self._named(entry.token_id, entry.logprob)
-            | {"top_logprobs": [self._named(token_id, logprob) for token_id, logprob in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self.tokenizer.token_bytes(token_id)
-        name = id_name(token_id) if self.names_are_ids else self.tokenizer.token_text(token_id)
-        return {"token": name, "logprob": logprob, "bytes": list(raw)}
+        return {"content": named_logprobs(self.tokenizer, entries, self.names_are_ids), "refusal": None}

@@ -7,8 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.core.sequences.request import TokenLogprob
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_json, terms_of
 from chairlift.server.models.registry import models_of
@@ -16,7 +15,7 @@ from chairlift.server.models.sequence_service import Piece, Sample, SequenceServ
 from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
 from chairlift.server.openai.body_types import CompletionBody, check_supported, has_form, options_of, sampling_params
-from chairlift.text.output import TextStream
+from chairlift.text.detokenize import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
@@ -90,7 +89,7 @@ class _Echo:
 
     def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], body: CompletionBody) -> None:
         stream = TextStream(
-            tokenizer, SamplingParams(logprobs=0, skip_special_tokens=body.skip_special_tokens is not False)
+            tokenizer.vocabulary, SamplingParams(logprobs=0, skip_special_tokens=body.skip_special_tokens is not False)
         )
         self.text = stream.push(ids).text
         self.offsets = stream.offsets or []

@@ -59,6 +59,7 @@ async def tokenize_prompt(request: Request, raw: bytes) -> Response:
     _check(body)
     ids = await _tokens(service, body, len(raw))
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
+    answer["token_strs"] = None
     if body.return_token_strs:
         name = service.tokenizer.backend.id_to_token
         answer["token_strs"] = await off_loop(len(ids), lambda: [name(token_id) or "" for token_id in ids])

@@ -8,7 +8,7 @@ import msgspec
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import new_id
-from chairlift.server.responses.response_body import ResponseItem
+from chairlift.server.responses.response_body import ResponseItem, TypedObject
 
 MAX_ITEMS = 16_384
 # What stands between the parts of one text, and between instructions and what else the system says at the beginning.
@@ -33,27 +33,24 @@ class MessageItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     phase: Any = None
 
 
-class TextPartItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextPartItem(TypedObject):
     """A part of a text, of whatever type."""
 
-    type: str
     text: str
     annotations: Any = None
     logprobs: Any = None
     prompt_cache_breakpoint: Any = None
 
 
-class RefusalPartItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RefusalPartItem(TypedObject):
     """What a model said instead of an answer."""
 
-    type: str
     refusal: str
 
 
-class FunctionCallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionCallItem(TypedObject):
     """A call of a tool."""
 
-    type: str
     call_id: str
     name: str
     arguments: str
@@ -62,10 +59,9 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     caller: Any = None
 
 
-class FunctionOutputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionOutputItem(TypedObject):
     """What came of a call."""
 
-    type: str
     call_id: str
     output: str | list[ResponseItem]
     id: str | None = None
@@ -74,10 +70,9 @@ class FunctionOutputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     name: str | None = None
 
 
-class ReasoningItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReasoningItem(TypedObject):
     """What the model thought before it answered: the text itself, or at least its summary."""
 
-    type: str
     summary: list[ResponseItem] = []
     content: list[ResponseItem] | None = None
     encrypted_content: str | None = None

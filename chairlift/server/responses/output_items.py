@@ -1,10 +1,16 @@
 """A reply as the items of a response's output, and the events that tell of them as they come."""
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
+from chairlift.core.sequences.request import TokenLogprob
 from chairlift.server.http.exchange import new_id
+from chairlift.server.models.sequence_service import Sample
+from chairlift.server.openai.answers import named_logprobs
 from chairlift.server.responses.response_body import ResponseItem
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
+from chairlift.text.tokenizer import Tokenizer
 
 # An event as a dict; whoever sends it adds its number.
 ItemEvent = dict[str, Any]
@@ -12,23 +18,45 @@ ItemEvent = dict[str, Any]
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
+class TextLogprobs:
+    """The log-probabilities of a sample's tokens, of which each part of the answer gets those that it is made of."""
+
+    def __init__(self, sample: Sample, tokenizer: Tokenizer) -> None:
+        self.entries: list[TokenLogprob] = []
+        self._sample, self._tokenizer = sample, tokenizer
+        self._next = 0
+
+    def of(self, part: ContentPart) -> list[dict[str, Any]]:
+        """Those of a part; parts come in order, and a token of two is the first one's."""
+        offsets, end, found = self._sample.offsets, part.start + len(part.text), []
+        while self._next < len(self.entries) and offsets[self._next] < end:
+            index = self._next
+            self._next += 1
+            after = offsets[index + 1] if index + 1 < len(offsets) else inf
+            if offsets[index] >= part.start or after > part.start:
+                found.append(self.entries[index])
+        return named_logprobs(self._tokenizer, found)
+
+
 class OutputItems:
     """The items of one reply. A part of another kind than the last begins the next item."""
 
-    def __init__(self) -> None:
+    def __init__(self, logprobs: TextLogprobs | None = None) -> None:
         self.done: list[ResponseItem] = []
+        self.reasoning: list[str] = []
+        self._logprobs = logprobs
         self._open: ResponseItem | None = None
-        # Of the item that is open: its text, or a call's arguments.
+        # Of the item that is open: its text, or a call's arguments, and the log-probabilities of a message.
         self._text: list[str] = []
-        self.reasoning: list[ReasoningPart] = []
+        self._found: list[dict[str, Any]] = []
 
     def push(self, part: ReplyPart) -> list[ItemEvent]:
         """Another part."""
         match part:
             case ContentPart():
-                return self._say("message", part.text)
+                return self._say("message", part.text, [] if self._logprobs is None else self._logprobs.of(part))
             case ReasoningPart():
-                self.reasoning.append(part)
+                self.reasoning.append(part.text)
                 return self._say("reasoning", part.text)
             case CallPart():
                 call = {"id": new_id("fc", "_"), "call_id": new_id("call", "_"), "name": part.name, "arguments": ""}
@@ -42,10 +70,11 @@ class OutputItems:
         events = [] if self.done or self._open is not None else self._begin_text("message")
         return events + self._end("completed" if complete else "incomplete")
 
-    def _say(self, kind: str, text: str) -> list[ItemEvent]:
+    def _say(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[ItemEvent]:
         events = [] if self._open is not None and self._open["type"] == kind else self._begin_text(kind)
         self._text.append(text)
-        more: ItemEvent = {"logprobs": []} if kind == "message" else {}
+        self._found += logprobs
+        more: ItemEvent = {"logprobs": logprobs} if kind == "message" else {}
         return [*events, self._of_item(f"{_TEXT_EVENTS[kind]}.delta", content_index=0, delta=text, **more)]
 
     def _begin_text(self, kind: str) -> list[ItemEvent]:
@@ -71,14 +100,15 @@ class OutputItems:
             # Clients parse it as JSON.
             events = self.push(ArgumentsPart(0, "{}"))
         text, self._text = "".join(self._text), []
+        found, self._found = self._found, []
         item["status"] = status
         if item["type"] == "function_call":
             item["arguments"] = text
             events.append(self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text))
         else:
-            part = _part(item["type"], text)
+            part = _part(item["type"], text, found)
             item["content"] = [part]
-            more: ItemEvent = {"logprobs": []} if item["type"] == "message" else {}
+            more: ItemEvent = {"logprobs": found} if item["type"] == "message" else {}
             events += [
                 self._of_item(f"{_TEXT_EVENTS[item['type']]}.done", content_index=0, text=text, **more),
                 self._of_item("response.content_part.done", content_index=0, part=part),
@@ -93,7 +123,7 @@ class OutputItems:
         return {"type": kind, "item_id": self._open["id"], "output_index": len(self.done), **more}
 
 
-def _part(kind: str, text: str) -> ResponseItem:
+def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> ResponseItem:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

@@ -15,7 +15,8 @@ from chairlift.server.http.exchange import PartStream, as_json, encode_line, unt
 from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.reply_steps import reasoning_tokens, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
-from chairlift.server.responses.output_items import ItemEvent, OutputItems
+from chairlift.server.responses.output_items import ItemEvent, OutputItems, TextLogprobs
+from chairlift.text.reply import ReplyPart
 
 ResponseDocument = dict[str, Any]
 
@@ -38,8 +39,11 @@ class ResponseAnswer:
     ) -> None:
         self._service, self._sample, self._opened, self._keep = service, sample, opened, keep
         self._about = about
-        self._items = OutputItems()
+        wanted = sample.stream.request.params.logprobs is not None
+        self._logprobs = TextLogprobs(sample, service.tokenizer) if wanted else None
+        self._items = OutputItems(self._logprobs)
         self._sent = 0
+        self._begun = False
 
     def document(self, status: str, **more: Any) -> ResponseDocument:
         """The response as it now is."""
@@ -49,7 +53,7 @@ class ResponseAnswer:
         """The HTTP answer. Raises a 499 if the client leaves before the end."""
         headers = {"X-Request-Id": self._about["id"]}
         if streams:
-            return PartStream("text/event-stream", self._render(), self._last, headers, self.close)
+            return PartStream("text/event-stream", self._render(), self.last, headers, self.close)
         async with until_gone(request.receive):
             return as_json(await self.whole(), headers)
 
@@ -57,22 +61,23 @@ class ResponseAnswer:
         """Nobody waits for it any more."""
         close_all([self._sample])
 
-    async def whole(self, begun: Callable[[], None] = lambda: None) -> ResponseDocument:
-        """All of it, which is kept. Calls `begun` with each step, the first of which says that it runs."""
-        async with contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
+    async def whole(self) -> ResponseDocument:
+        """All of it, which is kept."""
+        async with contextlib.aclosing(self._steps()) as steps:
             async for parts in steps:
-                begun()
                 for part in parts:
                     self._items.push(part)
         self._items.finish(self._complete)
         return await self._over()
 
-    def failed(self, error: ApiError) -> ResponseDocument:
-        """It ended in an error, which is kept."""
+    def _failed(self, error: ApiError) -> ResponseDocument:
         code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
         document = self.document("failed", error={"code": code, "message": error.body.message})
         self._keep(document)
         return document
+
+    def _steps(self) -> AsyncGenerator[list[ReplyPart], None]:
+        return reply_steps(self._sample, self._opened, None if self._logprobs is None else self._logprobs.entries)
 
     @property
     def _complete(self) -> bool:
@@ -103,12 +108,24 @@ class ResponseAnswer:
 
     async def _render(self) -> AsyncGenerator[bytes, None]:
         """One chunk for each step."""
-        async with contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
+        async with contextlib.aclosing(self.events()) as groups:
+            async for events in groups:
+                yield b"".join(events)
+
+    def queued(self) -> list[bytes]:
+        """The events of one that waits for its turn."""
+        about = self.document("queued")
+        return [self._numbered({"type": f"response.{kind}", "response": about}) for kind in ("created", "queued")]
+
+    async def events(self) -> AsyncGenerator[list[bytes], None]:
+        """What each step has to tell; nothing where that is nothing."""
+        async with contextlib.aclosing(self._steps()) as steps:
             async for parts in steps:
                 events: list[ItemEvent] = []
-                if not self._sent:
-                    begun = self.document("in_progress")
-                    events = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+                if not self._begun:
+                    kinds = ("in_progress",) if self._sent else ("created", "in_progress")
+                    self._begun, begun = True, self.document("in_progress")
+                    events = [{"type": f"response.{kind}", "response": begun} for kind in kinds]
                 for part in parts:
                     events += self._items.push(part)
                 if self._sample.finish_reason is not None:
@@ -116,7 +133,7 @@ class ResponseAnswer:
                     document = await self._over()
                     events.append({"type": f"response.{document['status']}", "response": document})
                 if events:
-                    yield b"".join(map(self._numbered, events))
+                    yield [*map(self._numbered, events)]
 
     def _numbered(self, event: ItemEvent) -> bytes:
         """An event as it is sent."""
@@ -124,9 +141,10 @@ class ResponseAnswer:
         self._sent += 1
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), made)
 
-    def _last(self, error: ApiError) -> bytes:
+    def last(self, error: ApiError) -> bytes:
+        """The event of an error that ends it, and is kept."""
         self._items.finish(complete=False)
-        return self._numbered({"type": "response.failed", "response": self.failed(error)})
+        return self._numbered({"type": "response.failed", "response": self._failed(error)})
 
 
 def encode_document(document: ResponseDocument) -> bytes:

@@ -5,12 +5,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.paging import check_metadata
 from chairlift.server.openai.body_types import Int, make_params
 
 ResponseItem = dict[str, Any]
+
+
+class TypedObject(msgspec.Struct, forbid_unknown_fields=True):
+    """Whatever says of itself what it is."""
+
+    type: str
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +62,7 @@ class InputBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     # Not implemented.
     conversation: Any = None
     personality: Any = None
@@ -72,6 +78,7 @@ class ResponseBody(InputBody, kw_only=True, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     include: list[str] | None = None
+    top_logprobs: Int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     # Extras, named as in the other routes.
@@ -99,7 +106,6 @@ class ResponseBody(InputBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
-    top_logprobs: Int | None = None
     access_programs: Any = None
     image: Any = None
     background_options: Any = None
@@ -112,15 +118,15 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "send its text as instructions and input"),
     "context_management": (([],), "send a shorter input"),
     "moderation": ((), "leave it out"),
-    "top_logprobs": ((0,), "use /v1/chat/completions"),
     "access_programs": ((), "leave it out"),
     "image": ((), "leave it out"),
     "background_options": (({}, {"completion_window": "soonest"}), "leave it out"),
-    "truncation": (("disabled",), "send a shorter input"),
 }
-# What `include` may ask for: what there is none of here, and reasoning, which is not encrypted.
+# What `include` may ask for: log-probabilities, what there is none of here, and reasoning, which is not encrypted.
+_LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
     {
+        _LOGPROBS,
         "reasoning.encrypted_content",
         "file_search_call.results",
         "web_search_call.results",
@@ -158,8 +164,6 @@ def check_response_body(body: ResponseBody) -> None:
             raise InvalidRequest(f"include can't ask for {name!r} here; leave it out", "include")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
-    if body.background and body.stream:
-        raise InvalidRequest("stream is not supported with background; poll GET /v1/responses/{id}", "stream")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: its answer is kept until somebody asks for it", "store")
     check_metadata(body.metadata)
@@ -168,4 +172,8 @@ def check_response_body(body: ResponseBody) -> None:
 def response_params(body: ResponseBody) -> SamplingParams:
     """The sampling parameters; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    return make_params(given | {"max_tokens": body.max_output_tokens}, {"max_tokens": "max_output_tokens"})
+    most = body.top_logprobs or 0
+    if most or _LOGPROBS in (body.include or ()):
+        given["logprobs"] = most
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+    return make_params(given | {"max_tokens": body.max_output_tokens}, names)

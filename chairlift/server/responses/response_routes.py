@@ -1,9 +1,8 @@
 """/v1/responses, as OpenAI's API has it: made, asked for, continued, deleted, cancelled."""
 
-import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -12,18 +11,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.sampling import StructuredOutputsParams
+from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.exchange import BACKGROUND, Terms, as_json, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import (
+    BACKGROUND,
+    PartStream,
+    Terms,
+    as_json,
+    encode_line,
+    new_id,
+    off_loop,
+    read_body,
+    terms_of,
+)
 from chairlift.server.http.paging import page_limit, query_of
-from chairlift.server.http.tenants import TENANT, Tenant
+from chairlift.server.http.tenants import TENANT
 from chairlift.server.models.conversation import Conversation, OpenConversation, Tool
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.reply_steps import open_named, reply_options
-from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.responses.background_run import NewResponse
+from chairlift.server.responses.event_log import EventLog
 from chairlift.server.responses.input_items import messages_of, read_items
-from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument, encode_document
+from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument
 from chairlift.server.responses.response_body import (
     InputBody,
     ResponseBody,
@@ -34,10 +45,18 @@ from chairlift.server.responses.response_body import (
 )
 from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
 from chairlift.server.responses.tool_fields import read_choice, read_tools
+from chairlift.server.responses.truncation import NAMES, Truncation
 from chairlift.text.structured import grammar_of, schema_grammar
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
-SHOW_QUERY: Mapping[str, Any] = {"include": list[str], "include[]": list[str], "stream": bool}
+_MAX_DIGITS = 9
+SHOW_QUERY: Mapping[str, Any] = {
+    "include": list[str],
+    "include[]": list[str],
+    "stream": bool,
+    "starting_after": int,
+    "include_obfuscation": bool,
+}
 ITEMS_QUERY: Mapping[str, Any] = {
     "after": str,
     "limit": Annotated[int, Meta(ge=1, le=_MAX_PAGE)],
@@ -47,15 +66,24 @@ ITEMS_QUERY: Mapping[str, Any] = {
 }
 _decoder = msgspec.json.Decoder(ResponseBody)
 _input_decoder = msgspec.json.Decoder(InputBody)
-_NAMES = {"reasoning_effort": "reasoning.effort"}
 
 
 class _Ask(NamedTuple):
-    """A body, understood: its own items, its tools, and the conversation with all that was before."""
+    """A body, understood: its own items, its tools, and the conversation with all that was before.
+
+    `all_items` are those of earlier responses, and its own.
+    """
 
     items: list[ResponseItem]
     tools: list[Tool]
     conversation: Conversation
+    all_items: list[ResponseItem]
+
+    async def open(self, service: SequenceService, body: InputBody, max_tokens: int | None = None) -> OpenConversation:
+        """Open the conversation, or what fits of it if the body wants that. Raises as `open_conversation`."""
+        if body.truncation != "auto":
+            return await open_named(service, self.conversation, NAMES)
+        return await Truncation(service, self.conversation, body.instructions, self.all_items).open(max_tokens)
 
 
 async def create_response(request: Request) -> Response:
@@ -70,7 +98,7 @@ async def create_response(request: Request) -> Response:
     terms = _terms(request, body, store)
     service.check_load(terms)
     ask = await _understand(request, service, body, len(raw))
-    opened = await open_named(service, ask.conversation, _NAMES)
+    opened = await ask.open(service, body, body.max_output_tokens)
     request_id = new_id("resp", "_")
     options = reply_options(opened, bool(body.stream), body.cache_salt, body.cache_prompt is not False)
     with contextlib.ExitStack() as stack:
@@ -80,10 +108,11 @@ async def create_response(request: Request) -> Response:
         # What a batch's lines get is in the batch's file, and would only drive out what somebody may ask for.
         kept = store.keeps and body.store is not False and BACKGROUND not in request.scope
         about = _about(body, ask.tools, service, request_id, kept)
-        new = _New(service, sample, opened, about, ask.items)
+        new = NewResponse(service, sample, opened, about, ask.items, store, tenant)
         if body.background:
-            return as_json(_begin(new, store, tenant, stack.pop_all()), {"X-Request-Id": request_id})
-    keep = _keeper(new, store, tenant) if kept else _forget
+            log, headers = new.begin(stack.pop_all()), {"X-Request-Id": request_id}
+            return _follow(log, -1, headers) if body.stream else as_json(about, headers)
+    keep = new.keep if kept else _forget
     return await ResponseAnswer(service, about, sample, opened, keep).respond(request, bool(body.stream))
 
 
@@ -114,7 +143,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = decode(raw, _input_decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     check_input_body(body)
-    opened = await open_named(service, (await _understand(request, service, body, len(raw))).conversation, _NAMES)
+    opened = await (await _understand(request, service, body, len(raw))).open(service, body)
     return as_json({"object": "response.input_tokens", "input_tokens": len(opened.prompt_ids)})
 
 
@@ -128,11 +157,12 @@ async def _understand(request: Request, service: SequenceService, body: InputBod
 
 def _read(service: SequenceService, body: InputBody, turns: list[StoredResponse], size: int) -> _Ask:
     items = read_items(body.input)
+    all_items = items_of(turns) + items
     tools = read_tools(body.tools or [])
     left, choice = read_choice(body.tool_choice, tools)
     effort = body.reasoning.effort if body.reasoning is not None else None
     conversation = Conversation(
-        messages=messages_of(body.instructions, items_of(turns) + items),
+        messages=messages_of(body.instructions, all_items),
         size=size,
         tools=left,
         tool_choice=choice,
@@ -141,7 +171,7 @@ def _read(service: SequenceService, body: InputBody, turns: list[StoredResponse]
         # Clients name one for every model; where there are no degrees there is none to choose.
         reasoning_effort=effort if service.speech.takes_effort or effort == "none" else None,
     )
-    return _Ask(items, tools, conversation)
+    return _Ask(items, tools, conversation, all_items)
 
 
 def _grammar(body: InputBody) -> str | None:
@@ -192,9 +222,9 @@ def _about(
         "text": {"format": {"type": "text"} if form is None else _given(form), "verbosity": "medium"},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [{"type": "function", **msgspec.structs.asdict(tool)} for tool in tools],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
         # The last, where batches look for it.
         "usage": None,
@@ -205,69 +235,48 @@ def _given(form: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(form).items() if value is not None}
 
 
-class _New(NamedTuple):
-    """A response that begins."""
-
-    service: SequenceService
-    sample: Sample
-    opened: OpenConversation
-    about: ResponseDocument
-    items: list[ResponseItem]
-
-    def stored(self, document: ResponseDocument) -> StoredResponse:
-        previous, given = self.about["previous_response_id"], msgspec.json.encode(self.items)
-        return StoredResponse(self.about["id"], previous, given, encode_document(document))
-
-
-def _keeper(new: _New, store: ResponseStore, tenant: Tenant | None) -> Any:
-    def keep(document: ResponseDocument) -> None:
-        store.put(tenant, new.stored(document))
-
-    return keep
-
-
 def _forget(document: ResponseDocument) -> None:
     """Keep nothing."""
 
 
-def _begin(new: _New, store: ResponseStore, tenant: Tenant | None, stack: contextlib.ExitStack) -> ResponseDocument:
-    """Have a response answered in the background. The stack is closed when that is over."""
-    stored = new.stored(new.about)
-
-    def keep(document: ResponseDocument) -> None:
-        stored.task = None
-        store.change(tenant, stored, encode_document(document))
-
-    answer = ResponseAnswer(new.service, new.about, new.sample, new.opened, keep)
-    stack.callback(answer.close)
-    if not store.put(tenant, stored):
-        stack.close()
-        message = "a response of this size can't be kept, as background needs (max_stored_bytes)"
-        raise ApiError(413, message, "background", "response_too_large")
-
-    def begun() -> None:
-        if stored.document == queued:
-            store.change(tenant, stored, encode_document(answer.document("in_progress")))
-
-    queued = stored.document
-    stored.task = asyncio.create_task(_answer(answer, begun))
-    stored.task.add_done_callback(lambda _: stack.close())
-    return new.about
-
-
-async def _answer(answer: ResponseAnswer, begun: Any) -> None:
-    try:
-        await answer.whole(begun)
-    except Exception as error:
-        answer.failed(as_api_error(error))
-
-
 async def show_response(request: Request) -> Response:
-    """GET /v1/responses/{id}."""
+    """GET /v1/responses/{id}: as it now is, or with `stream` the events of one in the background."""
     query = query_of(request, SHOW_QUERY)
-    if query.get("stream", "false") != "false":
-        raise InvalidRequest("stream is not supported here; ask again until the status is 'completed'", "stream")
-    return _answered(_find(request))
+    streams = query.get("stream", "false")
+    if streams not in ("true", "false"):
+        raise InvalidRequest(f"stream must be true or false, got {streams!r}", "stream")
+    stored = _find(request)
+    if streams == "false":
+        if "starting_after" in query:
+            raise InvalidRequest("starting_after has no meaning without stream=true; leave it out", "starting_after")
+        return _answered(stored)
+    after = query.get("starting_after", "-1")
+    if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) <= _MAX_DIGITS):
+        raise InvalidRequest(f"starting_after must be the number of an event, got {after!r}", "starting_after")
+    if stored.log is None:
+        raise InvalidRequest("stream is for responses that were made with background; leave it out", "stream")
+    return _follow(stored.log, int(after))
+
+
+def _follow(log: EventLog, after: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The events of a response in the background; whoever hangs up leaves it alone."""
+    last = after
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        nonlocal last
+        async with contextlib.aclosing(log.after(after)) as chunks:
+            async for chunk in chunks:
+                last += chunk.count(b"\n\n")
+                yield chunk
+
+    # With the number of the last one sent, which is where to go on from.
+    return PartStream("text/event-stream", parts(), lambda error: _cut_short(error, max(last, 0)), headers)
+
+
+def _cut_short(error: ApiError, number: int) -> bytes:
+    body = error.body
+    told = {"type": "error", "code": body.code, "message": body.message, "param": body.param}
+    return b"event: error\ndata: %b\n\n" % encode_line(told | {"sequence_number": number})
 
 
 async def delete_response(request: Request) -> Response:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import too_many
 from chairlift.server.http.tenants import Tenant
+from chairlift.server.responses.event_log import EventLog
 from chairlift.server.responses.response_body import ResponseItem
 
 # What is kept beside the JSON, in about so many bytes.
@@ -21,20 +22,22 @@ _OVERHEAD = 1024
 class StoredResponse:
     """One response: its document and its own input items as JSON, and the response before it.
 
-    `task` answers it, for one in the background that is not over.
+    Of one in the background there are the events, and as long as it is not over the `task` that answers it.
     """
 
-    __slots__ = ("document", "id", "input", "previous", "task")
+    __slots__ = ("document", "id", "input", "log", "previous", "task")
 
     def __init__(self, name: str, previous: str | None, input_items: bytes, document: bytes) -> None:
         self.id, self.previous = name, previous
         self.input, self.document = input_items, document
         self.task: asyncio.Task[None] | None = None
+        self.log: EventLog | None = None
 
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return len(self.input) + len(self.document) + _OVERHEAD
+        events = 0 if self.log is None else self.log.size
+        return len(self.input) + len(self.document) + events + _OVERHEAD
 
 
 class _Shelf:
@@ -74,6 +77,21 @@ class ResponseStore:
         """A response that is kept has another document now. One that is gone stays gone."""
         self._change(self._shelves[_name(tenant)], stored, document)
 
+    def note(self, tenant: Tenant | None, stored: StoredResponse, events: Sequence[bytes]) -> None:
+        """Keep further events of a response in the background."""
+        assert stored.log is not None
+        before = stored.size
+        stored.log.add(events)
+        self._grow_by(self._shelves[_name(tenant)], stored, before)
+
+    async def pack(self, tenant: Tenant | None, stored: StoredResponse) -> None:
+        """There are no further events: keep those that there are in fewer bytes."""
+        assert stored.log is not None
+        packed = await stored.log.packed()
+        before = stored.size
+        stored.log.replace(packed)
+        self._grow_by(self._shelves[_name(tenant)], stored, before)
+
     def get(self, tenant: Tenant | None, name: str) -> StoredResponse:
         """A tenant's response, as one just used. Raises a 404."""
         shelf = self._shelves.get(_name(tenant))
@@ -110,7 +128,7 @@ class ResponseStore:
             except ApiError as error:
                 message = f"{error.body.message}. Send all items of the conversation as input"
                 raise ApiError(404, message, "previous_response_id", "previous_response_not_found") from None
-            size += found[-1].size
+            size += len(found[-1].input) + len(found[-1].document)
             if size > self._config.max_body_bytes:
                 message = f"the conversation has more than {self._config.max_body_bytes} bytes (max_body_bytes)"
                 raise ApiError(413, message, "previous_response_id", "conversation_too_large")
@@ -152,6 +170,10 @@ class ResponseStore:
     def _change(self, shelf: _Shelf, stored: StoredResponse, document: bytes) -> None:
         before = stored.size
         stored.document = document
+        self._grow_by(shelf, stored, before)
+
+    def _grow_by(self, shelf: _Shelf, stored: StoredResponse, before: int) -> None:
+        """A response had so many bytes before; one that is gone does not count."""
         if shelf.responses.get(stored.id) is stored:
             self._grow(shelf, stored.size - before)
 

@@ -2,17 +2,15 @@
 
 from typing import Any, Literal
 
-import msgspec
-
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.conversation import Tool, ToolChoice
+from chairlift.server.responses.response_body import TypedObject
 
 
-class ResponseFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseFunction(TypedObject):
     """A function that the model may call."""
 
-    type: str
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -23,17 +21,15 @@ class ResponseFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     output_schema: Any = None
 
 
-class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ChosenFunction(TypedObject):
     """One of the tools, by its name."""
 
-    type: str
     name: str
 
 
-class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AllowedTools(TypedObject):
     """`tool_choice` that leaves some of the tools out."""
 
-    type: str
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
 

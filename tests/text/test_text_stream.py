@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support.text_tokenizers import SAMPLE, build
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.sampling import SamplingParams
+from chairlift.core.sequences.request import SamplingParams
 from chairlift.text import TextDelta, TextStream, Tokenizer
-from chairlift.text.output import stop_automaton
+from chairlift.text.detokenize import stop_automaton
 
 TOKENIZER = Tokenizer(build("bytelevel"))
 END = TOKENIZER.encode("<|end|>")[0]
@@ -22,7 +22,7 @@ def ids(text: str) -> list[int]:
 
 def stream(**params: Any) -> TextStream:
     wanted = SamplingParams(**params)
-    return TextStream(TOKENIZER, wanted, automaton=stop_automaton(wanted))
+    return TextStream(TOKENIZER.vocabulary, wanted, automaton=stop_automaton(wanted))
 
 
 def test_plain_text_then_length() -> None:
@@ -109,8 +109,8 @@ def test_offsets_only_when_logprobs_are_asked_for() -> None:
 def test_the_text_continues_the_prompt() -> None:
     tokenizer = Tokenizer(build("sentencepiece"))
     tokens, prompt = tokenizer.encode("world"), tokenizer.encode("hello")
-    assert TextStream(tokenizer, SamplingParams()).push(tokens).text == "world"
-    assert TextStream(tokenizer, SamplingParams(), prompt).push(tokens).text == " world"
+    assert TextStream(tokenizer.vocabulary, SamplingParams()).push(tokens).text == "world"
+    assert TextStream(tokenizer.vocabulary, SamplingParams(), prompt).push(tokens).text == " world"
 
 
 @settings(max_examples=150, deadline=None)

@@ -3,8 +3,7 @@ from typing import NamedTuple
 
 import pytest
 
-from chairlift.core.order import Rank
-from chairlift.core.sequences.waiting import WaitingQueue
+from chairlift.core.queue import Rank, WaitingQueue
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,85 @@
+"""What keeps a server from more: seats, KV memory, arithmetic, memory bandwidth, the front, or its latency targets."""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.policy import POLICIES
+from chairlift.plan.case import PlanCase
+from chairlift.plan.figures import Gauges, report
+from chairlift.plan.simulated_run import SimulatedRun
+
+# Shares from which on something counts as full, and below which a machine has time to spare.
+_FULL, _IDLE = 0.9, 0.85
+# A closed batch with more of its seats empty is what limits.
+_EMPTY = 0.3
+
+Bottleneck = Literal["KV memory", "front", "empty seats", "slots", "compute", "memory bandwidth", "targets", "batch"]
+
+
+class Limit(msgspec.Struct, kw_only=True, frozen=True):
+    """What limits a server, and how that shows. `compute` is the share of its steps' time that goes into arithmetic."""
+
+    by: Bottleneck
+    why: str
+    compute: float
+
+
+class _Shares(NamedTuple):
+    """Seconds of all steps: of tokens and of pairs of tokens, and of reading weights and KV."""
+
+    compute: float
+    reading: float
+
+
+def limit_of(case: PlanCase, config: SequenceConfig, run: SimulatedRun) -> Limit:
+    """Return what limits a server, from a run at which it misses its targets, or has all it can do."""
+    found = report(run)
+    (gauge,) = found.gauges.values()
+    shares = _shares(case, run)
+    compute = shares.compute / ((shares.compute + shares.reading) or 1.0)
+    front = run.front_seconds / found.seconds if found.seconds else 0.0
+    by, why = _bottleneck(case, config, gauge, found.preemptions, front)
+    if by == "compute":
+        by = "compute" if compute >= 0.5 else "memory bandwidth"
+        why = f"steps take {gauge.busy:.0%} of the time: {compute:.0%} of that is arithmetic, which grows with tokens"
+        why += f", {1 - compute:.0%} reading weights and KV, which more sequences in a step share"
+    return Limit(by=by, why=why, compute=compute)
+
+
+def _bottleneck(
+    case: PlanCase, config: SequenceConfig, gauge: Gauges, preemptions: int, front: float
+) -> tuple[Bottleneck, str]:
+    """The first thing that is full; "compute" stands for the steps themselves."""
+    blocks, slots = case.num_blocks(config), config.slots
+    held, seats = gauge.mean_kv_blocks / blocks, gauge.mean_running / slots
+    closes = POLICIES[config.strategy].closes_batch
+    if preemptions or held >= _FULL:
+        return "KV memory", f"{held:.0%} of its KV blocks are held on average, and {preemptions} requests had to pause"
+    if front >= _FULL:
+        return "front", f"the front's one thread is busy {front:.0%} of the time"
+    if gauge.busy < _IDLE and closes:
+        return "batch", f"steps take {gauge.busy:.0%} of the time: requests wait for a batch to fill, or for one to end"
+    if gauge.busy < _IDLE:
+        return "targets", f"steps take {gauge.busy:.0%} of the time: bursts and long prompts miss the targets before"
+    if closes and slots > 1 and seats < 1 - _EMPTY:
+        return "empty seats", f"{1 - seats:.0%} of a batch's seats are empty, as it goes on for its longest answer"
+    if seats >= _FULL and gauge.mean_waiting >= 1 and slots > 1:
+        return "slots", f"all {slots} slots are taken, and {gauge.mean_waiting:.1f} requests wait for one on average"
+    return "compute", ""
+
+
+def _shares(case: PlanCase, run: SimulatedRun) -> _Shares:
+    """What steps are predicted to take for all answered requests; a prompt counts as one chunk."""
+    cost, (steps,) = case.profile.cost, run.steps.values()
+    compute = reading = 0.0
+    for life in run.requests:
+        if life.end is None:
+            continue
+        prompt, decodes, cached = life.request.input_length, life.num_tokens - 1, life.cached_tokens
+        own = prompt - cached
+        seen = decodes * prompt + decodes * (decodes + 1) // 2
+        compute += cost.token * (own + decodes) + cost.pair * (own * cached + own * (own + 1) // 2 + seen)
+        reading += cost.kv_token * (prompt + seen)
+    return _Shares(compute, reading + cost.step * len(steps))

@@ -1,0 +1,204 @@
+"""A plan: for each strategy its best settings and what they reach, which of them to take, and how many machines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import msgspec
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.policy import POLICIES
+from chairlift.plan.bottleneck import Limit, limit_of
+from chairlift.plan.candidates import candidates, changed, with_strategy
+from chairlift.plan.case import PlanCase, Point
+from chairlift.plan.figures import Latencies, latencies
+from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search, simplest
+from chairlift.plan.targets import LatencyTargets, targets_of
+
+# Rates of the curve, as shares of what a server can do at all.
+_CURVE = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1)
+# How far beyond the highest rate what limits shows.
+_BEYOND = 1.1
+# Requests so many times as far apart as one takes on average have no company, but for the very longest.
+_APART = 20
+# Strategies whose highest rates differ by less are equal: then the fewest settings to change decide.
+_ALIKE = 0.02
+# Targets that even a request without company misses by so much are not sought settings for.
+_HOPELESS = 1.25
+# How many machines more than arithmetic says are tried: requests are shared out unevenly.
+_MORE_REPLICAS = 8
+
+
+class StrategyPlan(msgspec.Struct, kw_only=True):
+    """A strategy's best settings, those that are not the defaults: the highest rate, and what comes of it.
+
+    `capacity` is the rate where nobody minds the latency. At the highest rate of 0 no rate keeps the targets, and there
+    is no point `at` it. The `knee` is the index of the point of the curve beyond which more costs more than it brings.
+    """
+
+    strategy: str
+    settings: dict[str, Any]
+    rate: float
+    capacity: float
+    at: Point | None
+    limit: Limit
+    curve: list[Point]
+    knee: int
+
+
+class Replicas(msgspec.Struct, kw_only=True):
+    """How many machines keep the targets at a rate, and what comes of it; 0 if no number of those tried does."""
+
+    rate: float
+    count: int
+    at: Point | None
+
+
+class ServingPlan(msgspec.Struct, kw_only=True):
+    """What to do with a case: `chosen` is the best of the strategies, which come in the order of `POLICIES`.
+
+    `alone` is what a request without company sees. Without a strategy that keeps the targets there is none chosen.
+    """
+
+    targets: LatencyTargets
+    alone: Latencies
+    requests: int
+    strategies: list[StrategyPlan]
+    chosen: str | None
+    replicas: Replicas | None = None
+
+    @property
+    def best(self) -> StrategyPlan | None:
+        """The plan of the chosen strategy."""
+        return next((each for each in self.strategies if each.strategy == self.chosen), None)
+
+
+class _CurveJob(NamedTuple):
+    case: PlanCase
+    config: SequenceConfig
+    rate: float
+    requests: int
+
+
+def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
+    """Return what a request without company sees, at the targets' percentile; `base` must not wait for batches."""
+    count = num_requests(case)
+    gap = _APART / case.capacity(with_strategy(base, base.strategy, 1), count)
+    return latencies(case.run_apart(base, gap, count), case.targets.percentile)
+
+
+def with_mode(case: PlanCase, base: SequenceConfig, mode: str) -> PlanCase:
+    """Return the case with the targets that a mode stands for."""
+    targets = targets_of(mode, alone(case, base), case.targets.percentile)
+    return replace(case, targets=targets)
+
+
+def make_plan(
+    case: PlanCase,
+    base: SequenceConfig,
+    rate: float,
+    mapper: Mapper = map,
+    on_progress: Callable[[float], object] = lambda share: None,
+) -> ServingPlan:
+    """Plan for a case with the settings of `base`, but for those that are sought, and for a rate that is to be served.
+
+    `on_progress` hears the share of the work that is done.
+    """
+    wanted = {strategy: candidates(base, strategy, case) for strategy in POLICIES}
+    # The curves' points are on more traffic than most trials, so they count for more.
+    total, done = num_trials(wanted) + 2 * len(_CURVE) * len(wanted), 0
+
+    def count_up(number: int) -> None:
+        nonlocal done
+        done += number
+        on_progress(done / total)
+
+    seen = alone(case, base)
+    if _hopeless(case.targets, seen):
+        trials = {strategy: simplest([Trial(config, 0.0) for config in found]) for strategy, found in wanted.items()}
+        count_up(num_trials(wanted))
+    else:
+        trials = search(case, wanted, mapper, lambda: count_up(1))
+    count = num_requests(case)
+    capacities = {strategy: case.capacity(trial.config, count) for strategy, trial in trials.items()}
+    jobs = [
+        _CurveJob(case, trial.config, share * capacities[strategy], count)
+        for strategy, trial in trials.items()
+        for share in _CURVE
+    ]
+    points = []
+    for point in mapper(_point, jobs):
+        points.append(point)
+        count_up(2)
+    strategies = [
+        _strategy_plan(case, trial, capacities[strategy], points[index * len(_CURVE) :][: len(_CURVE)], count)
+        for index, (strategy, trial) in enumerate(trials.items())
+    ]
+    chosen = _chosen(strategies)
+    plan = ServingPlan(targets=case.targets, alone=seen, requests=count, strategies=strategies, chosen=chosen)
+    if chosen is not None:
+        plan.replicas = replicas_for(case, trials[chosen], rate, count)
+    return plan
+
+
+def _hopeless(targets: LatencyTargets, seen: Latencies) -> bool:
+    return any(getattr(seen, name) > _HOPELESS * getattr(targets, name) for name in ("ttft", "itl", "e2e"))
+
+
+def knee(curve: Sequence[Point]) -> int:
+    """Return where a curve has the most throughput for its latency, which is Kleinrock's power.
+
+    Before it there is more throughput to be had for little; beyond it latency grows faster.
+    """
+    powers = [point.throughput / point.mean_e2e if point.mean_e2e else 0.0 for point in curve]
+    return powers.index(max(powers))
+
+
+def replicas_for(case: PlanCase, trial: Trial, rate: float, count: int) -> Replicas:
+    """Return how many machines with these settings keep the targets at a rate, each with its own share of it."""
+    # Not fewer: a run of so many requests may end before a machine that has too much to do falls behind.
+    least = max(ceil(rate / trial.rate), 1)
+    for number in range(least, least + _MORE_REPLICAS):
+        point = case.point(trial.config, rate, count, number)
+        if not point.missed:
+            return Replicas(rate=rate, count=number, at=point)
+    return Replicas(rate=rate, count=0, at=None)
+
+
+def _point(job: _CurveJob) -> Point:
+    return job.case.point(job.config, job.rate, job.requests)
+
+
+def _strategy_plan(case: PlanCase, trial: Trial, capacity: float, curve: list[Point], count: int) -> StrategyPlan:
+    config, rate = trial
+    beyond = case.run(config, _BEYOND * (rate or capacity), count)
+    return StrategyPlan(
+        strategy=config.strategy,
+        settings=changed(config),
+        rate=rate,
+        capacity=capacity,
+        at=case.point(config, rate, count) if rate else None,
+        limit=limit_of(case, config, beyond),
+        curve=curve,
+        knee=knee(curve),
+    )
+
+
+def _chosen(strategies: Sequence[StrategyPlan]) -> str | None:
+    best = max(each.rate for each in strategies)
+    if best == 0:
+        return None
+    alike = [each for each in strategies if each.rate >= (1 - _ALIKE) * best]
+    return min(alike, key=lambda each: len(each.settings)).strategy
+
+
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as `chairlift serve` takes them."""
+    return [part for name, value in settings.items() for part in _flag(name.replace("_", "-"), value)]
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value).removesuffix(".0")]

@@ -1,0 +1,115 @@
+"""Whose requests a model has, and what became of those that have ended lately: for whoever asks."""
+
+import heapq
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import takewhile
+from operator import attrgetter
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from starlette.types import Scope
+
+from chairlift.server.http.tenants import TENANT, Tenant
+
+
+class Arrived(Protocol):
+    """What came at a moment of CLOCK_MONOTONIC."""
+
+    @property
+    def arrival(self) -> float:
+        """When it came."""
+
+
+LiveT = TypeVar("LiveT", bound=Arrived)
+
+# For so long it can be asked what became of a request, as long as its tenant has not had so many more on the model.
+KEPT_S = 600.0
+_MOST_ENDED = 1000
+# What `new_id` makes, and what is put behind it where a request has several sequences.
+REQUEST_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
+PART_ID = re.compile(rf"\b{REQUEST_ID.pattern}(?:-\d+)*")
+_arrival, _ended = attrgetter("arrival"), attrgetter("ended")
+
+
+class Viewer(NamedTuple):
+    """Who asks for requests: the tenant of a name, None where nobody is asked for a key; and who sees those of all."""
+
+    name: str | None
+    sees_all: bool
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Viewer":
+        """Who sent an HTTP request."""
+        tenant: Tenant | None = scope.get(TENANT)
+        return cls(None, False) if tenant is None else cls(tenant.name, tenant.sees_all)
+
+
+class EndedRequest(msgspec.Struct, kw_only=True):
+    """What is kept of a sequence that ended, or of a request for items: nothing that grows with it.
+
+    Seconds, but for `ended`, which is a moment of CLOCK_MONOTONIC; None is not known. `waits` are those before it ran,
+    by what the head of the queue waited for. `steps` and `mean_batch` are those from its first token to its last. Of
+    `count` items those of the slowest are told.
+    """
+
+    id: str
+    ended: float
+    finish_reason: str
+    background: bool = False
+    priority: int = 0
+    total_s: float | None = None
+    queued_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    run_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    mean_batch: float | None = None
+    preemptions: int | None = None
+    waits: dict[str, float] = {}
+    count: int = 1
+
+
+class RequestLog(Generic[LiveT]):
+    """The requests of one model by tenant, and in that by id. Everything happens on one event loop.
+
+    Whoever serves them writes into `live` and `ended`; what is asked takes no longer for the requests of others.
+    """
+
+    def __init__(self) -> None:
+        self.live: defaultdict[str | None, dict[str, LiveT]] = defaultdict(dict)
+        self.ended: defaultdict[str | None, deque[EndedRequest]] = defaultdict(partial(deque, maxlen=_MOST_ENDED))
+
+    def live_of(self, viewer: Viewer) -> Iterator[LiveT]:
+        """Those that a viewer may see, oldest first."""
+        lines = [self.live.get(name, {}).values() for name in (self.live if viewer.sees_all else [viewer.name])]
+        return heapq.merge(*lines, key=_arrival)
+
+    def find(self, viewer: Viewer, request_id: str) -> list[LiveT]:
+        """The live one of this id, or all parts of a request; none that the viewer may not see."""
+        mine = [self.live.get(name, {}) for name in (self.live if viewer.sees_all else [viewer.name])]
+        exact = [found for each in mine if (found := each.get(request_id)) is not None]
+        if exact or not REQUEST_ID.fullmatch(request_id):
+            return exact
+        return [part for each in mine for part_id, part in each.items() if part_id.startswith(f"{request_id}-")]
+
+    def ended_of(self, viewer: Viewer) -> Iterator[EndedRequest]:
+        """What is still kept of those that a viewer may see, the last that ended first."""
+        names = self.ended if viewer.sees_all else [viewer.name]
+        lines = [reversed(self.ended[name]) for name in names if name in self.ended]
+        since = time.monotonic() - KEPT_S
+        return takewhile(lambda each: each.ended >= since, heapq.merge(*lines, key=_ended, reverse=True))
+
+    def find_ended(self, viewer: Viewer, request_id: str) -> list[EndedRequest]:
+        """What is kept of the one of this id, or of all parts of a request."""
+        is_whole = REQUEST_ID.fullmatch(request_id) is not None
+        parts = f"{request_id}-"
+        return [
+            each for each in self.ended_of(viewer) if each.id == request_id or (is_whole and each.id.startswith(parts))
+        ]

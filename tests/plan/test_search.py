@@ -1,0 +1,193 @@
+"""The highest rate of some settings, and the best of many: against what can be told by hand, and by trying them all."""
+
+import random
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any
+
+import pytest
+from support.simulated import exact_profile, noisy_profile
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import Coefficients
+from chairlift.core.sequences.policy import POLICIES
+from chairlift.errors import ConfigError
+from chairlift.plan.candidates import candidates, changed, with_strategy
+from chairlift.plan.case import PlanCase, highest_rate
+from chairlift.plan.figures import Latencies, latencies
+from chairlift.plan.machine_profile import FrontCost
+from chairlift.plan.search import num_requests, num_trials, search
+from chairlift.plan.targets import MODES, LatencyTargets, targets_of
+from chairlift.plan.trace import TraceRequest, duration, with_answers
+from chairlift.plan.traffic import Traffic, synthetic
+
+# Steps of 10 ms, whatever they hold: what a server can do is a matter of counting.
+STEADY = exact_profile(Coefficients(0.01, 0.0, 0.0, 0.0))
+BASE = SequenceConfig(model="formula")
+
+
+def traffic(output: str = "constant:10", count: int = 60, seed: int = 0) -> tuple[TraceRequest, ...]:
+    lengths = Traffic(arrivals="poisson:10", input_length="constant:8", output_length=output)
+    return tuple(synthetic(lengths, 4 * count / 10, seed)[:count])
+
+
+def steady(targets: LatencyTargets | None = None, **more: Any) -> PlanCase:
+    return PlanCase(STEADY, traffic(), targets or LatencyTargets(), **more)
+
+
+def test_what_a_server_can_do_at_all() -> None:
+    """An answer takes ten steps: 10 a second one at a time, 40 in four seats."""
+    assert steady().capacity(with_strategy(BASE, "none", 1), 60) == pytest.approx(10)
+    assert steady().capacity(with_strategy(BASE, "static", 4), 60) == pytest.approx(40)
+    assert steady().capacity(with_strategy(BASE, "continuous", 4), 60) == pytest.approx(40)
+    slow = steady(front=FrontCost(request=0.02, output_token=0.001))
+    wide = with_strategy(BASE, "continuous", 64)
+    assert slow.capacity(wide, 60) == pytest.approx(1 / 0.03), "the front is one thread"
+
+
+def test_without_targets_the_highest_rate_is_all_that_it_can_do() -> None:
+    assert highest_rate(steady(), with_strategy(BASE, "continuous", 4), 60) == pytest.approx(40)
+
+
+def test_the_highest_rate_keeps_the_targets_and_little_more_does_not() -> None:
+    case = steady(LatencyTargets(ttft=0.06))
+    config = with_strategy(BASE, "none", 1)
+    rate = highest_rate(case, config, 60)
+    assert 0 < rate < 10
+    assert case.keeps(config, rate, 60)
+    assert not case.keeps(config, 1.3 * rate, 60)
+
+
+def test_a_batch_that_waits_to_be_full_misses_targets_at_low_rates() -> None:
+    case, config = steady(LatencyTargets(ttft=0.5)), with_strategy(BASE, "static", 8)
+    rate = highest_rate(case, config, 60)
+    assert case.keeps(config, rate, 60)
+    assert not case.keeps(config, rate / 10, 60)
+
+
+def test_no_rate_is_one_where_nothing_is_fast_enough() -> None:
+    assert highest_rate(steady(LatencyTargets(e2e=0.05)), with_strategy(BASE, "continuous", 8), 60) == 0
+
+
+def test_a_point_says_what_came_of_a_rate() -> None:
+    case = steady(LatencyTargets(itl=0.005))
+    point = case.point(with_strategy(BASE, "continuous", 8), 5.0, 60)
+    assert point.rate == 5.0
+    assert point.latencies.itl == pytest.approx(0.01)
+    assert point.missed == ("itl",)
+    assert point.output_tokens == pytest.approx(10 * point.throughput)
+    assert 0 < point.busy <= 1
+    assert point.kv_tokens >= 18
+    assert point.kv == pytest.approx(point.kv_tokens / 16 / case.num_blocks(with_strategy(BASE, "continuous", 8)))
+
+
+def test_kv_memory_is_what_a_server_with_so_many_slots_gets() -> None:
+    """A longest sequence takes 256 blocks, and there are 10,000 at most."""
+    case = steady()
+    assert case.num_blocks(with_strategy(BASE, "continuous", 2)) == 512
+    assert case.num_blocks(with_strategy(BASE, "continuous", 64)) == 10_000
+    assert case.num_blocks(SequenceConfig(model="formula", max_num_seqs=2, kv_cache_gb=1.0)) == 10_000
+
+
+def test_rates_change_the_gaps_and_nothing_else() -> None:
+    case = steady()
+    slow, fast = case.at(2.0, 40), case.at(20.0, 40)
+    assert len(slow) / duration(slow) == pytest.approx(2.0)
+    assert [each.arrival for each in fast] == pytest.approx([each.arrival / 10 for each in slow])
+
+
+def test_latencies_count_those_who_were_never_answered() -> None:
+    """Of 20 requests, of which one is refused, 95% are within a finite time, and 96% are not."""
+    requests = [TraceRequest(arrival=0.1 * index, input_length=8, output_length=2) for index in range(19)]
+    case = PlanCase(STEADY, (*requests, TraceRequest(arrival=9.0, input_length=8, output_length=9999)))
+    run = case.run(BASE, 10.0, 20)
+    assert latencies(run, 95.0).e2e == pytest.approx(0.02)
+    assert (latencies(run, 96.0).ttft, latencies(run, 96.0).e2e) == (inf, inf)
+    assert latencies(run, 96.0).itl == pytest.approx(0.01)
+
+
+def test_nobody_waits_for_what_runs_in_the_background() -> None:
+    requests = [
+        TraceRequest(arrival=0.1 * n, input_length=8, output_length=2, background=n % 2 == 0) for n in range(20)
+    ]
+    case = PlanCase(STEADY, tuple(requests))
+    run = case.run(with_strategy(BASE, "none", 1), 1000.0, 20)
+    live = max(life.e2e or inf for life in run.requests if not life.request.background)
+    assert latencies(run, 99.9).e2e == live < max(life.e2e or inf for life in run.requests)
+
+
+def test_targets_of_modes_are_multiples_of_what_one_sees_alone() -> None:
+    alone = Latencies(ttft=0.1, itl=0.02, e2e=1.0)
+    assert targets_of("low-latency", alone, 90.0) == LatencyTargets(ttft=0.2, itl=0.04, percentile=90.0)
+    assert not targets_of("high-throughput", alone, 95.0).any
+    one_shot = Latencies(ttft=0.1, itl=0.0, e2e=0.1)
+    assert all(targets_of(mode, one_shot, 95.0).itl == inf for mode in MODES)
+
+
+@pytest.mark.parametrize("wrong", [{"ttft": 0.0}, {"itl": -1.0}, {"e2e": float("nan")}, {"percentile": 100.0}])
+def test_targets_that_nobody_can_promise(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        LatencyTargets(**wrong)
+
+
+def test_with_another_strategy_goes_only_what_it_reads() -> None:
+    config = SequenceConfig(model="formula", target_itl_ms=20.0, target_ttft_ms=500.0, max_num_seqs=9, seed=3)
+    static = with_strategy(config, "static", 6, max_wait_ms=7.0)
+    assert changed(static) == {"strategy": "static", "batch_size": 6, "seed": 3}
+    assert with_strategy(static, "dynamic", 700, max_wait_ms=7.0).max_num_batched_tokens == 700
+
+
+@pytest.mark.parametrize("strategy", POLICIES)
+def test_candidates_are_many_and_each_is_there_once(strategy: str) -> None:
+    case = steady(LatencyTargets(ttft=1.0, itl=0.1))
+    found = candidates(BASE, strategy, case)
+    assert {each.strategy for each in found} == {strategy}
+    assert all(found.count(each) == 1 for each in found)
+    assert {each.slots for each in found} == ({1} if strategy == "none" else {2, 4, 8, 16, 32, 64, 128})
+    if strategy == "continuous":
+        assert {each.target_itl_ms for each in found} == {None, 50.0, 80.0, 100.0}
+    if strategy == "dynamic":
+        assert {each.max_wait_ms for each in found} == {0.0, 25.0, 100.0, 300.0}
+
+
+def test_the_search_finds_what_trying_all_of_them_would() -> None:
+    lengths = Traffic(arrivals="poisson:10", input_length="uniform:8:200", output_length="exponential:30")
+    case = PlanCase(noisy_profile(), tuple(synthetic(lengths, 12.0)), LatencyTargets(ttft=0.8, itl=0.03))
+    wanted = {"continuous": candidates(BASE, "continuous", case)[::4]}
+    found = search(case, wanted)["continuous"]
+    everywhere = max(highest_rate(case, config, num_requests(case), 0.03) for config in wanted["continuous"])
+    assert found.rate >= 0.9 * everywhere
+    assert found.rate == highest_rate(case, found.config, num_requests(case), 0.03)
+
+
+def test_the_search_says_the_same_however_it_is_shared_out() -> None:
+    case = PlanCase(noisy_profile(), traffic("exponential:12"), LatencyTargets(ttft=0.3), seed=4)
+    wanted = {name: candidates(BASE, name, case)[::3] for name in POLICIES}
+    calls: list[None] = []
+
+    def shuffled(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
+        given = list(jobs)
+        results: dict[int, Any] = {}
+        for index in random.Random(len(given)).sample(range(len(given)), len(given)):
+            results[index] = function(given[index])
+        return [results[index] for index in range(len(given))]
+
+    found = search(case, wanted, on_trial=lambda: calls.append(None))
+    assert found == search(case, wanted, shuffled)
+    assert len(calls) == num_trials(wanted)
+    assert set(found) == set(POLICIES)
+
+
+def test_of_settings_that_do_the_same_the_fewest_are_changed() -> None:
+    """Answers of one token and few requests: any number of slots is enough."""
+    case = PlanCase(STEADY, traffic("constant:1"), LatencyTargets(ttft=0.05))
+    wanted = [with_strategy(BASE, "continuous", slots) for slots in (128, 64, 96)]
+    assert changed(search(case, {"continuous": wanted})["continuous"].config) == {}
+
+
+def test_who_was_refused_gets_somebody_elses_length() -> None:
+    trace = [TraceRequest(arrival=0.1 * n, input_length=5, output_length=7 * (n % 2), max_tokens=6) for n in range(10)]
+    trace.append(TraceRequest(arrival=2.0, input_length=5, items=3))
+    found = with_answers(trace, seed=1)
+    assert [each.output_length for each in found] == [6, 7] * 5 + [0]
+    assert with_answers(trace[:1]) == trace[:1], "there is nobody to ask"
