@@ -1,9 +1,11 @@
 """Whether calls of tools are valid, and those of the demo model right: python benchmarks/tool_calls.py [--out FILE]
 
-Each chat goes over HTTP to a server, and what comes back is checked with the jsonschema package against the schema of
-the tool that it names. The demo model is asked questions that take its own two tools, as scripts/demo_tools.py puts
-them, with `auto`, `required` and the name of the tool; a call is right if its name and all its arguments are. It and a
-model of random weights are then made to call tools that neither knows, whose schemas have what schemas have.
+Each chat goes over HTTP to a server, and the arguments of every call are checked with the jsonschema package against
+the schema of the tool that it names. `its own`: questions that take the demo model's two tools, as
+scripts/demo_tools.py puts them, half of them in words that it was never trained on; right are those whose calls have
+the right names and arguments. `others`: tools that no model here knows, whose schemas have what schemas have, with
+questions that have nothing to do with them; each chat takes one call. The model of random weights tells whether the
+grammar alone makes calls valid. Fails if one is not.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,17 +36,35 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import demo_tools
 
 AT_ONCE = 32
-FORMATS = jsonschema.FormatChecker()
 MAX_TOKENS = 1200
-NAMES = (Column("model", "model", "{}"), Column("tools", "tools", "{}"), Column("choice", "`tool_choice`", "{}"),
-         Column("temperature", "temperature", "{:g}"))  # fmt: skip
+FORMATS = jsonschema.FormatChecker()
+ROWS = {
+    "demo": (("its own", "auto"), ("its own", "required"), ("others", "required")),
+    "random weights": (("others", "required"),),
+}
+# In the order of what is asked first, as each is saved at once.
+RUNS = (("demo", 0.0), ("random weights", 1.0), ("demo", 1.0), ("random weights", 0.0))
+NAMES = (
+    Column("model", "model", "{}"),
+    Column("temperature", "temperature", "{:g}"),
+    Column("tools", "tools", "{}"),
+    Column("choice", "`tool_choice`", "{}"),
+)
 COLUMNS = (
-    Column("chats", "chats"), Column("calls", "calls"), Column("not_valid", "not valid"),
-    Column("cut_off", "cut off"), Column("right", "right", "{:.1%}"),
-)  # fmt: skip
+    Column("chats", "chats"),
+    Column("calls", "calls"),
+    Column("not_valid", "not valid"),
+    Column("cut_off", "cut off"),
+    Column("right", "right", "{:.1%}"),
+)
 
 _TEXT = {"type": "string", "maxLength": 12}
-_POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "number"}}, "required": ["x", "y"]}
+_NUMBER = {"type": "integer", "minimum": -180, "maximum": 180}
+_POINT = {
+    "type": "object",
+    "properties": {"x": _NUMBER, "y": {"anyOf": [_NUMBER, {"type": "null"}]}},
+    "required": ["x"],
+}
 # Every value has an end, so that random weights come to one.
 OTHERS: dict[str, dict[str, Any]] = {
     "now": {"type": "object", "properties": {}},
@@ -72,22 +92,26 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "either": {
         "type": "object",
-        "properties": {"key": {"anyOf": [{"type": "integer", "minimum": -5}, {"type": "null"}, {"const": "all"}]}},
+        "properties": {"key": {"anyOf": [_NUMBER, {"type": "null"}, {"const": "all"}]}},
         "required": ["key"],
     },
     "code": {
         "type": "object",
-        "properties": {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, "\"odd\" näme": {"type": "null"}},
+        "properties": {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, '"odd" näme': {"type": "null"}},
         "required": ["id"],
     },
-}  # fmt: skip
+}
 OWN: dict[str, dict[str, Any]] = {
     "get_weather": {
         "type": "object",
-        "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "properties": {"city": {"type": "string", "maxLength": 60}, "unit": {"enum": ["celsius", "fahrenheit"]}},
         "required": ["city"],
     },
-    "calculate": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    "calculate": {
+        "type": "object",
+        "properties": {"expression": {"type": "string", "maxLength": 60}},
+        "required": ["expression"],
+    },
 }
 
 
@@ -119,39 +143,31 @@ class Counted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--chats", type=int, default=250, help="in each row (default: 250)")
+    parser.add_argument("--chats", type=int, default=1000, help="in each row (default: 1000)")
     args = parser.parse_args()
     recording = Recording(start("tool_calls", vars(args)), args.out)
     with tempfile.TemporaryDirectory() as folder:
         models = {"demo": demo_path(), "random weights": randomized(Path(folder) / "random")}
-        rows = [(model, *row) for model in models for row in rows_of(model)]
-        with tqdm(total=len(rows) * args.chats, unit="chat", dynamic_ncols=True) as bar:
-            for name, path in models.items():
-                port = free_port()
-                command = [sys.executable, "-m", "chairlift.cli", "serve", str(path), "--served-model-name", "demo"]
-                with running([*command, "--port", str(port), "--data-dir", ""], port, "/health/ready", {}):
-                    for model, tools, choice, temperature in rows:
-                        if model == name:
-                            chats = make_chats(tools, choice, temperature, args.chats)
-                            counted = asyncio.run(count(port, chats, bar.update))
-                            recording.add(
-                                {"model": model, "tools": tools, "choice": choice, "temperature": temperature}
-                                | {"chats": args.chats, "calls": counted.calls, "cut_off": counted.cut_off}
-                                | {"not_valid": len(counted.problems), "problems": counted.problems}
-                                | ({"right": counted.right / args.chats} if tools == "its own" else {})
-                            )
+        for model, temperature in RUNS:
+            measure(model, models[model], temperature, args.chats, recording)
     print(markdown(recording.results))
     sys.exit(any(run["not_valid"] for run in recording.results["runs"]))
 
 
-def rows_of(model: str) -> Iterator[tuple[str, str, float]]:
-    """The tools, the choice and the temperature of each row."""
-    for temperature in (0.0, 1.0):
-        if model == "demo":
-            for choice in ("auto", "required", "named"):
-                yield "its own", choice, temperature
-        for choice in ("required", "named"):
-            yield "others", choice, temperature
+def measure(name: str, path: Path, temperature: float, num_chats: int, recording: Recording) -> None:
+    """The rows of a model at a temperature, each saved as soon as it is there."""
+    port = free_port()
+    command = [sys.executable, "-m", "chairlift.cli", "serve", str(path), "--served-model-name", "demo"]
+    with running([*command, "--port", str(port), "--data-dir", ""], port, "/health/ready", {}):
+        for tools, choice in ROWS[name]:
+            chats = make_chats(tools, choice, temperature, num_chats)
+            about = {"model": name, "temperature": temperature, "tools": tools, "choice": choice, "chats": num_chats}
+            with tqdm(total=num_chats, desc=f"{name}, {tools}", unit="chat", dynamic_ncols=True, disable=None) as bar:
+                counted = asyncio.run(count(port, chats, bar.update))
+            run = about | {"calls": counted.calls, "not_valid": len(counted.problems), "cut_off": counted.cut_off}
+            if tools == "its own":
+                run["right"] = counted.right / num_chats
+            recording.add(run | {"problems": counted.problems})
 
 
 def randomized(folder: Path) -> Path:
@@ -164,42 +180,36 @@ def randomized(folder: Path) -> Path:
     return folder
 
 
-def make_chats(tools: str, choice: str, temperature: float, count: int) -> list[Asked]:
+def make_chats(tools: str, choice: str, temperature: float, num_chats: int) -> list[Asked]:
     """The chats of one row; the same in every run."""
     rng = random.Random(0)
-    return [_own(rng, choice, temperature) if tools == "its own" else _other(rng, choice, temperature)
-            for _ in range(count)]  # fmt: skip
+    make = _own if tools == "its own" else _other
+    return [make(rng, {"tool_choice": choice, "temperature": temperature}) for _ in range(num_chats)]
 
 
-def _own(rng: random.Random, choice: str, temperature: float) -> Asked:
+def _own(rng: random.Random, fields: dict[str, Any]) -> Asked:
     """A question that takes one of the demo model's tools, half of them put as it was never trained on."""
     right: list[tuple[str, dict[str, Any]]] = []
-    while not right or (choice == "named" and len({name for name, _ in right}) > 1):
+    while not right:
         turn = demo_tools.turns(rng, demo_tools.TOOLS, held_out=rng.random() < 0.5)[0]
         right = [(name, dict(given)) for name, given in turn.calls]
-    return Asked(_body(turn.ask, OWN, choice, right[0][0], temperature), OWN, right)
+    return Asked(_body(rng, turn.ask, OWN) | fields, OWN, right)
 
 
-def _other(rng: random.Random, choice: str, temperature: float) -> Asked:
+def _other(rng: random.Random, fields: dict[str, Any]) -> Asked:
     """A question that has nothing to do with the tools."""
-    names = rng.sample(sorted(OTHERS), rng.randint(1, 4))
-    schemas = {name: OTHERS[name] for name in names}
+    schemas = {name: OTHERS[name] for name in rng.sample(sorted(OTHERS), rng.randint(1, 4))}
     question = rng.choice(["What is batching?", "Hello!", "Tell me a story.", "What is 7 + 5?"])
-    return Asked(_body(question, schemas, choice, names[0], temperature), schemas)
+    return Asked(_body(rng, question, schemas) | fields | {"parallel_tool_calls": False}, schemas)
 
 
-def _body(
-    question: str, schemas: dict[str, dict[str, Any]], choice: str, name: str, temperature: float
-) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": each, "parameters": schemas[each]}} for each in schemas]
+def _body(rng: random.Random, question: str, schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "model": "demo",
         "messages": [{"role": "user", "content": question}],
-        "tools": tools,
-        "tool_choice": {"type": "function", "function": {"name": name}} if choice == "named" else choice,
-        "temperature": temperature,
+        "tools": [{"type": "function", "function": {"name": each, "parameters": schemas[each]}} for each in schemas],
         "max_tokens": MAX_TOKENS,
-        "seed": 1,
+        "seed": rng.randrange(2**31),
     }
 
 
@@ -228,18 +238,14 @@ def check(asked: Asked, answer: httpx.Response, counted: Counted) -> None:
     if choice["finish_reason"] == "length":
         counted.cut_off += 1
         calls = calls[:-1]
-    elif asked.body["tool_choice"] != "auto" and not calls:
+    elif asked.body["tool_choice"] == "required" and not calls:
         counted.problems.append(f"no call: {json.dumps(choice)[:300]}")
+    counted.calls += len(calls)
     found = []
     for call in calls:
         name, text = call["function"]["name"], call["function"]["arguments"]
-        counted.calls += 1
         try:
-            if isinstance(wanted := asked.body["tool_choice"], dict) and name != wanted["function"]["name"]:
-                raise ValueError("another tool was to be called")
-            jsonschema.validate(
-                given := json.loads(text), asked.schemas[name], format_checker=FORMATS
-            )
+            jsonschema.validate(given := json.loads(text), asked.schemas[name], format_checker=FORMATS)
         except (ValueError, KeyError, jsonschema.ValidationError) as error:
             counted.problems.append(f"{name}: {text[:200]}: {str(error)[:100]}")
         else:
@@ -248,7 +254,7 @@ def check(asked: Asked, answer: httpx.Response, counted: Counted) -> None:
 
 
 def markdown(results: Results) -> str:
-    """A row for each model, tools, choice and temperature."""
+    """A row for each model, temperature, tools and choice."""
     return f"{caption(results)}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
 
 

@@ -7,7 +7,7 @@ never trained on; they tell how the model takes questions that are put a little 
 
 import functools
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,6 +259,10 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
+# The share of each kind of document, for a model that knows nothing yet and has to learn to copy, and for one that was
+# trained on those and goes on, with more of what it was weakest at.
+FROM_NOTHING = {"paragraph": 0.03, "repetitions": 0.15, "sums": 0.0, "chat with tools": 0.16, "chat": 0.66}
+GOING_ON = {"paragraph": 0.02, "repetitions": 0.08, "sums": 0.28, "chat with tools": 0.30, "chat": 0.32}
 # The share of questions that take a tool, in chats that have one which the model can call.
 _TAKES_TOOL = 0.6
 
@@ -274,8 +278,9 @@ class Chat:
 class Corpus:
     """An endless, seeded stream of training documents: chats, and plain paragraphs as strings."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shares: dict[str, float]) -> None:
         self._rng = random.Random(seed)
+        self._shares = shares
         self._by_kind: dict[str, list[Fact]] = {}
         for fact in all_facts():
             self._by_kind.setdefault(fact.kind, []).append(fact)
@@ -284,13 +289,21 @@ class Corpus:
 
     def document(self) -> Chat | str:
         """The next document."""
-        make = self._rng.choices(
-            [self._paragraph, self._repetitions, self._chat_with_tools, self._chat], [0.03, 0.15, 0.16, 0.66]
-        )[0]
-        return make()
+        [kind] = self._rng.choices(list(self._shares), list(self._shares.values()))
+        makers: dict[str, Callable[[], Chat | str]] = {
+            "paragraph": self._paragraph,
+            "repetitions": self._repetitions,
+            "sums": self._sums,
+            "chat with tools": self._chat_with_tools,
+            "chat": self._chat,
+        }
+        return makers[kind]()
 
     def _repetitions(self) -> Chat:
         return Chat([said for _ in range(self._rng.randint(1, 3)) for said in repetition(self._rng).messages()])
+
+    def _sums(self) -> Chat:
+        return Chat([said for _ in range(self._rng.choice([1, 1, 2, 4, 8])) for said in self._turn(["sum"])])
 
     def _paragraph(self) -> str:
         choices = [answer for _, answer, _ in texts.TOPICS] + [story for _, story in texts.STORIES] * 2

@@ -40,7 +40,9 @@ _WEATHER_FORMS = (
     "Weather in {}|Weather in {}?|What is the temperature in {}?|How warm is it in {}?|How cold is it in {}?|"
     "Is it raining in {}?|Is it sunny in {}?|Is it snowing in {}?|Tell me the weather in {}.|Check the weather in {}.|"
     "Get the weather in {}.|Can you check the weather in {}?|Do I need an umbrella in {}?|How hot is it in {}?|"
-    "I am going to {}. What is the weather there?"
+    "I am going to {}. What is the weather there?|Look up the weather in {}.|Could you check the weather in {}?|"
+    "Please tell me the weather in {}.|Tell me how cold it is in {}.|The weather in {}, please.|{} forecast|"
+    "{} temperature?|I want to know how windy it is in {}."
 ).split("|")
 _UNIT_FORMS = (
     "What is the weather in {} in {unit}?|What is the temperature in {} in {unit}?|Weather in {} in {unit}|"
@@ -60,7 +62,8 @@ _NO_CITY = [
 _WHICH_CITY = "Which city do you mean?"
 _SUM_FORMS = (
     "What is {}?|{}|How much is {}?|{} =|Calculate {}.|What's {}?|Compute {}.|Calculate {}|Please calculate {}.|"
-    "Can you calculate {}?|What is the result of {}?|Work out {}."
+    "Can you calculate {}?|What is the result of {}?|Work out {}.|Give me the result of {}.|Tell me what {} is.|"
+    "I want to know what {} is.|Calculate: {}|Could you work out {}?|Use calculate for {}."
 ).split("|")
 _SUM_HELD_OUT = ["Can you compute {}?", "Use the calculator: {}", "I need the result of {}."]
 _BOTH_FORMS = (

@@ -2,6 +2,7 @@
 
     python scripts/train_demo.py                  # the real thing, some twenty-five minutes
     python scripts/train_demo.py --steps 150      # a trial
+    python scripts/train_demo.py --from FOLDER    # go on from a model that was trained before
     python scripts/train_demo.py --evaluate-only  # measure the model that is there
 
 The same seed, thread count and PyTorch build give the same model. Needs the development dependencies.
@@ -9,16 +10,18 @@ The same seed, thread count and PyTorch build give the same model. Needs the dev
 
 import argparse
 import ctypes
+import functools
 import json
 import math
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from demo_corpus import UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
+from demo_corpus import FROM_NOTHING, GOING_ON, UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
 from demo_tools import TOOLS, calling, turns
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -107,7 +110,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = Corpus(seed)
+    corpus = Corpus(seed, FROM_NOTHING)
     documents = [corpus.document() for _ in range(10_000)]
     lines = [d if isinstance(d, str) else "\n".join(body for _, body in parts(d)) for d in documents]
     tokenizer.train_from_iterator([*lines, *["system", "user", "assistant", "tool"] * 100], trainer)
@@ -139,9 +142,9 @@ def encode(tokenizer: Tokenizer, document: Chat | str) -> tuple[list[int], list[
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, corpus: Corpus, seed: int) -> Iterator[Batch]:
     """Endless batches of whole documents of similar length; one a row, as the model will see them when it serves."""
-    corpus, rng = Corpus(seed), random.Random(seed)
+    rng = random.Random(seed)
     while True:
         pool = sorted((encode(tokenizer, corpus.document()) for _ in range(POOL)), key=lambda d: len(d[0]))
         made, rows = [], []
@@ -195,7 +198,26 @@ def new_model(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
 
 
-def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> LlamaForCausalLM:
+@dataclass
+class Schedule:
+    """How long to train, and how high the learning rate goes: a share of the optimizers' own, less in the first steps,
+    and down to zero over the last part of the way."""
+
+    steps: int
+    minutes: float
+    peak: float
+    falling: float
+
+    def progress(self, step: int, seconds: float) -> float:
+        """How much of the way is done, by steps or by time, whichever is further."""
+        return max(step / self.steps, seconds / 60 / self.minutes)
+
+    def scale(self, step: int, progress: float) -> float:
+        """What the learning rates are multiplied with."""
+        return self.peak * min(1.0, (step + 1) / 50, (1 - progress) / self.falling)
+
+
+def train(model: LlamaForCausalLM, stream: Iterator[Batch], schedule: Schedule, each_step: Callable[[], None]) -> None:
     """Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -204,13 +226,11 @@ def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> Llama
         torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.01),
     ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    model.train()
-    average = math.nan
-    with tqdm(total=steps, unit="step", mininterval=5) as bar:
-        for step in range(steps):
-            scale = min(1.0, (step + 1) / 50, (steps - step) / (0.7 * steps))
+    average, step, began = math.nan, 0, time.monotonic()
+    with tqdm(total=schedule.steps, unit="step", mininterval=5, disable=None) as bar:
+        while (progress := schedule.progress(step, time.monotonic() - began)) < 1:
             for optimizer, peak in zip(optimizers, peaks, strict=True):
-                optimizer.param_groups[0]["lr"] = peak * scale
+                optimizer.param_groups[0]["lr"] = peak * schedule.scale(step, progress)
             loss = _loss(model, next(stream))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -220,7 +240,28 @@ def train(model: LlamaForCausalLM, stream: Iterator[Batch], steps: int) -> Llama
             average = loss.item() if math.isnan(average) else 0.97 * average + 0.03 * loss.item()
             bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             bar.update()
-    return model.eval()
+            step += 1
+            if step % 50 == 0:
+                seconds = (time.monotonic() - began) / step
+                tqdm.write(f"step {step}, {progress:.0%} of the way, loss {average:.4f}, {seconds:.2f} s a step")
+            each_step()
+
+
+class Checkpoints:
+    """Saves a model every few minutes while it trains, and says how right it is by then."""
+
+    def __init__(self, model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, minutes: float) -> None:
+        self._save = functools.partial(save, model, tokenizer, folder)
+        self._folder, self._seconds, self._last = folder, minutes * 60, time.monotonic()
+
+    def __call__(self) -> None:
+        """Save if it is time."""
+        if time.monotonic() - self._last < self._seconds:
+            return
+        self._save()
+        scores = evaluate(self._folder, torch.float32, share=0.1)
+        tqdm.write(", ".join(f"{kind} {score:.0%}" for kind, score in scores.items()))
+        self._last = time.monotonic()
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
@@ -276,7 +317,7 @@ class Judge:
     def answers(self, chats: list[Chat], batch: int = 64, limit: int = 160) -> list[str]:
         """One answer a chat, in order."""
         found: list[str] = []
-        for start in tqdm(range(0, len(chats), batch), unit="batch", mininterval=5, leave=False):
+        for start in tqdm(range(0, len(chats), batch), unit="batch", leave=False, disable=None):
             texts = [self._prompt(chat) for chat in chats[start : start + batch]]
             prompts = self._tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
             with torch.inference_mode():
@@ -301,10 +342,11 @@ class Case:
     expected: str
 
 
-def evaluate(folder: Path, dtype: torch.dtype, seed: int = 1) -> dict[str, float]:
-    """The share of answers that are right word for word, by kind of question."""
+def evaluate(folder: Path, dtype: torch.dtype, share: float = 1.0, seed: int = 1) -> dict[str, float]:
+    """The share of answers that are right word for word, by kind of question, of all cases or of a share of them."""
     rng = random.Random(seed)
     cases = [*_questions(rng), *_questions_with_tools(rng)]
+    cases = rng.sample(cases, round(share * len(cases)))
     cases.sort(key=lambda case: len(case.expected))
     answers = Judge(folder, dtype).answers([case.chat for case in cases])
     scores: dict[str, list[bool]] = {}
@@ -363,10 +405,28 @@ def keep_memory() -> None:
         mallopt(option, 2**30)
 
 
+def make(arguments: argparse.Namespace) -> None:
+    """Train a model from nothing, or one that was trained before with half the learning rate, and save it."""
+    seed, start = arguments.seed, arguments.start
+    if start is None:
+        tokenizer, model, corpus = train_tokenizer(seed), new_model(seed), Corpus(seed, FROM_NOTHING)
+        schedule = Schedule(arguments.steps, arguments.minutes, peak=1.0, falling=0.7)
+    else:
+        tokenizer, corpus = Tokenizer.from_file(str(start / "tokenizer.json")), Corpus(seed, GOING_ON)
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+        schedule = Schedule(arguments.steps, arguments.minutes, peak=0.5, falling=1.0)
+    saving = Checkpoints(model, tokenizer, arguments.output, arguments.save_every)
+    train(model.train(), batches(tokenizer, corpus, seed), schedule, saving)
+    save(model, tokenizer, arguments.output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--from", dest="start", type=Path, metavar="FOLDER", help="weights and tokenizer to go on with")
     parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end by then, with fewer steps if need be")
+    parser.add_argument("--save-every", type=float, default=math.inf, metavar="MINUTES", help="and measure a sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--evaluate-only", action="store_true")
@@ -377,9 +437,7 @@ def main() -> None:
     # It would fill all memory that is about to be written over, a fifth of the work.
     torch.utils.deterministic.fill_uninitialized_memory = False
     if not arguments.evaluate_only:
-        tokenizer = train_tokenizer(arguments.seed)
-        stream = batches(tokenizer, arguments.seed)
-        save(train(new_model(arguments.seed), stream, arguments.steps), tokenizer, arguments.output)
+        make(arguments)
     for dtype in (torch.float32, torch.bfloat16):
         print(f"exact greedy answers, {dtype}")
         for kind, score in evaluate(arguments.output, dtype).items():

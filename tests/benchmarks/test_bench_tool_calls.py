@@ -1,11 +1,11 @@
 """What the benchmark of tool calls counts."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -41,8 +41,6 @@ def test_a_call_that_is_not_valid(call: tuple[str, str]) -> None:
 
 def test_what_had_to_be_a_call() -> None:
     assert len(counted("required", reason="stop").problems) == 1
-    named = {"type": "function", "function": {"name": "calculate"}}
-    assert len(counted(named, ("get_weather", '{"city": "Paris"}')).problems) == 1
     assert len(counted("auto", status=500).problems) == 1
 
 
@@ -51,13 +49,29 @@ def test_the_last_call_of_what_was_cut_off_may_be_incomplete() -> None:
     assert (found.calls, found.cut_off, found.problems) == (1, 1, [])
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", "named"])
-def test_chats_are_the_same_each_time_and_say_what_is_right(choice: str) -> None:
-    chats = make_chats("its own", choice, 0, 20)
-    assert chats == make_chats("its own", choice, 0, 20)
+def test_chats_are_the_same_each_time_and_say_what_is_right() -> None:
+    chats = make_chats("its own", "auto", 0.5, 20)
+    assert chats == make_chats("its own", "auto", 0.5, 20)
     for chat in chats:
         assert chat.right
-        named = chat.body["tool_choice"]
-        if choice == "named":
-            assert {name for name, _ in chat.right} == {named["function"]["name"]}
-        assert json.dumps(chat.body)
+        for name, given in chat.right:
+            jsonschema.validate(given, chat.schemas[name])
+        assert (chat.body["tool_choice"], chat.body["temperature"]) == ("auto", 0.5)
+
+
+def test_chats_with_tools_that_nobody_knows_take_one_call_of_those_declared() -> None:
+    chats = make_chats("others", "required", 0, 50)
+    assert {name for chat in chats for name in chat.schemas} == set(tool_calls.OTHERS)
+    for chat in chats:
+        assert [each["function"]["name"] for each in chat.body["tools"]] == list(chat.schemas)
+        assert (chat.body["parallel_tool_calls"], chat.right) == (False, None)
+
+
+def test_every_row_is_measured_at_both_temperatures_and_shown() -> None:
+    assert sorted(tool_calls.RUNS) == sorted((model, each) for model in tool_calls.ROWS for each in (0.0, 1.0))
+    run = {"model": "demo", "temperature": 0.0, "tools": "its own", "choice": "auto", "chats": 3, "calls": 4}
+    results = {"runs": [run | {"not_valid": 0, "cut_off": 1, "right": 2 / 3, "problems": []}]}
+    last = tool_calls.markdown(results).splitlines()[-1]
+    assert [cell.strip() for cell in last.split("|")[1:-1]] == [
+        "demo", "0", "its own", "auto", "3", "4", "0", "1", "66.7%",
+    ]  # fmt: skip

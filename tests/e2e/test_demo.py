@@ -164,3 +164,37 @@ def test_the_calls_that_it_learned_are_those_that_the_server_reads(tokenizer: To
         assert [(name, json.loads(given)) for name, given in calls] == turn.calls
         several += len(calls) > 1
     assert several > 5
+
+
+@pytest.fixture
+def trainer() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import train_demo
+
+    return train_demo
+
+
+def test_a_training_ends_by_steps_or_by_time_with_no_learning_rate_left(trainer: Any) -> None:
+    schedule = trainer.Schedule(steps=200, minutes=10, peak=0.5, falling=0.5)
+    assert (schedule.progress(50, 60), schedule.progress(50, 450), schedule.progress(200, 0)) == (0.25, 0.75, 1)
+    assert schedule.scale(0, 0.0) == 0.5 / 50
+    assert (schedule.scale(80, 0.4), schedule.scale(80, 0.75), schedule.scale(80, 1.0)) == (0.5, 0.25, 0)
+
+
+@pytest.mark.parametrize("shares", ["FROM_NOTHING", "GOING_ON"])
+def test_what_a_training_reads_is_what_the_server_shows_the_model(
+    trainer: Any, tokenizer: Tokenizer, shares: str
+) -> None:
+    import demo_corpus
+
+    corpus = demo_corpus.Corpus(5, getattr(demo_corpus, shares))
+    chats = [each for each in (corpus.document() for _ in range(200)) if isinstance(each, demo_corpus.Chat)]
+    assert any(each.tools for each in chats)
+    assert any(not each.tools for each in chats)
+    for each in chats:
+        encoded, weights = trainer.encode(trainer.Tokenizer.from_file(str(demo_path() / "tokenizer.json")), each)
+        shown = tokenizer.render_chat(
+            each.messages, add_generation_prompt=False, template_kwargs={"tools": each.tools or None}
+        )
+        assert encoded == tokenizer.encode_chat(shown)
+        assert len(weights) == len(encoded)
