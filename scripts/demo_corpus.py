@@ -262,7 +262,7 @@ _WEIGHTS = {
 # The share of each kind of document, for a model that knows nothing yet and has to learn to copy, and for one that was
 # trained on those and goes on, with more of what it was weakest at.
 FROM_NOTHING = {"paragraph": 0.03, "repetitions": 0.15, "sums": 0.0, "chat with tools": 0.16, "chat": 0.66}
-GOING_ON = {"paragraph": 0.02, "repetitions": 0.08, "sums": 0.28, "chat with tools": 0.30, "chat": 0.32}
+GOING_ON = {"paragraph": 0.03, "repetitions": 0.07, "sums": 0.12, "chat with tools": 0.33, "chat": 0.45}
 # The share of questions that take a tool, in chats that have one which the model can call.
 _TAKES_TOOL = 0.6
 

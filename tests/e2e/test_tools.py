@@ -135,6 +135,18 @@ def test_the_demo_model_answers_with_what_a_tool_gives(demo_server: Server) -> N
     assert choice.message.content == "In Paris it is sunny, and the temperature is 21 degrees."
 
 
+def test_the_call_of_the_guide(demo_server: Server) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    answer = demo_server.openai.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[tool("get_weather", schema)],
+        temperature=0,
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_demo_model_leaves_tools_alone_where_none_is_needed(demo_server: Server, stream: bool) -> None:
     body = asked("What is the capital of France?", stream=stream)
