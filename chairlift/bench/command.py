@@ -18,7 +18,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import with_strategy
+from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.traffic import LENGTHS
 
 # The module whose `markdown` shows the results.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from chairlift.core.cost import CostModel
-from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
+from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
 # Of the recorded ones, so many that are nearest in shape are drawn from.
 _NEAREST = 24
@@ -127,6 +127,12 @@ class CallTimes:
             rng,
         )
 
+    def fresh(self, rng: random.Random) -> "CallTimes":
+        """Return times that begin anew, without the work of making them."""
+        other = copy(self)
+        other._ratios = self._ratios.fresh(rng)
+        return other
+
     def seconds(self, items: int, computed: float) -> float:
         """Draw the seconds of a call."""
         return self._expected(computed) * self._ratios.draw(items, computed)
@@ -135,14 +141,16 @@ class CallTimes:
         return self._call + self._size * computed
 
 
-def thinned(profile: SequenceProfile, most: int) -> SequenceProfile:
-    """Return a profile with no more steps than `most`, from all of it, in runs as they came."""
-    count, runs = len(profile.steps), most // _RUN
+def thinned(profile: ProfileT, most: int) -> ProfileT:
+    """Return a profile with no more steps, or calls, than `most`, from all of it, in runs as they came."""
+    name = "steps" if isinstance(profile, SequenceProfile) else "calls"
+    samples = getattr(profile, name)
+    count, runs = len(samples), most // _RUN
     if count <= most:
         return profile
     starts = (index * count // runs for index in range(runs))
-    steps = [step for start in starts for step in profile.steps[start : start + _RUN]]
-    return msgspec.structs.replace(profile, steps=steps)
+    kept = [sample for start in starts for sample in samples[start : start + _RUN]]
+    return msgspec.structs.replace(profile, **{name: kept})
 
 
 def fit_steps(steps: Sequence[StepSample]) -> CostModel:

@@ -11,7 +11,7 @@ from chairlift.bench.strategies import StrategyRun, run_strategy
 from chairlift.bench.workload import make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import with_strategy
+from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.runners.decoder.runner import DecoderRunner
 
 
