@@ -15,20 +15,21 @@ from typing import Any
 import msgspec
 
 from chairlift.bench.plan_report import PlanResults, markdown
+from chairlift.bench.plan_served import subject_served
 from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
 from chairlift.bench.plan_traffic import targets_in, traffic_in
 from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.config.flags import HELP
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.advice import TrafficFacts, facts_of
-from chairlift.plan.case import PlanCase
+from chairlift.plan.advice import TrafficFacts, facts_of, rounded
+from chairlift.plan.case import PlanCase, changed, highest_rate
 from chairlift.plan.item_advice import item_decision
 from chairlift.plan.item_case import ItemCase
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
-from chairlift.plan.planner import ServingPlan, make_plan, with_mode
+from chairlift.plan.planner import ServingPlan, as_flags, make_plan, with_mode
 from chairlift.plan.resampler import thinned
-from chairlift.plan.search import MOST_SIMULATED, Mapper
+from chairlift.plan.search import MOST_SIMULATED, Mapper, num_requests
 from chairlift.plan.sequence_advice import sequence_decision
 from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.targets import MODES, LatencyTargets
@@ -65,6 +66,10 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     for name in SETTINGS:
         flag = f"--{name.replace('_', '-')}"
         machine.add_argument(flag, default=argparse.SUPPRESS, help=HELP[name])
+    served = parser.add_argument_group("a server that runs already")
+    served.add_argument("--model", dest="served_name", metavar="NAME", help="which of its models, if it has several")
+    served.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
+    served.add_argument("--yes", action="store_true", help="send requests to one that is not on this machine")
     parser.add_argument("--seed", type=int, default=0, help="of made-up traffic and of the simulation")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that simulate at once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON")
@@ -82,7 +87,7 @@ def _add_traffic(traffic: "argparse._ArgumentGroup") -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Make a plan and print it."""
-    subject = subject_here(args)
+    subject = subject_served(args) if "://" in args.model else subject_here(args)
     items = isinstance(subject.config, ItemConfig)
     targets = targets_in(args, items)
     _check_outputs(args)
@@ -98,12 +103,13 @@ def main(args: argparse.Namespace) -> int:
     with _mapper(args.processes) as mapper, progress_bar("simulate") as progress:
         plan = make_plan(case, subject.config, facts.rate, mapper, progress)
     results = PlanResults(
+        title=subject.title or subject.name,
         model=subject.name,
         kind="items" if items else "sequences",
         machine=machine.machine,
         mode=mode,
         front=machine.front,
-        notes=list(subject.notes),
+        notes=[*subject.notes, *_as_it_is(case, subject)],
         given=subject.given,
         facts=facts,
         plan=plan,
@@ -158,6 +164,15 @@ def _decision(
     if isinstance(case, ItemCase):
         return item_decision(plan, facts, case.profile)
     return sequence_decision(plan, facts, trace)
+
+
+def _as_it_is(case: PlanCase[Any, Any], subject: Subject) -> list[str]:
+    """What a server that runs can do with the settings that it has."""
+    if subject.now is None:
+        return []
+    rate = highest_rate(case, subject.now, num_requests(case))
+    flags = " ".join(as_flags(changed(subject.now))) or "the defaults"
+    return [f"as it is now, with `{flags}`, it keeps the targets up to {rounded(rate)} requests a second"]
 
 
 def _memory(profile: SequenceProfile | ItemProfile) -> dict[str, Any]:

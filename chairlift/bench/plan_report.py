@@ -24,6 +24,7 @@ class PlanResults(msgspec.Struct, kw_only=True):
     each instance. `notes` say how far that can be trusted. `given` are settings that go with any plan.
     """
 
+    title: str
     model: str
     kind: Literal["sequences", "items"]
     machine: str
@@ -60,7 +61,7 @@ def markdown(results: PlanResults) -> str:
 def _asked(results: PlanResults) -> str:
     facts, plan = results.facts, results.plan
     lines = [
-        f"# A plan for {results.model}",
+        f"# A plan for {results.title}",
         "",
         f"- machine: {results.machine}; {_front(results.front)}",
         f"- traffic: {facts.requests} requests, {rounded(facts.rate)} a second; {_lengths(results)}",

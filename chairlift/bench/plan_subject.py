@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +35,8 @@ _MOST_EXAMPLES = 10_000
 class Subject(NamedTuple):
     """A model: under which `name` it is copied, with which settings, and what measures it within so many seconds.
 
-    `config` waits for nobody: the settings that are sought are at those. `given` are settings that go with any plan,
-    and `notes` say how far what was measured can be trusted.
+    `config` waits for nobody, and has what is sought at any value. `given` are settings that go with any plan, `notes`
+    say how far what was measured can be trusted. A server that runs has a `title`, and settings `now`.
     """
 
     name: str
@@ -44,7 +44,9 @@ class Subject(NamedTuple):
     max_waiting: int
     measure: Callable[[float], MachineProfile]
     given: dict[str, Any] = {}
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    title: str = ""
+    now: SequenceConfig | ItemConfig | None = None
 
 
 def subject_here(args: argparse.Namespace) -> Subject:
