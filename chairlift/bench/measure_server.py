@@ -32,7 +32,7 @@ from chairlift.plan.resampler import fit_calls, fit_steps, line_through
 _PROMPTS = (1, 16, 64, 128, 256, 512)
 _LEVELS, _CONTEXTS, _ANSWER, _SHORT = (1, 2, 4, 8, 16, 32), (32, 256), 24, 4
 # Token ids that every vocabulary has, and that are no special tokens.
-_IDS = range(10, 250)
+_IDS = range(10, 100)
 _LENGTHS, _MOST_TOKENS, _MOST_ITEMS, _OPEN_SIZE = (8, 32, 128, 512), 8_192, 64, 8
 _ROUND_TRIPS = 15
 # An answer that takes longer is given up.
@@ -150,7 +150,7 @@ def _decodes(outcomes: Sequence[Outcome], jobs: Sequence[tuple[int, int]]) -> li
     each = 1.0 if len(last.times) == last.tokens else (last.tokens - 1) / max(len(last.times) - 1, 1)
     samples = []
     for index, (sooner, later) in enumerate(pairwise(times)):
-        read = count * round(prompt + 1 + (index + 0.5) * each)
+        read = count * int(prompt + 1 + index * each + (each - 1) / 2)
         if later > sooner:
             samples.append(StepSample(count, count, read, read, (later - sooner) / each))
     return samples
