@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from math import log2
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,28 +36,33 @@ class Resampler:
         self._random = rng.random
         self._default = default
         self._pools: dict[tuple[int, ...], list[float]] = {}
-        self._places: dict[tuple[int, ...], int] = {}
+        # For each shape its pool, and the place in it of what was drawn last.
+        self._runs: dict[tuple[int, ...], list[Any]] = {}
 
     def fresh(self, rng: random.Random) -> "Resampler":
         """Return one that begins anew, with what this one knows of which values are near."""
         other = copy(self)
         other._random = rng.random
-        other._places = {}
+        other._runs = {}
         return other
 
     def draw(self, *shape: float) -> float:
         """Return a value for a shape."""
         key = tuple([_bin(count) for count in shape])
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = self._near(key)
-        if not pool:
-            return self._default
+        run = self._runs.get(key)
+        if run is None:
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = self._near(key)
+            if not pool:
+                return self._default
+            run = self._runs[key] = [pool, 0]
+            begins = True
+        else:
+            begins = self._random() * _RUN < 1
+        pool = run[0]
         # Round and round, or the first ones would come less often than the others.
-        place = (self._places.get(key, 0) + 1) % len(pool)
-        if key not in self._places or self._random() * _RUN < 1:
-            place = int(self._random() * len(pool))
-        self._places[key] = place
+        place = run[1] = int(self._random() * len(pool)) if begins else (run[1] + 1) % len(pool)
         return pool[place]
 
     def _near(self, key: tuple[int, ...]) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.simulated import exact_calls, few_candidates, noisy_profile
 
@@ -18,7 +19,7 @@ from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
-from chairlift.plan.machine_profile import FrontCost, MachineProfile
+from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
@@ -220,3 +221,30 @@ def test_what_only_items_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--items is for models that answer in one call" in capsys.readouterr().err
     assert plan(*DESCRIBED, "--examples", "nowhere") == 1
     assert "--examples is for models that answer in one call" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["encoder", "onnx", "python"])
+def test_models_of_every_kind_are_measured(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths: tuple[str, ...] = ()
+    if kind == "encoder":
+        model, lengths = str(encoder_folder("bert")), ("--input-lengths", "uniform:4:40")
+    elif kind == "onnx":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+        from support.onnx_models import linear
+
+        model = linear(tmp_path / "net.onnx")
+    else:
+        model = f"{tmp_path / 'own.py'}:Own"
+        (tmp_path / "own.py").write_text("class Own:\n    def predict(self, batch):\n        return batch\n")
+        (tmp_path / "lines").write_text("[1]\n[2]\n")
+        lengths = ("--examples", str(tmp_path / "lines"))
+    saved = tmp_path / "profile.json"
+    wanted = ("--rate", 20, "--measure-seconds", 1, "--num-threads", 1, "--profile", saved, "--mode", "high-throughput")
+    assert plan_items(*wanted, *lengths, model=model) == 0
+    text = capsys.readouterr().out
+    assert "its worker takes up to" in text or "workers takes up to" in text
+    (made,) = MachineProfile.load(saved).models.values()
+    assert isinstance(made, ItemProfile)
+    assert max(call.items for call in made.calls) == 64
+    assert (max(call.computed for call in made.calls) > 64) == (kind == "encoder")
