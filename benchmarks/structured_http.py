@@ -3,24 +3,31 @@
     python benchmarks/structured_http.py MODEL --out FILE.json
 
 One server. First the time to the first text of requests one at a time: with no schema, with one that the server has
-seen, and with one that it has not. Then `--streams` streams decode, with nothing else and with a hostile grammar twice
-a second, in turn; a gap is the time between two events of a stream. The hostile ones are what took longest to compile
-or to follow: nested repetition, references in a chain, thousands of keys, a long constant, a pattern that ends in a
-guess.
+seen, and with one that it has not. Then `--streams` streams decode: with nothing else, and with a short answer or a
+hostile grammar that another process asks for twice a second, in turn. A gap is the time between two events of a stream.
+The hostile ones are what took longest to compile or to follow: nested repetition, references in a chain, thousands of
+keys, a long constant, a pattern that ends in a guess.
 """
 
 import argparse
 import asyncio
+import contextlib
+import http.client
 import json
+import multiprocessing
+import os
 import random
 import statistics
 import sys
+import threading
 import time
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import cycle, pairwise
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event as EventOfProcesses
 from pathlib import Path
 from typing import Any
 
-import httpx
 import workloads
 from engines import SERVED_NAME
 from server_process import free_port, running
@@ -30,7 +37,10 @@ from chairlift.bench.completion_stream import Outcome, Target, stream
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 NAMES = (Column("what", "", "{}"),)
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 4.0
+BEGIN_SECONDS = 60.0
+# Bodies of each attack, which differ a little.
+VARIANTS = 7
 COLUMNS = (
     Column("p50_ms", "p50 ms", "{:.1f}"),
     Column("p95_ms", "p95 ms", "{:.1f}"),
@@ -94,8 +104,6 @@ async def measure(target: Target, args: argparse.Namespace, record: Recording) -
         for number in range(args.rounds + 1):
             rows = await first_texts(target, args, rng)
             rows |= await gaps(target, args, rng)
-            # Grammars that were sent last are still being compiled.
-            await asyncio.sleep(SETTLE_SECONDS)
             if number:  # the one before warms up
                 for what, milliseconds in rows.items():
                     record.add({"what": what, "round": number, **spread_of(milliseconds)})
@@ -136,38 +144,79 @@ def new_schema(rng: random.Random) -> dict[str, Any]:
 
 
 async def gaps(target: Target, args: argparse.Namespace, rng: random.Random) -> dict[str, list[float]]:
-    """Milliseconds between the events of streams, alone and beside each of the hostile grammars."""
+    """Milliseconds between the events of streams, alone, beside short answers, and beside each hostile grammar."""
     found: dict[str, list[float]] = {}
-    for what, wanted in ({"nothing else": None} | HOSTILE).items():
+    for what, wanted in ({"nothing else": None, "short answers without a grammar": {}} | HOSTILE).items():
         prompts = [workloads.random_ids(rng, 32, args.vocab) for _ in range(args.streams)]
         # A token that is text by itself, so that each gives an event.
         requests = [target.request(prompt, args.tokens, logit_bias={"1000": 100}) for prompt in prompts]
-        attacks = asyncio.create_task(attack(target, wanted)) if wanted else None
-        outcomes = await asyncio.gather(*(stream(target, request, time.perf_counter()) for request in requests))
-        if attacks is not None:
-            attacks.cancel()
-            await asyncio.wait([attacks])
+        with attacked(target, wanted):
+            outcomes = await asyncio.gather(*(stream(target, request, time.perf_counter()) for request in requests))
         if failed := [outcome.error for outcome in outcomes if outcome.error is not None]:
             raise SystemExit(failed[0])
         # The prompts of one another are in the first gaps.
         found[f"gap, {what}"] = [
             (b - a) * 1000 for outcome in outcomes for a, b in pairwise(outcome.times[args.streams :])
         ]
+        # The grammars that came last are still being compiled.
+        await asyncio.sleep(SETTLE_SECONDS)
     return found
 
 
-async def attack(target: Target, wanted: dict[str, Any]) -> None:
-    """Send a hostile grammar twice a second, each a little different from the last."""
-    url = f"http://{target.host}:{target.port}{target.path}"
-    async with httpx.AsyncClient(timeout=30) as client:
-        for number in range(10**6):
-            text = json.dumps(wanted).replace("a", f"a{number % 7}" if "regex" not in wanted else "a")
-            body = {"model": target.model, "prompt": [5], "max_tokens": 20, "structured_outputs": json.loads(text)}
-            sent = asyncio.create_task(client.post(url, json=body))
-            await asyncio.sleep(0.5)
-            # Whoever takes long may give up: it is the others that count.
-            if sent.done() and not sent.exception() and sent.result().status_code >= 500:
-                raise SystemExit(sent.result().text)
+@contextlib.contextmanager
+def attacked(target: Target, wanted: dict[str, Any] | None) -> Iterator[None]:
+    """Have a process of its own send a grammar twice a second meanwhile; what it costs the sender is not the server's.
+
+    It sends nothing at all if nothing is wanted, and no grammar if that is empty.
+    """
+    if wanted is None:
+        yield
+        return
+    bodies = [attack_body(target.model, wanted, number) for number in range(VARIANTS)]
+    spawn = multiprocessing.get_context("spawn")
+    worst, begun = spawn.Value("i", 0), spawn.Event()
+    about = target.host, target.port, target.path, bodies, worst, begun
+    sender = spawn.Process(target=attack, args=about, daemon=True)
+    sender.start()
+    try:
+        if not begun.wait(BEGIN_SECONDS):
+            raise SystemExit("the attack did not begin")
+        yield
+    finally:
+        sender.terminate()
+        sender.join()
+    # A grammar may still be compiled in the time that the streams leave.
+    if worst.value >= 500 or (not worst.value and not wanted):
+        raise SystemExit(f"what was sent beside the streams was answered with {worst.value or 'nothing'}")
+
+
+def attack_body(model: str, wanted: dict[str, Any], number: int) -> bytes:
+    """A request for a grammar that is a little different for each number."""
+    text = json.dumps(wanted)
+    text = text.replace("{50}", f"{{{50 - number}}}", 1) if "regex" in wanted else text.replace("a", f"a{number}")
+    body: dict[str, Any] = {"model": model, "prompt": [5], "max_tokens": 20}
+    return json.dumps(body | ({"structured_outputs": json.loads(text)} if wanted else {})).encode()
+
+
+def attack(
+    host: str, port: int, path: str, bodies: list[bytes], worst: "Synchronized[int]", begun: "EventOfProcesses"
+) -> None:
+    """Send the bodies in turn, twice a second; keep the highest status that is not about too much at once."""
+    os.nice(19)
+    begun.set()
+    for body in cycle(bodies):
+        threading.Thread(target=post, args=(host, port, path, body, worst), daemon=True).start()
+        time.sleep(0.5)
+
+
+def post(host: str, port: int, path: str, body: bytes, worst: "Synchronized[int]") -> None:
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    # Whoever takes long may give up: it is the others that count.
+    with contextlib.suppress(TimeoutError):
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        status = connection.getresponse().status
+        if status != 503:
+            worst.value = max(worst.value, status)
 
 
 def spread_of(milliseconds: list[float]) -> dict[str, float]:

@@ -8,13 +8,13 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from support.fuzzing import HANG_SECONDS, Fuzzer, Report, grpc_requests, storm
+from support.fuzzing import BODIES, HANG_SECONDS, NEW_BODIES, Fuzzer, Report, grpc_requests, storm
 from support.serve_process import WITH_GRPC, Server
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -51,11 +51,12 @@ def all_is_well(server: Server, before_mb: float) -> None:
     assert after_mb - before_mb <= MAX_GROWTH_MB
 
 
-def test_http(server: Server) -> None:
+@pytest.mark.parametrize("bodies", [BODIES, NEW_BODIES], ids=["all", "forms and tools"])
+def test_http(server: Server, bodies: Sequence[tuple[str, dict[str, Any]]]) -> None:
     report = Report()
-    asyncio.run(storm(server.port, Fuzzer(0), COUNT // 5, report))
+    asyncio.run(storm(server.port, Fuzzer(0, bodies), COUNT // 5, report))
     before = resident_mb(server)
-    asyncio.run(storm(server.port, Fuzzer(1), COUNT - COUNT // 5, report))
+    asyncio.run(storm(server.port, Fuzzer(1, bodies), COUNT - COUNT // 5, report))
     statuses: Counter[str] = Counter()
     for (_, status), count in report.answers.items():
         statuses[status] += count

@@ -5,6 +5,7 @@ import copy
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,44 @@ _TURNS: Any = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2"}]},
 ]
+_SCHEMA: Any = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^x[0-9]{1,3}$"}, "b": {"enum": [1, "2", None]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+_FORM: Any = {"type": "json_schema", "json_schema": {"name": "it", "schema": _SCHEMA, "strict": True}}
+_FLAT_FORM: Any = {"type": "json_schema", **_FORM["json_schema"]}
+_FUNCTION: Any = {"name": "add", "description": "sums", "parameters": _SCHEMA}
+_TOOLS: Any = {"tools": [{"type": "function", "function": _FUNCTION}], "parallel_tool_calls": False}
+_NAMED: Any = {"type": "function", "function": {"name": "add"}}
+_BLOCK_TOOLS: Any = {"tools": [{"name": "add", "input_schema": _SCHEMA}], "tool_choice": {"type": "any"}}
+_FLAT_TOOLS: Any = {"tools": [{"type": "function", **_FUNCTION, "strict": True}], "tool_choice": "required"}
+# What brings a form of the answer, tools, or items in turns: the routes that came last, and what they share.
+NEW_BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"model": "chat", **_CHAT, "response_format": _FORM, "temperature": 0}),
+    ("/v1/chat/completions", {"model": "chat", **_CHAT, **_TOOLS, "tool_choice": "required", "stream": True}),
+    ("/v1/chat/completions", {"model": "chat", **_CHAT, **_TOOLS, "tool_choice": _NAMED, "reasoning_effort": "low"}),
+    ("/v1/completions", {"model": "chat", "prompt": "a", "structured_outputs": {"regex": "(ab|c){2}"}}),
+    ("/v1/completions", {"model": "chat", "prompt": "a", "structured_outputs": {"grammar": "root ::= [a-c]+"}}),
+    ("/v1/completions", {"model": "chat", "prompt": "a", "guided_choice": ["a", "b"], "bad_words": ["c"]}),
+    ("/v1/responses", {"model": "chat", "input": _ITEMS, **_FLAT_TOOLS, "max_output_tokens": 2}),
+    (
+        "/v1/responses",
+        {"model": "chat", "input": "a", "text": {"format": {**_FORM["json_schema"], "type": "json_schema"}}},
+    ),
+    ("/v1/responses", {"model": "chat", "input": "a", "previous_response_id": "resp_1", "truncation": "auto"}),
+    ("/v1/messages", {"model": "chat", "messages": _TURNS, "max_tokens": 2, **_BLOCK_TOOLS}),
+    ("/v1/score", {"model": "bert", "text_1": "a", "text_2": ["b", "c"]}),
+    ("/classify", {"model": "bert", "input": ["a", "b"]}),
+    ("/pooling", {"model": "bert", "input": ["a", [1, 2]], "encoding_format": "float"}),
+    ("/embed_all", {"inputs": ["a"], "truncate": True}),
+    ("/embed_sparse", {"inputs": ["a"]}),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}),
+    ("/decode", {"ids": [[5, 6]], "skip_special_tokens": True}),
+)
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    *NEW_BODIES,
     ("/v1/chat/completions", {"model": "chat", **_CHAT}),
     ("/v1/chat/completions", {"model": "chat", **_CHAT, "stream": True, "stop": ["x", "yz"], "logprobs": True}),
     ("/v1/chat/completions", {"model": "chat", **_CHAT, "chat_template_kwargs": {"a": [1]}, "n": 2, "seed": 1}),
@@ -82,6 +120,8 @@ READS = (
         "/v1/batches/batch-1",
         "/v1/responses/resp_1",
         "/v1/responses/resp_1/input_items?limit=2",
+        "/v1/requests?status=ended&limit=2",
+        "/v1/requests/chatcmpl-1",
     ),
 )
 _KINDS = ("valid", "tree", "tree", "tree", "tree", "bytes", "headers", "raw", "path", "upload", "read")
@@ -106,10 +146,11 @@ _HEADERS = (
 
 
 class Fuzzer:
-    """Makes requests out of valid ones. None is larger than about ten kilobytes."""
+    """Makes requests out of valid ones, those of `bodies`. None is larger than about ten kilobytes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, bodies: Sequence[tuple[str, dict[str, Any]]] = BODIES) -> None:
         self.rng = random.Random(seed)
+        self._bodies = bodies
 
     def request(self) -> tuple[str, bytes]:
         """The kind of a request, and its bytes."""
@@ -188,7 +229,7 @@ class Fuzzer:
 
     def body(self) -> tuple[str, Any]:
         """A path and what may be sent to it."""
-        path, body = self.rng.choice(BODIES)
+        path, body = self.rng.choice(self._bodies)
         return path, copy.deepcopy(body)
 
     def _valid(self) -> bytes:
@@ -249,7 +290,12 @@ class Fuzzer:
         return self._post(path, raw, method=method)
 
     def _upload(self) -> bytes:
-        line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": BODIES[3][1]}
+        line = {
+            "custom_id": "1",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "chat", "prompt": "hello", "max_tokens": 2},
+        }
         lines = [json.dumps(self.mutate(copy.deepcopy(line))) for _ in range(self.rng.randrange(4))]
         purpose = self.rng.choice(("batch", "batch", "fine-tune", self._text(50)))
         name = self.rng.choice(("a.jsonl", "../../x", self._text(200), ""))

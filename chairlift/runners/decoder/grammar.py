@@ -48,7 +48,7 @@ class GrammarTokenizer:
         """Compile, without the interpreter's lock; raises GrammarError, with what is wrong, within seconds."""
         # Bounded as well: bytes and depth of nesting, where a request comes in.
         limits = llguidance.LLParserLimits(
-            initial_lexer_fuel=1_000_000,
+            initial_lexer_fuel=100_000,
             step_lexer_fuel=100_000,
             step_max_items=50_000,
             max_lexer_states=50_000,

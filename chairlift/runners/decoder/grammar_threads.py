@@ -285,7 +285,11 @@ def _start_deep(work: Callable[[], None]) -> threading.Thread:
 
 
 def _lower(thread: threading.Thread) -> None:
-    """Give a thread the lowest priority, for the rest of its life."""
-    if hasattr(os, "setpriority") and thread.native_id is not None and thread.is_alive():
-        with contextlib.suppress(OSError):
+    """Let a thread run only where others leave time, for the rest of its life."""
+    if thread.native_id is None or not thread.is_alive():
+        return
+    with contextlib.suppress(OSError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+        elif hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
