@@ -13,7 +13,7 @@ import uvloop
 
 from chairlift.bench.completion_stream import Outcome, stream
 from chairlift.bench.measure_sequences import check_seconds
-from chairlift.bench.running_server import Reply, RunningServer
+from chairlift.bench.running_server import HttpAnswer, RunningServer
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES
@@ -38,11 +38,13 @@ _ROUND_TRIPS = 15
 # An answer that takes longer is given up.
 _PATIENCE_S = 30.0
 
-Progress = Callable[[float], object]
-
 
 def measure_served_sequences(
-    server: RunningServer, about: dict[str, Any], config: SequenceConfig, seconds: float, on_progress: Progress
+    server: RunningServer,
+    about: dict[str, Any],
+    config: SequenceConfig,
+    seconds: float,
+    on_progress: Callable[[float], object],
 ) -> tuple[SequenceProfile, FrontCost]:
     """Time a language model's server by answers to at most half of its slots at once, for at most so many seconds.
 
@@ -172,7 +174,7 @@ def measure_served_items(
     config: ItemConfig,
     examples: Sequence[Any],
     seconds: float,
-    on_progress: Progress,
+    on_progress: Callable[[float], object],
 ) -> tuple[ItemProfile, FrontCost]:
     """Time a server of a model that answers in one call, by requests one after the other, each a batch of its own.
 
@@ -210,7 +212,7 @@ def measure_served_items(
     return profile, FrontCost(request=request, item=item)
 
 
-def _header(reply: Reply, name: str) -> float:
+def _header(reply: HttpAnswer, name: str) -> float:
     return float(reply.headers.get(name, 0.0)) / 1000
 
 

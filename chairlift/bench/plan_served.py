@@ -20,7 +20,7 @@ from chairlift.bench.plan_subject import (
 )
 from chairlift.bench.raw_results import machine_in_words
 from chairlift.bench.running_server import RunningServer
-from chairlift.config.items import ItemConfig
+from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import MachineProfile
@@ -33,22 +33,23 @@ _LESS_EXACT = (
 def subject_served(args: argparse.Namespace) -> Subject:
     """What a server says of a model that it serves. Raises ConfigError, Unavailable or RequestFailed."""
     server = RunningServer(args.model, args.api_key or os.environ.get("CHAIRLIFT_API_KEY"))
-    given = [name for name in SETTINGS if name in vars(args)]
-    if given:
-        raise ConfigError(
-            f"--{given[0].replace('_', '-')} is a setting of the server, which has it already; leave it out"
-        )
+    own = [name.replace("_", "-") for name in SETTINGS if name in vars(args)]
+    if own:
+        raise ConfigError(f"--{own[0]} is a setting of the server, which has it already; leave it out")
     reads_profile = args.profile is not None and args.profile.exists()
     if not (server.is_here or args.yes or reads_profile):
         raise ConfigError(f"{args.model} is another machine, to which requests would be sent: say --yes, or --profile")
     about = server.model(args.served_name)
     name, now = str(about["id"]), _settings_now(about)
     notes: list[str] = []
+    given: dict[str, Any] = {}
     if isinstance(now, ItemConfig):
         examples = read_examples(args.examples)
         measure: Callable[..., Any] = partial(measure_served_items, server, about, now, examples)
         waits_for_nobody: SequenceConfig | ItemConfig = open_items(now)
-        unseen = "calls: how many cores one takes is not seen, so instances stay as they are"
+        unseen = "calls: how many cores one takes is not seen, so instances stay as they are, and share them"
+        # The model may have defaults of its own, which are not told.
+        given = {"max_batch_size": DEFAULT_MAX_BATCH_SIZE, "max_wait_ms": 0.0}
     else:
         measure = partial(measure_served_sequences, server, about, now)
         waits_for_nobody = open_sequences(now)
@@ -58,6 +59,7 @@ def subject_served(args: argparse.Namespace) -> Subject:
         waits_for_nobody,
         int(about["settings"]["max_waiting"]),
         lambda seconds: _measured(server, name, measure, seconds, unseen, notes),
+        given=given,
         notes=notes,
         title=f"{name} at {args.model}",
         now=now,

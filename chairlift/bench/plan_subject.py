@@ -82,7 +82,7 @@ def open_sequences(config: SequenceConfig) -> SequenceConfig:
 
 def open_items(config: ItemConfig) -> ItemConfig:
     """The same settings, but for those that a plan seeks."""
-    return msgspec.structs.replace(config, max_batch_size=None, max_wait_ms=0.0, target_latency_ms=None, instances=1)
+    return msgspec.structs.replace(config, max_batch_size=None, max_wait_ms=0.0, target_latency_ms=None)
 
 
 def profile_of(args: argparse.Namespace, subject: Subject) -> tuple[SequenceProfile | ItemProfile, MachineProfile]:

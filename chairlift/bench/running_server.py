@@ -16,7 +16,7 @@ LATER = {"X-Request-Priority": "1000"}
 _TIMEOUT_S = 60.0
 
 
-class Reply(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An answer: its JSON, if that was read, its headers in small letters, and the seconds until all of it was here."""
 
     body: Any
@@ -54,7 +54,7 @@ class RunningServer:
         """The JSON at a path, or its text. Raises Unavailable, or RequestFailed with what the server says."""
         return self._ask("GET", path, None, reads=True).body
 
-    def post(self, path: str, body: Any) -> Reply:
+    def post(self, path: str, body: Any) -> HttpAnswer:
         """The answer to a body, which is not read. Raises as `get`."""
         return self._ask("POST", path, json.dumps(body).encode(), reads=False)
 
@@ -66,6 +66,8 @@ class RunningServer:
         if name is not None and name not in known:
             raise ConfigError(f"{self.url} has no model {name!r}; it serves {', '.join(known)}")
         found: dict[str, Any] = self.get(f"/v1/models/{quote(name or known[0])}")
+        if not found.get("ready", True):
+            raise ConfigError(f"{self.url}: the model {found['id']!r} is {found['status']}; ask again when it is ready")
         if "settings" not in found:
             raise ConfigError(f"{self.url} does not tell its settings; plan with the model's folder, or a --profile")
         return found
@@ -93,7 +95,7 @@ class RunningServer:
                 raise
             self._later = {}
 
-    def _ask(self, method: str, path: str, body: bytes | None, reads: bool) -> Reply:
+    def _ask(self, method: str, path: str, body: bytes | None, reads: bool) -> HttpAnswer:
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json", **self._later})
         began = time.perf_counter()
         connection = http.client.HTTPConnection(self.host, self._port, timeout=_TIMEOUT_S)
@@ -109,7 +111,7 @@ class RunningServer:
         if answer.status != 200:
             said = raw[:300].decode(errors="replace")
             raise RequestFailed(f"{self.url}{path} answered {answer.status}: {said}")
-        return Reply(_parsed(raw) if reads else None, {n.lower(): v for n, v in answer.getheaders()}, seconds)
+        return HttpAnswer(_parsed(raw) if reads else None, {n.lower(): v for n, v in answer.getheaders()}, seconds)
 
 
 def _parsed(raw: bytes) -> Any:

@@ -32,7 +32,8 @@ def item_candidates(
 ) -> list[ItemConfig]:
     """Return every configuration of a strategy that is worth a try, each once.
 
-    Batches are no larger than those that were measured, and instances no more than can have a core each.
+    Batches are no larger than those that were measured, and instances no more than have the cores that they keep busy;
+    where those are not known, as many as there are.
     """
     largest = max(call.items for call in profile.calls)
     sizes = [size for size in _SIZES if size <= largest] if strategy != "none" else [1]
@@ -45,7 +46,9 @@ def item_candidates(
         waits = [{"max_wait_ms": window} for window in windows]
         if targets.e2e < inf:
             waits += [{"target_latency_ms": round(1000 * share * targets.e2e, 1)} for share in _TARGET_SHARES]
-    several = [1, *(count for count in _INSTANCES if count * max(profile.cores, 1e-9) <= profile.cpus)]
+    several = [base.instances]
+    if profile.cpus:
+        several = [1, *(count for count in _INSTANCES if count * profile.cores <= profile.cpus)]
     steps = _BACKGROUND_MS if background else (base.background_step_ms,)
     found = [
         _with(base, profile, max_batch_size=size, instances=count, background_step_ms=step, **wait)

@@ -89,7 +89,8 @@ class _Shared(dict[int, tuple[ItemProfile, CallTimes]]):
 
     def __missing__(self, instances: int) -> tuple[ItemProfile, CallTimes]:
         profile = self._profile
-        slower = max(instances * profile.cores / profile.cpus, 1.0) if profile.cpus else 1.0
+        # Where nobody knows what a call keeps busy, as many as there are share it, be it a GPU.
+        slower = max(instances * profile.cores / profile.cpus, 1.0) if profile.cpus else float(instances)
         if slower > 1:
             calls = [CallSample(call.items, call.computed, slower * call.seconds) for call in profile.calls]
             profile = msgspec.structs.replace(

@@ -51,16 +51,16 @@ class Resampler:
         key = tuple([_bin(count) for count in shape])
         run = self._runs.get(key)
         if run is None:
-            pool = self._pools.get(key)
-            if pool is None:
-                pool = self._pools[key] = self._near(key)
-            if not pool:
+            near = self._pools.get(key)
+            if near is None:
+                near = self._pools[key] = self._near(key)
+            if not near:
                 return self._default
-            run = self._runs[key] = [pool, 0]
+            run = self._runs[key] = [near, 0]
             begins = True
         else:
             begins = self._random() * _RUN < 1
-        pool = run[0]
+        pool: list[float] = run[0]
         # Round and round, or the first ones would come less often than the others.
         place = run[1] = int(self._random() * len(pool)) if begins else (run[1] + 1) % len(pool)
         return pool[place]

@@ -55,6 +55,13 @@ def test_instances_share_the_cores(cores: float, gain: float) -> None:
     assert two / one == pytest.approx(gain, rel=0.02)
 
 
+def test_what_is_not_known_to_be_apart_is_shared() -> None:
+    one, two = (case().capacity(config(max_batch_size=4, instances=count), 200) for count in (1, 2))
+    assert two == pytest.approx(one, rel=0.02)
+    base = msgspec.structs.replace(BASE, instances=3)
+    assert {each.instances for each in case().candidates(base, "dynamic")} == {3}
+
+
 def test_candidates_are_those_that_can_have_an_effect() -> None:
     it = case(LatencyTargets(e2e=0.2))
     found = {name: it.candidates(BASE, name) for name in ITEM_STRATEGIES}
