@@ -180,7 +180,9 @@ def _to_copy(results: PlanResults, best: StrategyPlan) -> str:
     settings = results.given | best.settings
     command = " ".join(["chairlift serve", shlex.quote(results.model), *as_flags(settings)])
     table = "\n".join(f"{name} = {_toml(value)}" for name, value in {"model": results.model, **settings}.items())
-    return f"```\n{command}\n```\n\n```toml\n{table}\n```"
+    served = results.title != results.model
+    where = f"\n\nA server does not tell where its models are: {results.model} stands for that." if served else ""
+    return f"```\n{command}\n```\n\n```toml\n{table}\n```{where}"
 
 
 def _toml(value: Any) -> str:

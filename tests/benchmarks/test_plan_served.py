@@ -118,6 +118,7 @@ def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "measured from outside, by requests of known lengths: less exact" in printed.out
     assert "as it is now, with `the defaults`, it " in printed.out
     assert "chairlift serve tiny" in printed.out
+    assert "where its models are: tiny stands for that" in printed.out
     assert isinstance(MachineProfile.load(saved).models["tiny"], SequenceProfile)
 
 
