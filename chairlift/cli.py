@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_run(commands, wanted=arguments[:1] == ["run"])
     _add_why(commands, wanted=arguments[:1] == ["why"])
     _add_top(commands, wanted=arguments[:1] == ["top"])
+    _add_trace(commands, wanted=arguments[:1] == ["trace"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
     _add_plan(commands, wanted=arguments[:1] == ["plan"])
@@ -103,6 +104,15 @@ def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
 
         add_top_flags(parser)
         parser.set_defaults(run=top_command)
+
+
+def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("trace", help="write what a server did in the last minute, for ui.perfetto.dev")
+    if wanted:
+        from chairlift.why import add_trace_flags, trace_command
+
+        add_trace_flags(parser)
+        parser.set_defaults(run=trace_command)
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

@@ -1,12 +1,14 @@
-"""`chairlift why ID` and `chairlift top`: a server's requests, one in words or all as a table that follows them."""
+"""`chairlift why`, `top` and `trace`: a server's requests, one in words, all as a table, or a minute as a picture."""
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
@@ -33,6 +35,12 @@ def add_top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
 
 
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `chairlift trace`."""
+    _add_server_flags(parser)
+    parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="(default: trace.json)")
+
+
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help=f"the server ({DEFAULT_URL})")
     parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
@@ -46,6 +54,17 @@ def why_command(args: argparse.Namespace) -> int:
     """Tell where a request is, or what became of it. Raises Unavailable, RequestFailed or InvalidRequest."""
     found = _server(args).fetch(f"/requests/{quote(args.id, safe='')}")
     print(_plain("\n\n".join("\n".join(words(part)) for part in found["parts"])))
+    return 0
+
+
+def trace_command(args: argparse.Namespace) -> int:
+    """Write what the server did in the last minute to a file. Raises as `why_command`."""
+    found = _server(args).fetch("/trace")
+    try:
+        args.out.write_text(json.dumps(found))
+    except OSError as error:
+        raise InvalidRequest(f"{args.out}: {error.strerror}") from None
+    print(f"{args.out}: {len(found['traceEvents'])} events, for https://ui.perfetto.dev or chrome://tracing")
     return 0
 
 

@@ -89,6 +89,7 @@ HELP = {
     "data_dir": "where files and batches are kept, made when the first one comes; '' turns both off",
     "record": "append a line for each request, without its text, to this file: a trace for chairlift plan and bench",
     "max_record_bytes": "bytes of that file, at which recording stops",
+    "otlp_endpoint": "send a span of each request to this OpenTelemetry collector, as http://collector:4318",
     "max_file_bytes": "bytes of an uploaded file",
     "max_files_bytes": "bytes of all files together",
     "max_batch_lines": "lines of a batch's input",

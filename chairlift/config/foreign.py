@@ -37,6 +37,7 @@ OURS = {
     "ssl_key_file": "tls_key",
     "ssl_ca_certs": "tls_ca",
     "runner": "kind",
+    "otlp_traces_endpoint": "otlp_endpoint",
 }
 
 _ONE_DEVICE = (

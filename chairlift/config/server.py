@@ -38,6 +38,8 @@ _STOP_LIMITS = {
 }
 # A scheme and a host, perhaps a port, and no path: as browsers send it.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+# A scheme and a host, perhaps a port and a path.
+_COLLECTOR = re.compile(r"https?://[^/?#\s@]+(/[^?#\s]*)?")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -82,6 +84,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     data_dir: str = "chairlift-data"
     record: str | None = None
     max_record_bytes: int = 2**30
+    otlp_endpoint: str | None = None
     max_file_bytes: int = 200 * 2**20
     max_files_bytes: int = 10 * 2**30
     max_batch_lines: int = 50_000
@@ -117,6 +120,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError("tls_cert and tls_key go together: a certificate's file, and that of its key")
         if self.tls_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_ca asks clients for certificates, and needs a tls_cert and tls_key of the server")
+        if self.otlp_endpoint is not None and not _COLLECTOR.fullmatch(self.otlp_endpoint):
+            raise ConfigError(
+                "otlp_endpoint must be like 'http://collector:4318'; credentials go to OTEL_EXPORTER_OTLP_HEADERS"
+            )
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(f"allowed_origins must be like 'https://app.example.com', or '*', got {origin!r}")

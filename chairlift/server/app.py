@@ -19,7 +19,7 @@ from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays, too_many
-from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers
+from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers, check_local
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
 from chairlift.server.models.registry import Models, no_route
 from chairlift.server.oip.shared_memory import SharedRegions
@@ -82,8 +82,11 @@ class _Handled:
         with contextlib.ExitStack() as visit:
             try:
                 if BACKGROUND not in scope and (tenant is not None or self.row.right == "admin"):
-                    config: ServerConfig = scope["app"].state.config
-                    visit.enter_context(admitted(tenant, self.row.right, config.model_control))
+                    if tenant is None and self.row.local:
+                        check_local(scope)
+                    else:
+                        config: ServerConfig = scope["app"].state.config
+                        visit.enter_context(admitted(tenant, self.row.right, config.model_control))
                 response = await self.row.handler(Request(scope, receive))
             except Exception as error:
                 response = as_api_error(error).response(self.row.shape)

@@ -16,7 +16,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import ApiError, as_api_error, oip_shape
 from chairlift.server.http.endpoint import SendReply
-from chairlift.server.http.exchange import CLIENT_GONE, out_of_time, terms_of
+from chairlift.server.http.exchange import CLIENT_GONE, Terms, out_of_time, terms_of
 from chairlift.server.http.origins import Origins
 from chairlift.server.http.tenants import TENANT, Keys, Tenant
 from chairlift.server.models.item_service import ItemService, blamed, timing_headers, too_late
@@ -105,11 +105,12 @@ class Direct:
 class _Exchange:
     """One request and its answer, within `most_s` seconds unless it comes from this process."""
 
-    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_tenant", "_timer")
+    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_tenant", "_terms", "_timer")
 
     def __init__(self, service: ItemService, reply: SendReply, tenant: Tenant | None, most_s: float | None) -> None:
         self._service = service
         self._tenant = tenant
+        self._terms = Terms()
         self._most_s = most_s
         self._reply = reply
         self._is_over = False
@@ -119,7 +120,7 @@ class _Exchange:
     def begin(self, scope: Scope, body: bytes) -> None:
         """Queue the items, or refuse them."""
         try:
-            terms = terms_of(scope)
+            self._terms = terms = terms_of(scope)
             self._futures = self._service.submit(read_instances(body), terms)
         except Exception as error:
             self._refuse(error)
@@ -146,14 +147,14 @@ class _Exchange:
             return
         if self._timer is not None:
             self._timer.cancel()
-        answers, tenant = [each.result() for each in self._futures], self._tenant
+        answers = [each.result() for each in self._futures]
         try:
             body = write_predictions(answer.value for answer in answers)
         except Exception as failure:
             self._refuse(failure)
         else:
             self._send(200, timing_headers(answers), body)
-        self._service.answered(answers, background=False, tenant=tenant)
+        self._service.answered(answers, self._terms)
 
     def _expire(self, after: float) -> None:
         self._fail(out_of_time(after) if after == self._most_s else too_late())
@@ -167,7 +168,7 @@ class _Exchange:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._service.failed(self._futures, error, self._tenant)
+        self._service.failed(self._futures, error, self._terms)
 
     def _refuse(self, error: BaseException) -> None:
         refusal = as_api_error(error)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chairlift.server.batches.service import Batches
     from chairlift.server.http.tenants import Keys
+    from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
     from chairlift.server.responses.response_store import ResponseStore
 
@@ -43,7 +44,7 @@ _LARGE_BUFFER = 2**20
 def serve(settings: Settings, started: float) -> int:
     """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock.
 
-    Raises ConfigError, before anything is started, for a port, keys, certificates or a record that are no good.
+    Raises ConfigError, before anything is started, for a port, keys, certificates, a record or spans that can't be had.
     """
     import uvloop
 
@@ -54,11 +55,11 @@ def serve(settings: Settings, started: float) -> int:
     if settings.server.api_keys is not None:
         read_keys(Path(settings.server.api_keys))
     listener = bind(settings.server)
-    recorder = make_recorder(settings.server)
+    recorder, spans = make_recorder(settings.server), make_spans(settings.server)
     _allow_connections(settings.server.max_connections)
     _return_large_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Front(settings, listener, started, tls, recorder).run())
+        return runner.run(_Front(settings, listener, started, tls, recorder, spans).run())
 
 
 def make_recorder(config: ServerConfig) -> "TraceRecorder | None":
@@ -68,6 +69,17 @@ def make_recorder(config: ServerConfig) -> "TraceRecorder | None":
     from chairlift.server.models.trace_recorder import TraceRecorder
 
     return TraceRecorder(Path(config.record), config.max_record_bytes)
+
+
+def make_spans(config: ServerConfig) -> "RequestSpans | None":
+    """What makes and sends spans, if they are wanted. Raises ConfigError if the packages for that are not there."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from chairlift.server.models.request_spans import RequestSpans
+    except ImportError:
+        raise ConfigError("otlp_endpoint needs the packages of an extra: pip install 'chairlift[otel]'") from None
+    return RequestSpans(config.otlp_endpoint)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -118,16 +130,17 @@ class _Front:
         started: float,
         tls: Tls | None,
         recorder: "TraceRecorder | None" = None,
+        spans: "RequestSpans | None" = None,
     ) -> None:
         self._config = settings.server
         self._note = settings.note
         self._listener = listener
         self._tls = tls
-        self._recorder = recorder
+        self._recorder, self._spans = recorder, spans
         self._keys: Keys | None = None
         self._started = started
         machine = Machine() if len(settings.models) > 1 else None
-        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine), recorder)
+        self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine), recorder, spans)
         self._first = self._loader.begin()
         self._server: uvicorn.Server | None = None
         self._batches: Batches | None = None
@@ -161,8 +174,9 @@ class _Front:
             self._status = 1
         finally:
             await (self._leaving or self._stop())
-            if self._recorder is not None:
-                await asyncio.to_thread(self._recorder.close)
+            for sink in (self._recorder, self._spans):
+                if sink is not None:
+                    await asyncio.to_thread(sink.close)
             self._listener.close()
         return self._status
 

@@ -1,8 +1,9 @@
-"""GET /v1/requests: where requests are and why, and what became of those that ended lately."""
+"""GET /v1/requests: where requests are and why, and what became of those that ended lately; /v1/trace: a picture."""
 
 import asyncio
 import heapq
 import re
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -13,13 +14,14 @@ from starlette.responses import Response
 
 from chairlift.core.items.item import Item
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import as_json
+from chairlift.server.http.exchange import as_json, off_loop
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.models import item_view, sequence_view
 from chairlift.server.models.registry import ModelService, models_of
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.request_view import RequestView
 from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.models.timeline import snapshot, trace_document
 
 _DEFAULT_PAGE, _MOST = 20, 100
 LIST_QUERY = {
@@ -60,6 +62,14 @@ async def show_request(request: Request) -> Response:
         raise ApiError(404, problem, "request", "request_not_found")
     views = await _views(found[:_MOST], viewer)
     return as_json({"object": "request", "id": request_id, "parts": views, "has_more": len(found) > _MOST})
+
+
+async def show_trace(request: Request) -> Response:
+    """The last minute of all models, in Chrome's trace format."""
+    now, viewer = time.monotonic(), Viewer.of(request.scope)
+    models = [snapshot(model, viewer, now) for model in models_of(request).all()]
+    raw = await off_loop(sum(model.size for model in models), lambda: trace_document(models, now))
+    return Response(raw, media_type="application/json")
 
 
 class _Placed:

@@ -300,6 +300,7 @@ ODD: dict[str, Any] = {
     "shared_memory": True,
     "model_aliases": {"other": "demo"},
     "show_cached_tokens": False,
+    "otlp_endpoint": "http://collector:4318",
     "tls_cert": "/c.pem",
     "tls_key": "/k.pem",
     "tls_ca": "/a.pem",

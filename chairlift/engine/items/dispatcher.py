@@ -58,9 +58,10 @@ class Answer(msgspec.Struct):
 class Ticket(asyncio.Future[Answer]):
     """What `submit` returns. Cancelling it, or a task that awaits it, takes the item out of the queue at once."""
 
-    def __init__(self, dispatcher: "Dispatcher", item_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, dispatcher: "Dispatcher", item: Item, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
-        self.item_id = item_id
+        self.item_id = item.id
+        self.arrival = item.arrival
         self._dispatcher = dispatcher
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -193,7 +194,7 @@ class Dispatcher:
             raise QueueFull(str(shed), shed.retry_after) from None
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        ticket = Ticket(self, item.id, loop)
+        ticket = Ticket(self, item, loop)
         entry = self._entries[item.id] = _Entry(item, payload, ticket, on_part, owner)
         if owner is not None:
             self._owned.setdefault(owner, {})[item.id] = entry

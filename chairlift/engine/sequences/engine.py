@@ -226,7 +226,8 @@ class Engine:
         stats = self.stats()
         stats.step_requests = len(step.num_tokens)
         stats.step_tokens = step.total_tokens
-        stats.step_seconds = self.clock() - started
+        stats.step_ended = self.clock()
+        stats.step_seconds = stats.step_ended - started
         preempted = [each.request_id for each in step.decisions if each.reason is Reason.PREEMPTED]
         return StepOutput(updates, stats, preempted)
 

@@ -48,7 +48,7 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     `cost` is there if there is a target for the time between tokens, and the cost model's `coefficients` once they
     are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background
-    ones have counts of their own.
+    ones have counts of their own. The step was over at `step_ended`, a moment of CLOCK_MONOTONIC.
     """
 
     step_requests: int = 0
@@ -67,6 +67,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     background_running: int = 0
     background_waiting: int = 0
     coefficients: Coefficients | None = None
+    step_ended: float = 0.0
 
 
 class Add(msgspec.Struct, tag=True):

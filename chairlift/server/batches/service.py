@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -342,8 +343,8 @@ class Batches:
         """What Prometheus sees."""
         states = self._over + Counter(run.job.state for run in self._runs.values())
         gauge = GaugeMetricFamily("chairlift_batches", "Batches by state.", labels=["state"])
-        for state, count in states.items():
-            gauge.add_metric([state], count)
+        for state in get_args(JobState):
+            gauge.add_metric([state], states[state])
         yield gauge
         waiting = sum(run.waits_for_space for run in self._runs.values())
         yield GaugeMetricFamily("chairlift_batches_waiting_for_room", "Batches that a full disk holds up.", waiting)

@@ -21,7 +21,8 @@ class Endpoint(NamedTuple):
     struct has only defaults. `query` has the types of its parameters, by name. `answer` says what comes back if all is
     well. `tasks` are what a model may do to answer here. Lines of batches may be for a `batchable` path; their model is
     the one that the path names, or else the body. Requests for a `hot` path skip most of the routing, as those
-    for a path without parameters do. Keys need the `right`, if there is one.
+    for a path without parameters do. Keys need the `right`, if there is one. A `local` path is for admins, and where
+    nobody is asked for a key for this machine.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Endpoint(NamedTuple):
     hot: bool = False
     query: Mapping[str, Any] = {}
     right: Right | None = None
+    local: bool = False
 
 
 SendReply = Callable[[int, Mapping[str, str], bytes], None]

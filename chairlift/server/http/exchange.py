@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -56,12 +56,14 @@ class Terms(NamedTuple):
     """When and how urgently a request wants its answer; a background one takes what live ones leave.
 
     `tenant` is whose request it is, where keys are asked for; background requests count against no limit of it.
+    `headers` are what may say whose span it belongs to; None for a line of a batch, which has no span.
     """
 
     timeout: float | None = None
     priority: int = 0
     background: bool = False
     tenant: Tenant | None = None
+    headers: Sequence[tuple[bytes, bytes]] | None = None
 
     def checked(self, tokens: int) -> "Terms":
         """These terms, if the tenant may have them for a request that reads so many tokens. Raises a 403 or 429."""
@@ -88,10 +90,10 @@ def terms_of(scope: Scope, priority: int | None = None) -> Terms:
         terms = terms._replace(priority=check_priority(priority, "priority"))
     if (tenant := scope.get(TENANT)) is not None:
         terms = terms._replace(tenant=tenant)
-    return terms._replace(background=True) if scope.get(BACKGROUND) else terms
+    return terms._replace(background=True, headers=None) if scope.get(BACKGROUND) else terms
 
 
-def terms_in(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
+def terms_in(headers: Sequence[tuple[bytes, bytes]]) -> Terms:
     """What `X-Request-Timeout-Ms` and `X-Request-Priority` say (lower is sooner, 0 is the default)."""
     timeout, priority = None, 0
     for name, value in headers:
@@ -99,7 +101,7 @@ def terms_in(headers: Iterable[tuple[bytes, bytes]]) -> Terms:
             timeout = _milliseconds(value.decode("latin-1"))
         elif name == b"x-request-priority":
             priority = check_priority(_integer(value.decode("latin-1")), "X-Request-Priority")
-    return Terms(timeout, priority)
+    return Terms(timeout, priority, headers=headers)
 
 
 def check_priority(priority: int | None, field: str) -> int:

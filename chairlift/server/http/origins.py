@@ -73,6 +73,14 @@ class Origins:
         return self._any_address and _address(name) is not None
 
 
+def check_local(scope: Scope) -> None:
+    """A 403 for whoever is on another machine."""
+    client = scope.get("client")
+    if client is not None and not is_loopback(client[0]):
+        message = "without keys this is for the server's own machine; elsewhere it takes a key with the right 'admin'"
+        raise ApiError(403, message, code="not_local", kind="permission_error")
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or an address can only mean this machine."""
     if host == "localhost" or host.endswith(".localhost"):

@@ -1,8 +1,9 @@
 """What Prometheus sees of a model that answers in one call."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -24,6 +25,25 @@ from chairlift.server.metrics.families import (
 )
 
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+# So many calls are kept, some 3 MB.
+_MOST_CALLS = 2**14
+
+
+class RecentCall(NamedTuple):
+    """What is kept of a call: when it began, on CLOCK_MONOTONIC, its seconds, where it ran, what it held.
+
+    `waiting` items were left when it was over, or had failed as a whole.
+    """
+
+    started: float
+    seconds: float
+    instance: int
+    items: int
+    size: float
+    waiting: int
+    failure: Failure | None
 
 
 class InferenceCounts:
@@ -60,6 +80,7 @@ class ItemMetrics:
         self.model = model
         self.ready = False
         self.counts = InferenceCounts()
+        self.calls: deque[RecentCall] = deque(maxlen=_MOST_CALLS)
         self._dispatcher = dispatcher
         self._queue_time = Histogram(LONG)
         self._answered = 0
@@ -105,13 +126,16 @@ class ItemMetrics:
         if outcome.failure is Failure.UNTRIED:
             self._failures[outcome.failure] += 1
             return
-        self._batch_items.observe(len(batch.items))
+        count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
+        call = RecentCall(batch.started, outcome.seconds, batch.instance, count, batch.size, waiting, outcome.failure)
+        self.calls.append(call)
+        self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)
         self._batch_padding.observe(1 - batch.size / batch.computed)
         if outcome.failure is not None:
             self._failures[outcome.failure] += 1
         else:
-            self.counts.on_batch(len(batch.items), outcome.seconds)
+            self.counts.on_batch(count, outcome.seconds)
         if outcome.failure is None and outcome.seconds > 0:
             self._batch_seconds.observe(outcome.seconds)
             self._prediction_error.observe(abs(batch.predicted - outcome.seconds) / outcome.seconds)

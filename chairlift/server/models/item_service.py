@@ -17,12 +17,12 @@ from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, Unavaila
 from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
-from chairlift.server.http.tenants import Tenant
 from chairlift.server.metrics.items import ItemMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
 from chairlift.text.encoding import TextEncoder
 
 if TYPE_CHECKING:
+    from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
 
 
@@ -32,7 +32,7 @@ class ItemService:
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
     `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
-    Who wants to record what comes sets `recorder`.
+    Who wants to record what comes sets `recorder`, who wants spans of what ends `spans`.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ItemService:
         self.failure: str | None = None
         self.created = int(time.time())
         self.recorder: TraceRecorder | None = None
+        self.spans: RequestSpans | None = None
 
     def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
         """Take requests from now on."""
@@ -110,9 +111,9 @@ class ItemService:
         try:
             answers = await _all(futures, self.timeout_of(terms))
         except BaseException as error:
-            self.failed(futures, error, terms.tenant)
+            self.failed(futures, error, terms)
             raise blamed(error, futures) from None
-        self.answered(answers, terms.background, terms.tenant)
+        self.answered(answers, terms, sizes)
         return answers
 
     def submit(
@@ -139,7 +140,7 @@ class ItemService:
             self.recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
-        timeout, priority, background, tenant = terms
+        timeout, priority, background, tenant, _ = terms
         owner = None if tenant is None else tenant.name
         try:
             for index, payload in enumerate(payloads):
@@ -155,7 +156,7 @@ class ItemService:
                 )
                 futures.append(future)
         except BaseException as error:
-            self.failed(futures, error, tenant)
+            self.failed(futures, error, terms)
             raise
         terms.spend(tokens)
         return futures
@@ -175,17 +176,18 @@ class ItemService:
                 else:
                     yield event
         except BaseException as error:
-            self.failed(futures, error, terms.tenant)
+            self.failed(futures, error, terms)
             raise blamed(error, futures) from None
-        self._count(answers, terms.background, terms.tenant)
+        self._count(answers, terms, None)
 
-    def answered(self, answers: Sequence[Answer], background: bool, tenant: Tenant | None) -> None:
+    def answered(self, answers: Sequence[Answer], terms: Terms, sizes: Sequence[float] | None = None) -> None:
         """Count a request whose answers are on their way."""
-        if not background:
+        if not terms.background:
             self.dispatcher.delivered(answers[-1])
-        self._count(answers, background, tenant)
+        self._count(answers, terms, sizes)
 
-    def _count(self, answers: Sequence[Answer], background: bool, tenant: Tenant | None) -> None:
+    def _count(self, answers: Sequence[Answer], terms: Terms, sizes: Sequence[float] | None) -> None:
+        background, tenant = terms.background, terms.tenant
         self.metrics.on_answers(answers, background)
         slowest = answers[0] if len(answers) == 1 else max(answers, key=_seconds)
         queued, run = slowest.queue_s, slowest.run_s
@@ -201,6 +203,8 @@ class ItemService:
             count=len(answers),
         )
         self.log.ended[None if tenant is None else tenant.name].append(ended)
+        if self.spans is not None:
+            self.spans.items(self.name, self.task, ended, terms, sizes)
 
     def timeout_of(self, terms: Terms) -> float | None:
         """The seconds that a request may take, by what it asks for or else by the model's setting."""
@@ -208,14 +212,22 @@ class ItemService:
             return self.dispatcher.limits.default_timeout
         return terms.timeout
 
-    def failed(self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, tenant: Tenant | None) -> None:
+    def failed(self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, terms: Terms) -> None:
         """Count a request that failed, and let nothing more come of it."""
-        reason = self.metrics.on_failure(error)
+        now = time.monotonic()
+        ended = EndedRequest(
+            id="",
+            ended=now,
+            finish_reason=self.metrics.on_failure(error),
+            background=terms.background,
+            total_s=0.0,
+            count=len(futures),
+        )
         if futures and isinstance(futures[0], Ticket):
-            ended = EndedRequest(
-                id=futures[0].item_id, ended=time.monotonic(), finish_reason=reason, count=len(futures)
-            )
-            self.log.ended[None if tenant is None else tenant.name].append(ended)
+            ended.id, ended.total_s = futures[0].item_id, now - futures[0].arrival
+            self.log.ended[None if terms.tenant is None else terms.tenant.name].append(ended)
+        if self.spans is not None:
+            self.spans.items(self.name, self.task, ended, terms)
         for future in futures:
             future.cancel()
 

@@ -13,6 +13,7 @@ from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
     from chairlift.server.models.registry import ModelService as Service
+    from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Who looked a model up a moment before it went may still be tokenizing for it.
@@ -22,16 +23,20 @@ _GRACE_SECONDS = 1.0
 class HostLoader:
     """Loads and unloads the models that the settings name. `host` makes one that has not been started.
 
-    What comes to them is recorded by the `recorder`, if there is one.
+    What comes to them is recorded by the `recorder`, and what ends has its span among `spans`, if there are any.
     """
 
     def __init__(
-        self, settings: Settings, host: Callable[[ServedModel], Host], recorder: "TraceRecorder | None" = None
+        self,
+        settings: Settings,
+        host: Callable[[ServedModel], Host],
+        recorder: "TraceRecorder | None" = None,
+        spans: "RequestSpans | None" = None,
     ) -> None:
         self.hosts: list[Host] = []
         self._models, self._config = settings.models, settings.server
         self._host = host
-        self._recorder = recorder
+        self._recorder, self._spans = recorder, spans
         self._by_service: dict[Service, Host] = {}
 
     def begin(self) -> list[Host]:
@@ -41,7 +46,7 @@ class HostLoader:
     def prepare(self, host: Host) -> "Service":
         """Make the service of a host that has been started, and remember whose it is."""
         service = host.prepare()
-        service.recorder = self._recorder
+        service.recorder, service.spans = self._recorder, self._spans
         self._by_service[service] = host
         return service
 

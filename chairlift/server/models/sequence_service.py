@@ -1,7 +1,6 @@
 """The service in front of a language model: prompts go in, samples come out, and each gives its text in pieces."""
 
 import asyncio
-import functools
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
@@ -30,10 +29,15 @@ from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
+    from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
 
 # Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
 _MOST_SALT = 64
+
+
+# What hears of each sequence that ends.
+AtEnd = Callable[[Request, Terms, EndedRequest], None]
 
 
 class SequenceClientView(Protocol):
@@ -94,7 +98,8 @@ class SequenceOptions(NamedTuple):
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
 
-    One without a tokenizer serves nobody. Who wants to record what comes sets `recorder`.
+    One without a tokenizer serves nobody. Who wants to record what comes sets `recorder`, who wants spans of what
+    ends `spans`.
     """
 
     task: Literal["generate"] = "generate"
@@ -119,6 +124,7 @@ class SequenceService:
         self.created = int(time.time())
         self.log: RequestLog[Sample] = RequestLog()
         self.recorder: TraceRecorder | None = None
+        self.spans: RequestSpans | None = None
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
 
@@ -228,24 +234,41 @@ class SequenceService:
         # Answers of a tenant, to like requests, are of like length.
         kind = "completion" if options.continues else "chat"
         group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
-        record = None if self.recorder is None else functools.partial(self.recorder.sequence, self.name)
+        at_end = self._at_end(request_id, params, requests, terms)
         try:
             streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
         except QueueFull:
-            if record is not None:
+            if at_end is not None:
                 for request in requests:
-                    record(request, terms, 0)
+                    at_end(request, terms, _refused(request))
             raise
         terms.spend(read)
         automaton = stop_automaton(params)
         samples = []
         for index, stream in enumerate(streams):
             text = self._text(stream.request, options, automaton)
-            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard, record))
+            samples.append(Sample(index, stream, text, self.metrics, terms, self.log, options.discard, at_end))
         if terms.timeout is not None:
             for sample in samples:
                 sample.expire_after(terms.timeout)
         return samples
+
+    def _at_end(
+        self, request_id: str, params: SamplingParams, requests: Sequence[Request], terms: Terms
+    ) -> AtEnd | None:
+        """What is told of each of a request's sequences when it ends; None where nobody listens."""
+        recorder, span = self.recorder, None
+        if self.spans is not None:
+            span = self.spans.sequences(self.name, request_id, params, requests, terms)
+        if recorder is None:
+            return span
+
+        def tell(request: Request, terms: Terms, ended: EndedRequest) -> None:
+            recorder.sequence(self.name, request, terms, ended.tokens or 0)
+            if span is not None:
+                span(request, terms, ended)
+
+        return tell
 
     def _text(self, request: Request, options: SequenceOptions, automaton: StopAutomaton | None) -> TextStream:
         before = request.prompt_ids if options.continues else ()
@@ -306,7 +329,7 @@ class Sample:
         terms: Terms,
         log: "RequestLog[Sample]",
         discard: bool = False,
-        record: Callable[[Request, Terms, int], None] | None = None,
+        at_end: AtEnd | None = None,
     ) -> None:
         self.index = index
         self.stream = stream
@@ -318,7 +341,7 @@ class Sample:
         self._metrics = metrics
         self._discard = discard
         self._terms = terms
-        self._record = record
+        self._at_end = at_end
         self._last = 0.0
         # Times of background requests, which nobody waits for, would hide all others.
         self._live = not stream.request.background
@@ -389,9 +412,10 @@ class Sample:
         self._metrics.finished[reason.value] += 1
         self._terms.spend(self._text.num_tokens)
         del self._log.live[self.owner][self.stream.request.id]
-        self._log.ended[self.owner].append(self._as_ended(reason))
-        if self._record is not None:
-            self._record(self.stream.request, self._terms, self._text.num_tokens)
+        ended = self._as_ended(reason)
+        self._log.ended[self.owner].append(ended)
+        if self._at_end is not None:
+            self._at_end(self.stream.request, self._terms, ended)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
             self._metrics.end_to_end.observe(self._last - self.stream.request.arrival)
 
@@ -442,6 +466,19 @@ async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]
         raise
     finally:
         close_all(samples)
+
+
+def _refused(request: Request) -> EndedRequest:
+    """What is to be told of one for which there was no room."""
+    now = time.monotonic()
+    return EndedRequest(
+        id=request.id,
+        ended=now,
+        finish_reason=FinishReason.SHED.value,
+        background=request.background,
+        priority=request.priority,
+        total_s=now - request.arrival,
+    )
 
 
 def _reason_of(error: ChairliftError) -> FinishReason:

@@ -231,7 +231,7 @@ class _Service:
     def _terms(self, context: RpcContext) -> Terms:
         """What the call's metadata and its deadline ask for, and whose it is."""
         metadata = context.invocation_metadata() or ()
-        terms = terms_in((key.encode(), value.encode()) for key, value in metadata if isinstance(value, str))
+        terms = terms_in([(key.encode(), value.encode()) for key, value in metadata if isinstance(value, str)])
         terms, left = terms._replace(tenant=self._tenant(context)), context.time_remaining()
         return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
