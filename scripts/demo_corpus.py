@@ -5,11 +5,15 @@ A question belongs to exactly one answer, so a trained model can be checked word
 never trained on; they tell how the model takes questions that are put a little differently.
 """
 
+import functools
 import random
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import demo_facts as facts
 import demo_texts as texts
+from demo_tools import CALCULATE, WEATHER, offered, parameters_of, repetition, turns
 
 UNKNOWN = (
     "I am a small demo model, so I don't know that. Ask me about batching, inference serving, mountains, capitals, "
@@ -202,9 +206,6 @@ def all_facts() -> list[Fact]:
     return found
 
 
-_SYLLABLES = (
-    "ba be bo da di dor el fa gri hal ik ja ka lan lo mar mi na nor o pa per qua ra ri sa sel ta tu va vo wen zu"
-).split()
 _NOUNS = (
     "bread cheese guitar football bicycle planet ocean rocket garden poem novel painting battery camera window "
     "telephone medicine volcano dinosaur whale tiger engine bridge island castle doctor lawyer teacher singer actor "
@@ -235,15 +236,19 @@ _UNKNOWN_FORMS = (
 ).split("|")
 
 
-def unknown_question(rng: random.Random) -> str:
-    """A question that the model can't answer: everyday subjects, made-up names, large numbers."""
+_WEATHER_FORMS = [form for form in _UNKNOWN_FORMS if "weather" in form]
+_SUM_FORMS = ["What is {big} + {big2}?", "What is {big} * {big2}?", "{big} - {big2}"]
 
-    def name() -> str:
-        return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4)))
 
+def unknown_question(rng: random.Random, tools: Collection[str] = ()) -> str:
+    """A question that the model can't answer, with these tools or without: everyday subjects, made-up names, large
+    numbers."""
+    name = functools.partial(facts.made_up_name, rng)
+    answered = [*(_WEATHER_FORMS if WEATHER in tools else []), *(_SUM_FORMS if CALCULATE in tools else [])]
+    forms = [form for form in _UNKNOWN_FORMS if form not in answered]
     words = {"name": name(), "name2": name(), "Name": _up(name()), "Name2": _up(name())}
     numbers = {"year": rng.randint(1500, 2030), "big": rng.randint(40, 9999), "big2": rng.randint(40, 9999)}
-    return rng.choice(_UNKNOWN_FORMS).format(noun=rng.choice(_NOUNS), noun2=rng.choice(_NOUNS), **words, **numbers)
+    return rng.choice(forms).format(noun=rng.choice(_NOUNS), noun2=rng.choice(_NOUNS), **words, **numbers)
 
 
 _MORE = ["Tell me more.", "Tell me more", "Can you tell me more?", "More, please.", "Go on.", "And what else?"]
@@ -254,41 +259,91 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
-class Corpus:
-    """An endless, seeded stream of training documents: chats as message lists, and plain paragraphs as strings."""
+# The share of each kind of document, for a model that knows nothing yet and has to learn to copy, and for one that was
+# trained on those and goes on, with more of what it was weakest at.
+FROM_NOTHING = {"paragraph": 0.03, "repetitions": 0.15, "sums": 0.0, "chat with tools": 0.16, "chat": 0.66}
+GOING_ON = {"paragraph": 0.03, "repetitions": 0.07, "sums": 0.12, "chat with tools": 0.33, "chat": 0.45}
+# The share of questions that take a tool, in chats that have one which the model can call.
+_TAKES_TOOL = 0.6
 
-    def __init__(self, seed: int) -> None:
+
+@dataclass
+class Chat:
+    """Messages, and the tools that may be called in them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Corpus:
+    """An endless, seeded stream of training documents: chats, and plain paragraphs as strings."""
+
+    def __init__(self, seed: int, shares: dict[str, float]) -> None:
         self._rng = random.Random(seed)
+        self._shares = shares
         self._by_kind: dict[str, list[Fact]] = {}
         for fact in all_facts():
             self._by_kind.setdefault(fact.kind, []).append(fact)
         # Drawn without replacement, so that no fact is left out for long.
         self._bags: dict[str, list[Fact]] = {}
 
-    def document(self) -> list[dict[str, str]] | str:
+    def document(self) -> Chat | str:
         """The next document."""
-        if self._rng.random() < 0.03:
-            return self._paragraph()
-        return self._chat()
+        [kind] = self._rng.choices(list(self._shares), list(self._shares.values()))
+        makers: dict[str, Callable[[], Chat | str]] = {
+            "paragraph": self._paragraph,
+            "repetitions": self._repetitions,
+            "sums": self._sums,
+            "chat with tools": self._chat_with_tools,
+            "chat": self._chat,
+        }
+        return makers[kind]()
+
+    def _repetitions(self) -> Chat:
+        return Chat([said for _ in range(self._rng.randint(1, 3)) for said in repetition(self._rng).messages()])
+
+    def _sums(self) -> Chat:
+        return Chat([said for _ in range(self._rng.choice([1, 1, 2, 4, 8])) for said in self._turn(["sum"])])
 
     def _paragraph(self) -> str:
         choices = [answer for _, answer, _ in texts.TOPICS] + [story for _, story in texts.STORIES] * 2
         return self._rng.choice(choices + texts.PARAGRAPHS * 6)
 
-    def _chat(self) -> list[dict[str, str]]:
+    def _chat(self) -> Chat:
+        messages = self._system()
+        for _ in range(self._rng.choice([1, 1, 1, 1, 2, 2, 3, 4])):
+            messages += self._turn(list(_WEIGHTS))
+        return Chat(messages)
+
+    def _chat_with_tools(self) -> Chat:
+        tools = offered(self._rng)
+        have = parameters_of(tools)
+        useful = WEATHER in have or CALCULATE in have
+        kinds = [kind for kind in _WEIGHTS if kind != "sum" or CALCULATE not in have]
+        messages = self._system()
+        for _ in range(self._rng.choice([1, 1, 1, 2, 2, 3])):
+            if useful and self._rng.random() < _TAKES_TOOL:
+                for turn in turns(self._rng, tools):
+                    messages += turn.messages()
+            else:
+                messages += self._turn(kinds, have)
+        return Chat(messages, tools)
+
+    def _system(self) -> list[dict[str, Any]]:
+        if self._rng.random() < 0.25:
+            return [{"role": "system", "content": self._rng.choice(SYSTEM_PROMPTS)}]
+        return []
+
+    def _turn(self, kinds: list[str], tools: Collection[str] = ()) -> list[dict[str, Any]]:
+        """A question that takes no tool, and the answer, at times with more of it."""
         rng = self._rng
-        messages = []
-        if rng.random() < 0.25:
-            messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-        for _ in range(rng.choice([1, 1, 1, 1, 2, 2, 3, 4])):
-            kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-            if kind == "unknown":
-                messages += _turn(unknown_question(rng), UNKNOWN)
-                continue
-            fact = self._draw(kind)
-            messages += _turn(self._vary(rng.choice(fact.asks)), fact.answer)
-            if fact.more and rng.random() < 0.4:
-                messages += _turn(rng.choice(_MORE), fact.more)
+        kind = rng.choices(kinds, [_WEIGHTS[each] for each in kinds])[0]
+        if kind == "unknown":
+            return _said(unknown_question(rng, tools), UNKNOWN)
+        fact = self._draw(kind)
+        messages = _said(self._vary(rng.choice(fact.asks)), fact.answer)
+        if fact.more and rng.random() < 0.4:
+            messages += _said(rng.choice(_MORE), fact.more)
         return messages
 
     def _draw(self, kind: str) -> Fact:
@@ -316,5 +371,5 @@ class Corpus:
         return ask + self._rng.choice(["", " ", " Please.", " Thanks!", "\n", "!"])
 
 
-def _turn(ask: str, answer: str) -> list[dict[str, str]]:
+def _said(ask: str, answer: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]

@@ -1,6 +1,8 @@
 # ruff: noqa: SIM905
 """The demo model's short facts, as tables."""
 
+import random
+
 CAPITALS = dict(
     line.split(": ")
     for line in """France: Paris
@@ -366,3 +368,12 @@ FIXED: list[tuple[tuple[str, ...], str]] = [
         "Hello!",
     ),
 ]
+
+_SYLLABLES = (
+    "ba be bo da di dor el fa gri hal ik ja ka lan lo mar mi na nor o pa per qua ra ri sa sel ta tu va vo wen zu"
+).split()
+
+
+def made_up_name(rng: random.Random) -> str:
+    """A name of nothing, in small letters."""
+    return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4)))

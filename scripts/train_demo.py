@@ -1,7 +1,8 @@
 """Trains the demo model that ships in chairlift/demo/model, from nothing, on two CPU cores.
 
-    python scripts/train_demo.py                  # the real thing, about a quarter of an hour
+    python scripts/train_demo.py                  # the real thing, some twenty-five minutes
     python scripts/train_demo.py --steps 150      # a trial
+    python scripts/train_demo.py --from FOLDER    # go on from a model that was trained before
     python scripts/train_demo.py --evaluate-only  # measure the model that is there
 
 The same seed, thread count and PyTorch build give the same model. Needs the development dependencies.
@@ -9,29 +10,59 @@ The same seed, thread count and PyTorch build give the same model. Needs the dev
 
 import argparse
 import ctypes
+import functools
 import json
 import math
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from demo_corpus import UNKNOWN, Corpus, Fact, all_facts, unknown_question
+from demo_corpus import FROM_NOTHING, GOING_ON, UNKNOWN, Chat, Corpus, Fact, all_facts, unknown_question
+from demo_tools import TOOLS, calling, turns
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 FOLDER = Path(__file__).parents[1] / "chairlift/demo/model"
 END_OF_TEXT, START, END = 0, 1, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = """{%- for message in messages %}
-    {%- if message.role not in ["system", "user", "assistant"] %}
-        {{- raise_exception("The demo model knows the roles system, user and assistant, not " + message.role) }}
+TEMPLATE = """{%- if tools %}
+    {{- "<|im_start|>system\\n" }}
+    {%- if messages and messages[0].role == "system" %}
+        {{- messages[0].content + "\\n\\n" }}
     {%- endif %}
-    {{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}
+    {{- "<tools>\\n" }}
+    {%- for tool in tools %}
+        {%- set parameters = ((tool.function.parameters or {}).properties or {}) | list %}
+        {{- {"name": tool.function.name, "parameters": parameters} | tojson + "\\n" }}
+    {%- endfor %}
+    {{- "</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ["system", "user", "assistant", "tool"] %}
+        {{- raise_exception("The demo model knows the roles system, user, assistant and tool, not " + message.role) }}
+    {%- endif %}
+    {%- if not (tools and loop.first and message.role == "system") %}
+        {{- "<|im_start|>" + message.role + "\\n" }}
+        {%- if message.role == "tool" %}
+            {{- "<tool_response>\\n" + message.content + "\\n</tool_response>" }}
+        {%- else %}
+            {{- message.content or "" }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- "\\n" if message.content or not loop.first else "" }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + "}\\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\\n" }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- "<|im_start|>assistant\\n" }}
@@ -79,33 +110,41 @@ def train_tokenizer(seed: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = Corpus(seed)
+    corpus = Corpus(seed, FROM_NOTHING)
     documents = [corpus.document() for _ in range(10_000)]
-    lines = [d if isinstance(d, str) else "\n".join(m["content"] for m in d) for d in documents]
-    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant"] * 100], trainer)
+    lines = [d if isinstance(d, str) else "\n".join(body for _, body in parts(d)) for d in documents]
+    tokenizer.train_from_iterator([*lines, *["system", "user", "assistant", "tool"] * 100], trainer)
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, document: list[dict[str, str]] | str) -> tuple[list[int], list[float]]:
+def parts(chat: Chat) -> list[tuple[str, str]]:
+    """Who speaks in a chat, and what is said, as the template writes it."""
+    (text,), _ = render_jinja_template([chat.messages], chat.tools or None, chat_template=TEMPLATE)
+    messages = text.split(f"{SPECIAL[END]}\n")[:-1]
+    found = [message.removeprefix(SPECIAL[START]).partition("\n") for message in messages]
+    return [(role, body) for role, _, body in found]
+
+
+def encode(tokenizer: Tokenizer, document: Chat | str) -> tuple[list[int], list[float]]:
     """A document's tokens, and each one's weight in the loss."""
     if isinstance(document, str):
         ids = [*tokenizer.encode(document).ids, END_OF_TEXT]
         return ids, [1.0] * len(ids)
     ids: list[int] = []
     weights: list[float] = []
-    for message in document:
-        own = message["role"] == "assistant"
-        head = [START, *tokenizer.encode(message["role"] + "\n").ids]
-        body = [*tokenizer.encode(message["content"]).ids, END]
+    for role, said in parts(document):
+        own = role == "assistant"
+        head = [START, *tokenizer.encode(role + "\n").ids]
+        body = [*tokenizer.encode(said).ids, END]
         tail = tokenizer.encode("\n").ids
         ids += head + body + tail
         weights += [USER_WEIGHT] * len(head) + [1.0 if own else USER_WEIGHT] * len(body) + [USER_WEIGHT] * len(tail)
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, corpus: Corpus, seed: int) -> Iterator[Batch]:
     """Endless batches of whole documents of similar length; one a row, as the model will see them when it serves."""
-    corpus, rng = Corpus(seed), random.Random(seed)
+    rng = random.Random(seed)
     while True:
         pool = sorted((encode(tokenizer, corpus.document()) for _ in range(POOL)), key=lambda d: len(d[0]))
         made, rows = [], []
@@ -153,10 +192,33 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).float()
 
 
-def train(tokenizer: Tokenizer, steps: int, seed: int) -> LlamaForCausalLM:
-    """Train from scratch: Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
+def new_model(seed: int) -> LlamaForCausalLM:
+    """The model before it has learned anything."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
+    return LlamaForCausalLM(LlamaConfig(**MODEL, initializer_range=0.02))
+
+
+@dataclass
+class Schedule:
+    """How long to train, and how high the learning rate goes: a share of the optimizers' own, less in the first steps,
+    and down to zero over the last part of the way."""
+
+    steps: int
+    minutes: float
+    peak: float
+    falling: float
+
+    def progress(self, step: int, seconds: float) -> float:
+        """How much of the way is done, by steps or by time, whichever is further."""
+        return max(step / self.steps, seconds / 60 / self.minutes)
+
+    def scale(self, step: int, progress: float) -> float:
+        """What the learning rates are multiplied with."""
+        return self.peak * min(1.0, (step + 1) / 50, (1 - progress) / self.falling)
+
+
+def train(model: LlamaForCausalLM, stream: Iterator[Batch], schedule: Schedule, each_step: Callable[[], None]) -> None:
+    """Muon for the matrices, AdamW for the rest, a short warm-up and a long way down."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
@@ -164,14 +226,11 @@ def train(tokenizer: Tokenizer, steps: int, seed: int) -> LlamaForCausalLM:
         torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.01),
     ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    stream = batches(tokenizer, seed)
-    model.train()
-    average = math.nan
-    with tqdm(total=steps, unit="step", mininterval=5) as bar:
-        for step in range(steps):
-            scale = min(1.0, (step + 1) / 50, (steps - step) / (0.7 * steps))
+    average, step, began = math.nan, 0, time.monotonic()
+    with tqdm(total=schedule.steps, unit="step", mininterval=5, disable=None) as bar:
+        while (progress := schedule.progress(step, time.monotonic() - began)) < 1:
             for optimizer, peak in zip(optimizers, peaks, strict=True):
-                optimizer.param_groups[0]["lr"] = peak * scale
+                optimizer.param_groups[0]["lr"] = peak * schedule.scale(step, progress)
             loss = _loss(model, next(stream))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -181,7 +240,28 @@ def train(tokenizer: Tokenizer, steps: int, seed: int) -> LlamaForCausalLM:
             average = loss.item() if math.isnan(average) else 0.97 * average + 0.03 * loss.item()
             bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             bar.update()
-    return model.eval()
+            step += 1
+            if step % 50 == 0:
+                seconds = (time.monotonic() - began) / step
+                tqdm.write(f"step {step}, {progress:.0%} of the way, loss {average:.4f}, {seconds:.2f} s a step")
+            each_step()
+
+
+class Checkpoints:
+    """Saves a model every few minutes while it trains, and says how right it is by then."""
+
+    def __init__(self, model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, minutes: float) -> None:
+        self._save = functools.partial(save, model, tokenizer, folder)
+        self._folder, self._seconds, self._last = folder, minutes * 60, time.monotonic()
+
+    def __call__(self) -> None:
+        """Save if it is time."""
+        if time.monotonic() - self._last < self._seconds:
+            return
+        self._save()
+        scores = evaluate(self._folder, torch.float32, share=0.1)
+        tqdm.write(", ".join(f"{kind} {score:.0%}" for kind, score in scores.items()))
+        self._last = time.monotonic()
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
@@ -234,38 +314,81 @@ class Judge:
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    def answers(self, questions: list[str], batch: int = 64, limit: int = 160) -> list[str]:
-        """One answer a question, in order."""
+    def answers(self, chats: list[Chat], batch: int = 64, limit: int = 160) -> list[str]:
+        """One answer a chat, in order."""
         found: list[str] = []
-        for start in tqdm(range(0, len(questions), batch), unit="batch", mininterval=5, leave=False):
-            chats = [[{"role": "user", "content": q}] for q in questions[start : start + batch]]
-            prompts = self._tokenizer.apply_chat_template(
-                chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
-            )
+        for start in tqdm(range(0, len(chats), batch), unit="batch", leave=False, disable=None):
+            texts = [self._prompt(chat) for chat in chats[start : start + batch]]
+            prompts = self._tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
             with torch.inference_mode():
                 output = self._model.generate(**prompts, max_new_tokens=limit, do_sample=False)
             new = output[:, prompts["input_ids"].shape[1] :]
             found += self._tokenizer.batch_decode(new, skip_special_tokens=True)
         return found
 
+    def _prompt(self, chat: Chat) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            chat.messages, tools=chat.tools or None, add_generation_prompt=True, tokenize=False
+        )
+        return text
 
-def evaluate(folder: Path, dtype: torch.dtype, seed: int = 1) -> dict[str, float]:
-    """The share of answers that are right word for word, by kind of question."""
+
+@dataclass
+class Case:
+    """A chat, and the one answer that is right."""
+
+    kind: str
+    chat: Chat
+    expected: str
+
+
+def evaluate(folder: Path, dtype: torch.dtype, share: float = 1.0, seed: int = 1) -> dict[str, float]:
+    """The share of answers that are right word for word, by kind of question, of all cases or of a share of them."""
     rng = random.Random(seed)
-    cases: list[tuple[str, str, str]] = []
-    for fact in all_facts():
-        cases += [(fact.kind, ask, fact.answer) for ask in _sample(rng, fact)]
-        cases += [("held out: " + fact.kind, ask, fact.answer) for ask in fact.held_out]
-    cases += [("held out: unknown", unknown_question(rng), UNKNOWN) for _ in range(200)]
-    cases.sort(key=lambda case: len(case[2]))
-    answers = Judge(folder, dtype).answers([ask for _, ask, _ in cases])
+    cases = [*_questions(rng), *_questions_with_tools(rng)]
+    cases = rng.sample(cases, round(share * len(cases)))
+    cases.sort(key=lambda case: len(case.expected))
+    answers = Judge(folder, dtype).answers([case.chat for case in cases])
     scores: dict[str, list[bool]] = {}
-    for (kind, ask, expected), answer in zip(cases, answers, strict=True):
-        scores.setdefault(kind, []).append(answer == expected)
-        scores.setdefault("ALL held out" if kind.startswith("held") else "ALL trained", []).append(answer == expected)
-        if answer != expected and rng.random() < 0.15:
-            tqdm.write(f"  {ask!r} -> {answer[:90]!r}, not {expected[:60]!r}")
+    for case, answer in zip(cases, answers, strict=True):
+        kinds = [case.kind]
+        if not case.kind.startswith("tools"):
+            kinds.append("ALL held out" if case.kind.startswith("held") else "ALL trained")
+        for kind in kinds:
+            scores.setdefault(kind, []).append(answer == case.expected)
+        if answer != case.expected and rng.random() < 0.15:
+            tqdm.write(f"  {case.chat.messages[-1]['content']!r} -> {answer[:90]!r}, not {case.expected[:60]!r}")
     return {kind: sum(score) / len(score) for kind, score in sorted(scores.items())}
+
+
+def _questions(rng: random.Random) -> Iterator[Case]:
+    """Questions of a single turn, without tools."""
+    for fact in all_facts():
+        for ask in _sample(rng, fact):
+            yield Case(fact.kind, _asked(ask), fact.answer)
+        for ask in fact.held_out:
+            yield Case("held out: " + fact.kind, _asked(ask), fact.answer)
+    for _ in range(200):
+        yield Case("held out: unknown", _asked(unknown_question(rng)), UNKNOWN)
+
+
+def _questions_with_tools(rng: random.Random, count: int = 200) -> Iterator[Case]:
+    """Questions that take a tool, what is said of its result, and questions that take none."""
+    facts = [fact for fact in all_facts() if fact.kind != "sum"]
+    for fact in rng.sample(facts, count):
+        yield Case("tools: none called", _asked(rng.choice(fact.asks), TOOLS), fact.answer)
+    for held_out in (False, True):
+        kind = "tools, held out: " if held_out else "tools: "
+        for _ in range(count):
+            turn = turns(rng, TOOLS, held_out)[0]
+            called = parts(Chat([calling(turn.calls)]))[0][1] if turn.calls else turn.answer
+            yield Case(kind + "call", _asked(turn.ask, TOOLS), called)
+            if turn.calls:
+                yield Case(kind + "answer", Chat(turn.messages()[:-1], TOOLS), turn.answer)
+
+
+def _asked(question: str, tools: list[dict[str, Any]] | None = None) -> Chat:
+    return Chat([{"role": "user", "content": question}], tools or [])
 
 
 def _sample(rng: random.Random, fact: Fact) -> list[str]:
@@ -282,10 +405,28 @@ def keep_memory() -> None:
         mallopt(option, 2**30)
 
 
+def make(arguments: argparse.Namespace) -> None:
+    """Train a model from nothing, or one that was trained before with half the learning rate, and save it."""
+    seed, start = arguments.seed, arguments.start
+    if start is None:
+        tokenizer, model, corpus = train_tokenizer(seed), new_model(seed), Corpus(seed, FROM_NOTHING)
+        schedule = Schedule(arguments.steps, arguments.minutes, peak=1.0, falling=0.7)
+    else:
+        tokenizer, corpus = Tokenizer.from_file(str(start / "tokenizer.json")), Corpus(seed, GOING_ON)
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+        schedule = Schedule(arguments.steps, arguments.minutes, peak=0.5, falling=1.0)
+    saving = Checkpoints(model, tokenizer, arguments.output, arguments.save_every)
+    train(model.train(), batches(tokenizer, corpus, seed), schedule, saving)
+    save(model, tokenizer, arguments.output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--from", dest="start", type=Path, metavar="FOLDER", help="weights and tokenizer to go on with")
+    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end by then, with fewer steps if need be")
+    parser.add_argument("--save-every", type=float, default=math.inf, metavar="MINUTES", help="and measure a sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--evaluate-only", action="store_true")
@@ -293,9 +434,10 @@ def main() -> None:
     keep_memory()
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(True)
+    # It would fill all memory that is about to be written over, a fifth of the work.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if not arguments.evaluate_only:
-        tokenizer = train_tokenizer(arguments.seed)
-        save(train(tokenizer, arguments.steps, arguments.seed), tokenizer, arguments.output)
+        make(arguments)
     for dtype in (torch.float32, torch.bfloat16):
         print(f"exact greedy answers, {dtype}")
         for kind, score in evaluate(arguments.output, dtype).items():

@@ -16,6 +16,7 @@ from chairlift import __version__
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.http.exchange import as_json
+from chairlift.server.live.live_page import show_page, wants_page
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService, model_in_path, models_of
 
@@ -37,6 +38,13 @@ async def ready(request: Request) -> Response:
     about = each[0] if len(each) == 1 else {"status": worst, "models": each}
     headers = {} if models.ready else {"Retry-After": "1"}
     return Response(msgspec.json.encode(about), 200 if models.ready else 503, headers, "application/json")
+
+
+async def root(request: Request) -> Response:
+    """The live page for a browser, and for all others what `ready` says."""
+    answer = show_page() if wants_page(request.scope) else await ready(request)
+    answer.headers["Vary"] = "Accept"
+    return answer
 
 
 def _state(model: ModelService) -> dict[str, Any]:

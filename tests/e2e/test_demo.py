@@ -1,14 +1,19 @@
 """The demo model in the package: small, whole, and right in what it says."""
 
 import json
+import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.replies import read_reply
 
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.text import Tokenizer
+from chairlift.text.speech import speech_of
 
 KNOWN = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -87,6 +92,40 @@ def test_the_chat_template(tokenizer: Tokenizer) -> None:
         tokenizer.render_chat([{"role": "robot", "content": ""}])
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}},
+    },
+}
+
+
+def test_the_chat_template_with_tools(tokenizer: Tokenizer) -> None:
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Genève"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        *chat("Weather?"),
+        {"role": "assistant", "content": "Well.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tools = [WEATHER, {"type": "function", "function": {"name": "now"}}]
+    called = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Genève"}}\n</tool_call>'
+    assert tokenizer.render_chat(messages, template_kwargs={"tools": tools}).text == (
+        '<|im_start|>system\nBe kind.\n\n<tools>\n{"name": "get_weather", "parameters": ["city", "unit"]}\n'
+        '{"name": "now", "parameters": []}\n</tools><|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n'
+        f"<|im_start|>assistant\nWell.\n{called}\n{called}<|im_end|>\n"
+        "<|im_start|>tool\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+        f"<|im_start|>assistant\n{called}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.render_chat(chat("Hi"), template_kwargs={"tools": tools[1:]}).text == (
+        '<|im_start|>system\n<tools>\n{"name": "now", "parameters": []}\n</tools><|im_end|>\n'
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 @pytest.mark.parametrize("question", KNOWN)
 def test_greedy_answers(model: Any, tokenizer: Tokenizer, question: str) -> None:
     assert answer(model, tokenizer, chat(question)) == KNOWN[question]
@@ -108,3 +147,54 @@ def test_2000_positions_do_not_break_it(model: Any) -> None:
     ids = torch.randint(3, 1536, (1, 2000), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.isfinite(model(ids).logits).all()
+
+
+def test_the_calls_that_it_learned_are_those_that_the_server_reads(tokenizer: Tokenizer) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import demo_tools
+
+    dialect = speech_of(tokenizer).dialect
+    assert dialect is not None
+    rng = random.Random(3)
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in demo_tools.TOOLS}
+    several = 0
+    for turn in (turn for _ in range(200) for turn in demo_tools.turns(rng, demo_tools.TOOLS) if turn.calls):
+        text = tokenizer.render_chat([demo_tools.calling(turn.calls)], add_generation_prompt=False).text
+        _, _, calls = read_reply(dialect, text.partition("\n")[2].removesuffix("<|im_end|>\n"), tools=schemas)
+        assert [(name, json.loads(given)) for name, given in calls] == turn.calls
+        several += len(calls) > 1
+    assert several > 5
+
+
+@pytest.fixture
+def trainer() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import train_demo
+
+    return train_demo
+
+
+def test_a_training_ends_by_steps_or_by_time_with_no_learning_rate_left(trainer: Any) -> None:
+    schedule = trainer.Schedule(steps=200, minutes=10, peak=0.5, falling=0.5)
+    assert (schedule.progress(50, 60), schedule.progress(50, 450), schedule.progress(200, 0)) == (0.25, 0.75, 1)
+    assert schedule.scale(0, 0.0) == 0.5 / 50
+    assert (schedule.scale(80, 0.4), schedule.scale(80, 0.75), schedule.scale(80, 1.0)) == (0.5, 0.25, 0)
+
+
+@pytest.mark.parametrize("shares", ["FROM_NOTHING", "GOING_ON"])
+def test_what_a_training_reads_is_what_the_server_shows_the_model(
+    trainer: Any, tokenizer: Tokenizer, shares: str
+) -> None:
+    import demo_corpus
+
+    corpus = demo_corpus.Corpus(5, getattr(demo_corpus, shares))
+    chats = [each for each in (corpus.document() for _ in range(200)) if isinstance(each, demo_corpus.Chat)]
+    assert any(each.tools for each in chats)
+    assert any(not each.tools for each in chats)
+    for each in chats:
+        encoded, weights = trainer.encode(trainer.Tokenizer.from_file(str(demo_path() / "tokenizer.json")), each)
+        shown = tokenizer.render_chat(
+            each.messages, add_generation_prompt=False, template_kwargs={"tools": each.tools or None}
+        )
+        assert encoded == tokenizer.encode_chat(shown)
+        assert len(weights) == len(encoded)
