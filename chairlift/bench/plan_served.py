@@ -90,7 +90,7 @@ def _measured(
     notes: list[str],
 ) -> MachineProfile:
     """Send requests, and say so."""
-    about = f"for at most {seconds:g} s, at the lowest priority, to at most half of its slots"
+    about = f"for at most {seconds:g} s, at a low priority, to at most half of its slots"
     print(f"note: this sends requests to {server.url} {about}", file=sys.stderr)
     others = server.busy()
     with progress_bar("measure") as progress:

@@ -87,7 +87,7 @@ class RunningServer:
         return Target(self.host, self._port, f"{self._prefix}/v1/completions", model, {}, headers)
 
     def check_priority(self, path: str, body: Any) -> None:
-        """Send one request at the lowest priority; if that is not allowed, all others go without. Raises as `get`."""
+        """Send one request at that low priority; if that is not allowed, all others go without. Raises as `get`."""
         try:
             self.post(path, body)
         except RequestFailed as error:

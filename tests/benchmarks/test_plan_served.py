@@ -113,7 +113,7 @@ def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         printed = capsys.readouterr()
         assert plan(it.url, *described, "--dtype", "float32") == 1
         assert "--dtype is a setting of the server" in capsys.readouterr().err
-    assert f"this sends requests to {it.url} for at most 0.5 s, at the lowest priority" in printed.err
+    assert f"this sends requests to {it.url} for at most 0.5 s, at a low priority" in printed.err
     assert f"# A plan for tiny at {it.url}" in printed.out
     assert "measured from outside, by requests of known lengths: less exact" in printed.out
     assert "as it is now, with `the defaults`, it " in printed.out
