@@ -1,6 +1,6 @@
 """How much of a step prompts may have, when the time between two tokens of everyone else is to stay inside a target."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class StepBudget(Protocol):
         """Hear that the one which `takes_decode` was last asked for does not join after all."""
         ...
 
-    def end(self, running: Iterable[Sequence], step: Step) -> None:
+    def end(self, running: Collection[Sequence], step: Step) -> None:
         """The step is what it will be."""
         ...
 
@@ -160,11 +160,16 @@ class LatencyBudget:
         within = self.model.tokens_within(self.target, tokens, read, pairs, computed)
         return max(self.most if within is None else min(within, self.most), self._floor)
 
-    def end(self, running: Iterable[Sequence], step: Step) -> None:
+    def end(self, running: Collection[Sequence], step: Step) -> None:
         """Predict the step as it is: whoever was preempted is not in it."""
         # All that is in the step was given here, if this budget gave it; so where nothing is missing, nothing changed.
         if not self._gives or self._holds[0] != step.total_tokens:
             tokens = read = pairs = 0
+            if step.total_tokens == len(step.num_tokens) == len(running):
+                # Nothing but decodes: each computes one token, which attends to itself and all before it.
+                tokens = len(running)
+                pairs = read = tokens + sum([sequence.num_computed_tokens for sequence in running])
+                running = ()
             for sequence in running:
                 given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
                 tokens += given

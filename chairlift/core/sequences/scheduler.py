@@ -161,14 +161,15 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             sequence = sequences.get(request_id)
             if sequence is None or not sequence.block_table:
                 continue  # aborted while the step ran, and perhaps sent again under the same id
-            end = result.failure(request_id) if not smooth and request_id in result.errors else None
-            if end is None and spoilt and not spoilt.isdisjoint(sequence.block_table):
+            if smooth:
+                sequence.num_computed_tokens += num_tokens
+                end = sequence.take(tokens.get(request_id))
+            elif request_id not in result.errors and not spoilt.isdisjoint(sequence.block_table):
                 tokens.pop(request_id, None)
                 self._put_back(sequence)
                 continue
-            if end is None:
-                sequence.num_computed_tokens += num_tokens - (not smooth and request_id in result.late)
-                end = sequence.take(tokens.get(request_id), not smooth and request_id in result.ended)
+            else:
+                end = sequence.take_unevenly(num_tokens, result)
             if end is not None:
                 self._remove(sequence)
                 finished.append(end)

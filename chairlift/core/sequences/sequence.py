@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import Rank
-from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.request import Request, StepResult
 
 BlockHash = bytes
 
@@ -40,6 +40,7 @@ class Sequence:
         "rank",
         "request",
         "started",
+        "stop_ids",
         "token_ids",
     )
 
@@ -49,6 +50,7 @@ class Sequence:
         self.arrival = request.arrival
         self.rank = rank
         self.token_ids = list(request.prompt_ids)
+        self.stop_ids = request.stop_ids
         self.ends_at = len(request.prompt_ids) + request.max_tokens
         self.num_computed_tokens = 0
         self.known_at_start = len(self.token_ids)
@@ -74,20 +76,28 @@ class Sequence:
 
         `ended` does in any case: nothing can follow.
         """
-        known, stop_ids = self.token_ids, self.request.stop_ids
-        for index, token in enumerate(tokens or ()):
-            known.append(token)
-            if token in stop_ids or len(known) >= self.ends_at:
-                end = self._end(token)
-                if end is not None:
-                    assert tokens is not None
-                    del tokens[index + 1 :]
-                    return end
+        if tokens:
+            known, stop_ids = self.token_ids, self.stop_ids
+            before = len(known)
+            for token in tokens:
+                known.append(token)
+                if token in stop_ids or len(known) >= self.ends_at:
+                    end = self._end(token)
+                    if end is not None:
+                        del tokens[len(known) - before :]
+                        return end
         if ended:
             return Finished(self.id, FinishReason.STOP)
         if tokens or self.num_computed_tokens < len(self.token_ids):
             return None  # what it knows is computed in the next step
         return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
+
+    def take_unevenly(self, count: int, result: StepResult) -> Finished | None:
+        """Take in what came of `count` tokens in a step of which some failed, are late, or can't go on."""
+        if self.id in result.errors:
+            return result.failure(self.id)
+        self.num_computed_tokens += count - (self.id in result.late)
+        return self.take(result.tokens.get(self.id), self.id in result.ended)
 
     def _end(self, token: int) -> Finished | None:
         """Say how a last token ends the sequence, if it does: not by a stop token before `min_tokens`."""
