@@ -33,9 +33,9 @@ from chairlift.bench.raw_results import Column, Recording, Results, caption, mac
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
-from chairlift.plan.case import PlanCase
 from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
 from chairlift.plan.resampler import StepTimes
+from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest, duration, fitted, scaled
@@ -202,7 +202,7 @@ def wanted(args: argparse.Namespace, max_model_len: int) -> list[TraceRequest]:
 
 def capacity_of(model: SequenceModel, front: FrontCost, trace: Sequence[TraceRequest]) -> float:
     """Requests a second that are answered where there are always enough of them."""
-    return PlanCase(model.profile, tuple(trace), front=front).capacity(model.config, _CROWD)
+    return SequenceCase(model.profile, tuple(trace), front=front).capacity(model.config, _CROWD)
 
 
 def at_load(trace: Sequence[TraceRequest], rate: float, seconds: float) -> list[TraceRequest]:

@@ -60,7 +60,8 @@ ROOMS = {
         "items": "http models openai",
         "oip": "http items models",
         "batches": "http models oip",
-        ".": "anthropic batches http items models oip openai responses",
+        "live": "batches http metrics models",
+        ".": "anthropic batches http items live models oip openai responses",
     },
 }
 

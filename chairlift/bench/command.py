@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ from chairlift.bench.raw_results import Recording, Results, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy
-from chairlift.bench.workload import TimedRequest, make_jobs
+from chairlift.bench.workload import TimedRequest, jobs_of_trace, make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import with_strategy
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.trace_files import read_trace
 from chairlift.plan.traffic import LENGTHS
 
 # The module whose `markdown` shows the results.
 RESULTS_OF = "chairlift.bench.report"
+_PROMPTS, _OUTPUTS = "uniform:4:32", "exponential:32"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,9 +44,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--strategies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--slots", type=int, default=8, help="sequences that may run at once")
     parser.add_argument("--requests", type=int, default=400, help="how many to serve")
-    parser.add_argument("--prompt-len", default="uniform:4:32", help=LENGTHS)
-    parser.add_argument("--output-len", default="exponential:32", help=LENGTHS)
-    parser.add_argument("--rate", type=float, help="Poisson arrivals a second, in place of the closed loop")
+    parser.add_argument("--prompt-len", metavar="LENGTHS", help=f"{LENGTHS} (default: {_PROMPTS})")
+    parser.add_argument("--output-len", metavar="LENGTHS", help=f"in the same forms (default: {_OUTPUTS})")
+    open_loop = "arrivals a second, in place of the closed loop: Poisson, or those of the trace sped up to that"
+    parser.add_argument("--rate", type=float, help=open_loop)
+    own = "requests as they were recorded by serve --record, of Mooncake, Azure or BurstGPT, in place of made-up ones"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=own)
     parser.add_argument("--concurrency", type=int, help="clients of the closed loop (default: twice the slots)")
     parser.add_argument(
         "--max-wait-ms", type=float, default=5.0, help=f"the window of {' and '.join(readers_of('max_wait_ms'))}"
@@ -85,25 +91,38 @@ def _saved(path: Path) -> Results:
 
 def _measure(args: argparse.Namespace) -> Results:
     """Serve the jobs under each strategy in turn, as often as there are rounds."""
+    _check(args)
     config = SequenceConfig(
         model=args.model or str(demo_path()),
         dtype=args.dtype,
         max_num_batched_tokens=args.max_num_batched_tokens,
         enable_prefix_caching=False,
     )
-    jobs: list[TimedRequest] = []
     recording = Recording(start(RESULTS_OF, _settings(args), config.model), args.out)
-    concurrency = None if args.rate else args.concurrency or 2 * args.slots
-    with tqdm(total=args.requests * len(args.strategies) * args.rounds, unit="req", dynamic_ncols=True) as bar:
+    is_open = args.rate is not None or args.trace is not None
+    concurrency = None if is_open else args.concurrency or 2 * args.slots
+    jobs = _jobs(config, args)
+    with tqdm(total=len(jobs) * len(args.strategies) * args.rounds, unit="req", dynamic_ncols=True) as bar:
         for number in range(1, args.rounds + 1):
             for strategy in args.strategies if number % 2 else reversed(args.strategies):
                 bar.set_description(strategy)
-                jobs = jobs or _jobs(config, args)
                 chosen = with_strategy(config, strategy, args.slots, max_wait_ms=args.max_wait_ms)
                 run = run_strategy(chosen, _runner, jobs, concurrency, on_finish=lambda: bar.update(1))
                 shown = {"bars": bars(run)} if number == 1 else {}
                 recording.add({"round": number} | figures(run) | shown)
     return recording.results
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what contradicts itself, and fill in the lengths of what is made up."""
+    if args.rate is not None and not 0 < args.rate < inf:
+        raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
+    if args.concurrency is not None and (args.rate is not None or args.trace is not None):
+        raise ConfigError("--concurrency is of a closed loop; with --rate or --trace requests come by themselves")
+    if args.trace is not None and (args.prompt_len, args.output_len) != (None, None):
+        raise ConfigError("the trace has its own lengths: leave out --prompt-len and --output-len")
+    if args.trace is None:
+        args.prompt_len, args.output_len = args.prompt_len or _PROMPTS, args.output_len or _OUTPUTS
 
 
 def _runner(config: SequenceConfig) -> Any:
@@ -117,15 +136,11 @@ def _jobs(config: SequenceConfig, args: argparse.Namespace) -> list[TimedRequest
     runner = _runner(config)
     info = runner.load()
     runner.close()
-    return make_jobs(
-        args.requests,
-        args.prompt_len,
-        args.output_len,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        rate=args.rate,
-        seed=args.seed,
-    )
+    about: dict[str, Any] = {"vocab_size": info.vocab_size, "max_model_len": info.max_model_len}
+    about |= {"rate": args.rate, "seed": args.seed}
+    if args.trace is not None:
+        return jobs_of_trace(read_trace(args.trace), args.requests, **about)
+    return make_jobs(args.requests, args.prompt_len, args.output_len, **about)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.bench.raw_results import Results
 from chairlift.errors import ConfigError
+from chairlift.plan.case import Point
 from chairlift.plan.planner import ServingPlan
 
 if TYPE_CHECKING:
@@ -72,16 +73,21 @@ def plot_curves(plan: ServingPlan, path: Path) -> None:
     check_plot()
     from matplotlib import pyplot
 
+    items = any(point.items for each in plan.strategies for point in each.curve)
+
+    def speed(point: Point) -> float:
+        return point.items if items else point.output_tokens
+
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for each in plan.strategies:
         seen = [point for point in each.curve if isfinite(point.latencies.e2e)]
-        speeds, times = [point.output_tokens for point in seen], [point.latencies.e2e for point in seen]
+        speeds, times = [speed(point) for point in seen], [point.latencies.e2e for point in seen]
         (line,) = axes.plot(speeds, times, marker="o", markersize=3, label=each.strategy)
         knee = each.curve[each.knee]
-        axes.plot(knee.output_tokens, knee.latencies.e2e, marker="D", markersize=8, color=line.get_color())
+        axes.plot(speed(knee), knee.latencies.e2e, marker="D", markersize=8, color=line.get_color())
     axes.set_yscale("log")
-    axes.set_xlabel("output tokens a second")
-    axes.set_ylabel(f"seconds from arrival to the last token, p{plan.targets.percentile:g}")
+    axes.set_xlabel("items a second" if items else "output tokens a second")
+    axes.set_ylabel(f"seconds from arrival to the end of the answer, p{plan.targets.percentile:g}")
     axes.set_title("Throughput against latency (diamond: the knee)", loc="left", fontsize=10)
     axes.legend()
     figure.tight_layout()

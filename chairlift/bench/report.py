@@ -68,13 +68,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 def markdown(results: Results) -> str:
     """The table, with how it was measured and what continuous batching gains over each strategy."""
     settings, rows = results["settings"], results["runs"]
-    loop = f"{settings['rate']:g} arrivals a second" if settings["rate"] else "a closed loop"
-    about = (
-        f"{settings['slots']} slots, {settings['requests']} requests in {loop}, prompts {settings['prompt_len']}, "
-        f"outputs {settings['output_len']} tokens"
-    )
+    about = f"{settings['slots']} slots, {_requests(settings, rows)}"
     gains = "\n".join(f"- {each}" for each in ratios(rows))
     return "\n\n".join(part for part in (f"{caption(results)}; {about}:", table(rows), gains) if part)
+
+
+def _requests(settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """What was served, and when it came."""
+    count, rate = rows[0]["requests"], f"{settings['rate']:g} arrivals a second" if settings["rate"] else None
+    if settings.get("trace"):
+        return f"{count} requests of {settings['trace']}, {rate or 'at the times at which they were recorded'}"
+    lengths = f"prompts {settings['prompt_len']}, outputs {settings['output_len']} tokens"
+    return f"{count} requests in {rate or 'a closed loop'}, {lengths}"
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[str]:

@@ -1,9 +1,11 @@
-"""Requests to measure with: how long their prompts and outputs are, and when they come."""
+"""Requests to measure with: how long their prompts and outputs are, and when they come; made up, or of a trace."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift.errors import ConfigError
+from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
 from chairlift.plan.traffic import length_sampler
 
 
@@ -44,3 +46,38 @@ def make_jobs(
         prompt = min(max(1, prompts()), max_model_len - output)
         jobs.append(TimedRequest(offset, [rng.randrange(vocab_size) for _ in range(prompt)], output))
     return jobs
+
+
+def jobs_of_trace(
+    trace: Sequence[TraceRequest],
+    count: int,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    rate: float | None = None,
+    seed: int = 0,
+) -> list[TimedRequest]:
+    """Return the first `count` requests of a trace to language models, at its own moments or sped up to a rate.
+
+    Lengths are cut so that they fit. Raises ConfigError for a trace without such requests, or of a single moment where
+    there is to be a rate.
+    """
+    part = [request for request in with_answers(trace, seed) if not request.items][:count]
+    if not part:
+        raise ConfigError("the trace has no requests to a language model")
+    first = part[0].arrival
+    if rate is not None:
+        seconds = duration(part) - first
+        if not seconds:
+            raise ConfigError("all of the trace comes at one moment, which no --rate changes; leave it out")
+        part = scaled(part, rate * seconds / len(part))
+        first = part[0].arrival
+    rng = random.Random(seed)
+    return [
+        TimedRequest(
+            request.arrival - first,
+            [rng.randrange(vocab_size) for _ in range(request.input_length)],
+            max(request.output_length, 1),
+        )
+        for request in fitted(part, max_model_len)
+    ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
+from chairlift.core.items.limits import BatchLimits
 from chairlift.core.queue import ORDERS
 from chairlift.errors import ConfigError
 
@@ -119,11 +120,36 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.outputs is not None and not self.outputs:
             raise ConfigError("outputs must name at least one; leave it out to have all")
 
+    def limits(self, max_batch_size: int | None = None, max_wait_ms: float | None = None) -> BatchLimits:
+        """What batches and the queue are held to; settings go before what the model, once known, says itself."""
+        wait = max_wait_ms if self.max_wait_ms is None else self.max_wait_ms
+        if self.target_latency_ms is not None:
+            wait = None
+        return BatchLimits(
+            max_batch_size=self.max_batch_size or max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+            max_wait=(wait or 0.0) / 1000,
+            max_batch_tokens=self.max_batch_tokens,
+            max_waiting=self.max_waiting,
+            max_queue_seconds=_seconds(self.max_queue_ms),
+            target_latency=_seconds(self.target_latency_ms),
+            order=self.order,
+            order_ageing=self.order_ageing_ms / 1000,
+            priority_ageing=self.priority_ageing_ms / 1000,
+            background_step=self.background_step_ms / 1000,
+            default_timeout=_seconds(self.timeout_ms),
+            retries=self.retries,
+            bisect=self.bisect,
+        )
+
     def warm_up_for(self, most: int) -> list[int]:
         """The batch sizes to warm up, given the most items that a call will hold."""
         if self.warm_up_sizes is not None:
             return list(self.warm_up_sizes)
         return [*(2**power for power in range((most - 1).bit_length())), most]
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def detect_kind(model: str) -> Kind:

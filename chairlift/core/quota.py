@@ -45,6 +45,11 @@ class TokenBucket:
         self._refill(now)
         self._level -= amount
 
+    def level(self, now: float) -> float:
+        """What it holds; below zero where it is overdrawn."""
+        self._refill(now)
+        return self._level
+
     def resize(self, per_minute: int, now: float) -> None:
         """Refill it faster or slower from now on. What was spent stays spent."""
         self._refill(now)
@@ -100,6 +105,17 @@ class Quota:
         if self._tokens is None or not (wait := self._tokens.wait(number, now)):
             return None
         return Exceeded("tokens_per_minute", self._allowance.tokens_per_minute or 0, wait)
+
+    def left(self, now: float) -> dict[str, tuple[float, int]]:
+        """What there is left of each limit, and the limit; rates below zero are overdrawn."""
+        limits, found = self._allowance, {}
+        if limits.requests_per_minute is not None and self._requests is not None:
+            found["requests_per_minute"] = round(self._requests.level(now), 1), limits.requests_per_minute
+        if limits.tokens_per_minute is not None and self._tokens is not None:
+            found["tokens_per_minute"] = round(self._tokens.level(now), 1), limits.tokens_per_minute
+        if limits.requests_at_once is not None:
+            found["requests_at_once"] = float(limits.requests_at_once - self.at_once), limits.requests_at_once
+        return found
 
     def spend(self, number: int, now: float) -> None:
         """Charge tokens, whether they are there or not."""

@@ -1,29 +1,25 @@
-"""Which strategy suits some traffic, and why: a decision flow in words, with the numbers of the very case."""
+"""What traffic is like, and what the advice on it has in common for all kinds of models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
 
 import msgspec
 import numpy as np
 
-from chairlift.core.sequences.policy import POLICIES, Policy
-from chairlift.plan.planner import ServingPlan, StrategyPlan
+from chairlift.plan.planner import ServingPlan
 from chairlift.plan.trace import TraceRequest, duration
 
-# Answers as short as this on average are one call, whatever they are called.
-_ONE_SHOT = 1.5
-# Answers that vary less than this are alike; so many requests at once are as good as one.
-_ALIKE_CV, _ALONE = 0.1, 1.2
-# The batch by which the loss of closed ones is shown.
-_BATCH = 8
+# So many requests at once are as good as one.
+ALONE = 1.2
 
 
 class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
     """What traffic is like: `rate` a second, lengths in tokens, and of gaps and answers how much they vary.
 
     `gap_cv` and `output_cv` are coefficients of variation: 1 for Poisson arrivals and exponential lengths. `shared` is
-    the share of prompt tokens that lie in blocks which an earlier prompt had as well.
+    the share of prompt tokens that lie in blocks which an earlier prompt had as well. To a model that answers in one
+    call a request has `items`, of as many tokens as the inputs say, on average.
     """
 
     requests: int
@@ -35,6 +31,7 @@ class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
     output_p95: float
     output_cv: float
     shared: float
+    items: float = 0.0
 
 
 def facts_of(trace: Sequence[TraceRequest], rate: float | None = None) -> TrafficFacts:
@@ -52,6 +49,7 @@ def facts_of(trace: Sequence[TraceRequest], rate: float | None = None) -> Traffi
         output_p95=float(np.percentile(outputs, 95)),
         output_cv=_variation(outputs),
         shared=_shared(trace),
+        items=fmean(request.items for request in trace),
     )
 
 
@@ -60,112 +58,28 @@ def rounded(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def longest_of(lengths: Sequence[int], count: int) -> float:
-    """Return how long the longest of `count` answers is on average, if they are drawn from these."""
-    ordered = np.sort(np.asarray(lengths, dtype=float))
-    below = np.arange(len(ordered) + 1) / len(ordered)
-    return float((ordered * np.diff(below**count)).sum())
-
-
-def decision(plan: ServingPlan, facts: TrafficFacts, trace: Sequence[TraceRequest]) -> list[str]:
-    """Return the questions that decide, each with its answer for this case, and what follows from them all."""
-    lines = [_waiting(plan, facts), _company(plan, facts), _lengths(facts, trace)]
-    advised, rule = _advised(plan, facts)
-    lines.append(rule)
-    lines.append(_verdict(plan, advised))
-    return lines
-
-
-def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
-    """Whether somebody waits for each answer, and what that means for batches that leave only when they are full."""
-    text = f"Does anybody wait for each answer? Yes: {rounded(facts.rate)} requests come a second, by themselves"
-    text += f" (their gaps have a coefficient of variation of {facts.gap_cv:.1f}; 1 is Poisson)."
-    patient = _first(plan, lambda policy: policy.closes_batch and "max_wait_ms" not in policy.settings)
-    open_one = _first(plan, _is_open)
-    if patient is not None:
-        size = int(patient.settings.get(POLICIES[patient.strategy].slots_setting or "", _BATCH))
-        text += f" A full batch of {size} takes {rounded(size / facts.rate)} s to come together,"
-        text += f" so {patient.strategy} is for work that is all there at once"
-        if open_one is not None:
-            text += f": then it answers {rounded(patient.capacity)} a second,"
-            text += f" and {open_one.strategy} {rounded(open_one.capacity)}"
-        text += "."
-    return text
-
-
-def _company(plan: ServingPlan, facts: TrafficFacts) -> str:
-    """How many requests there are at once, by Little's law."""
-    at_once = _at_once(plan, facts)
-    text = f"Are there several at once? An answer takes up to {rounded(plan.alone.e2e)} s without company"
-    text += f" (p{plan.targets.percentile:g}), so at this rate at most {at_once:.1f} are under way at a time."
-    single = _first(plan, lambda policy: policy.slots_setting is None)
-    if single is not None:
-        text += f" One at a time, {rounded(single.capacity)} a second are possible"
-        text += "." if single.capacity > facts.rate else ", which is not enough: steps must be shared."
-    return text
-
-
-def _lengths(facts: TrafficFacts, trace: Sequence[TraceRequest]) -> str:
-    """Whether answers are of many lengths, and what closed batches lose by it."""
-    if facts.output_mean <= _ONE_SHOT:
-        return "Do answers have many tokens? No: a batch is over after a step, and nobody holds a seat for longer."
-    text = f"Do answers differ in length? They have {rounded(facts.output_mean)} tokens on average, with a"
-    text += f" coefficient of variation of {facts.output_cv:.2f}."
-    size = _BATCH
-    longest = longest_of([max(request.output_length, 1) for request in trace], size)
-    text += f" A closed batch of {size} goes on for its longest, {rounded(longest)} tokens on average, so"
-    return f"{text} {1 - facts.output_mean / longest:.0%} of its seats are empty over its time."
-
-
-def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
-    """The strategies that these answers speak for, by their properties, and the rule that says so."""
-    names = [each.strategy for each in plan.strategies]
-    open_ones = {name for name in names if _is_open(POLICIES[name])}
-    windows = {name for name in names if POLICIES[name].closes_batch and "max_wait_ms" in POLICIES[name].settings}
-    if _at_once(plan, facts) < _ALONE:
-        return set(names), "So there is hardly anything to batch, and any strategy does that waits for nobody."
-    if facts.output_mean <= _ONE_SHOT:
-        text = "So batches that leave when the machine is free, or after a short window, lose nothing:"
-        return windows | open_ones, f"{text} {_words(windows | open_ones)}."
-    if facts.output_cv < _ALIKE_CV:
-        text = "So answers of one length end together, and closed batches lose only what they wait to fill:"
-        return windows | open_ones, f"{text} {_words(windows | open_ones)}."
-    text = "So a seat should go to the next as soon as its answer is done, at any step:"
-    return open_ones, f"{text} {_words(open_ones)}."
-
-
-def _verdict(plan: ServingPlan, advised: set[str]) -> str:
-    """What the simulation says to that."""
+def verdict(plan: ServingPlan, advised: Collection[str], seen: str) -> str:
+    """What the simulation says to that; `seen` is what those without company see, in words."""
     rates = ", ".join(f"{each.strategy} {rounded(each.rate)}" for each in plan.strategies)
     said = "keeps the targets" if plan.targets.any else "serves"
     text = f"The simulation {said} up to so many requests a second: {rates}."
     if plan.chosen is None:
-        seen = plan.alone
-        text += f" No rate is within the targets: without company the first token takes {rounded(seen.ttft)} s,"
-        text += f" a further one {rounded(seen.itl)} s and the whole {rounded(seen.e2e)} s"
-        text += f" (p{plan.targets.percentile:g})."
+        text += f" No rate is within the targets: without company {seen} (p{plan.targets.percentile:g})."
         return f"{text} Ask for less, or take a faster machine or a smaller model."
     if plan.chosen in advised:
         return f"{text} Take {plan.chosen}."
     return f"{text} Here {plan.chosen} is ahead all the same: what it loses weighs less than what it saves. Take it."
 
 
-def _at_once(plan: ServingPlan, facts: TrafficFacts) -> float:
-    """Requests under way at a time, if none of them slowed down another."""
+def at_once(plan: ServingPlan, facts: TrafficFacts) -> float:
+    """Requests under way at a time, if none of them slowed down another, by Little's law."""
     return facts.rate * plan.alone.e2e
 
 
-def _first(plan: ServingPlan, wanted: Callable[[type[Policy]], bool]) -> StrategyPlan | None:
-    return next((each for each in plan.strategies if wanted(POLICIES[each.strategy])), None)
-
-
-def _is_open(policy: type[Policy]) -> bool:
-    """Whether a free seat is given away while others run."""
-    return policy.slots_setting is not None and not policy.closes_batch
-
-
-def _words(names: set[str]) -> str:
-    return " or ".join(name for name in POLICIES if name in names)
+def described(facts: TrafficFacts) -> str:
+    """How requests come."""
+    text = f"{rounded(facts.rate)} requests come a second, by themselves"
+    return f"{text} (their gaps have a coefficient of variation of {facts.gap_cv:.1f}; 1 is Poisson)"
 
 
 def _variation(values: Sequence[float]) -> float:

@@ -1,13 +1,15 @@
-"""What keeps a server from more: seats, KV memory, arithmetic, memory bandwidth, the front, or its latency targets."""
+"""What keeps a server from more: seats, memory, arithmetic, bandwidth, calls, the front, or its latency targets."""
 
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import Coefficients
+from chairlift.core.items.limits import BatchLimits
 from chairlift.core.sequences.policy import POLICIES
-from chairlift.plan.case import PlanCase
 from chairlift.plan.figures import Gauges, report
+from chairlift.plan.machine_profile import ItemProfile
 from chairlift.plan.simulated_run import SimulatedRun
 
 # Shares from which on something counts as full, and below which a machine has time to spare.
@@ -15,7 +17,18 @@ _FULL, _IDLE = 0.9, 0.85
 # A closed batch with more of its seats empty is what limits.
 _EMPTY = 0.3
 
-Bottleneck = Literal["KV memory", "front", "empty seats", "slots", "compute", "memory bandwidth", "targets", "batch"]
+Bottleneck = Literal[
+    "KV memory",
+    "front",
+    "empty seats",
+    "slots",
+    "compute",
+    "memory bandwidth",
+    "targets",
+    "batch",
+    "batch size",
+    "calls",
+]
 
 
 class Limit(msgspec.Struct, kw_only=True, frozen=True):
@@ -33,14 +46,14 @@ class _Shares(NamedTuple):
     reading: float
 
 
-def limit_of(case: PlanCase, config: SequenceConfig, run: SimulatedRun) -> Limit:
-    """Return what limits a server, from a run at which it misses its targets, or has all it can do."""
+def sequence_limit(config: SequenceConfig, num_blocks: int, cost: Coefficients, run: SimulatedRun) -> Limit:
+    """Return what limits a language model's server, from a run at which it misses its targets, or does all it can."""
     found = report(run)
     (gauge,) = found.gauges.values()
-    shares = _shares(case, run)
+    shares = _shares(cost, run)
     compute = shares.compute / ((shares.compute + shares.reading) or 1.0)
     front = run.front_seconds / found.seconds if found.seconds else 0.0
-    by, why = _bottleneck(case, config, gauge, found.preemptions, front)
+    by, why = _bottleneck(config, num_blocks, gauge, found.preemptions, front)
     if by == "compute":
         by = "compute" if compute >= 0.5 else "memory bandwidth"
         why = f"steps take {gauge.busy:.0%} of the time: {compute:.0%} of that is arithmetic, which grows with tokens"
@@ -48,11 +61,33 @@ def limit_of(case: PlanCase, config: SequenceConfig, run: SimulatedRun) -> Limit
     return Limit(by=by, why=why, compute=compute)
 
 
+def item_limit(limits: BatchLimits, instances: int, profile: ItemProfile, run: SimulatedRun) -> Limit:
+    """Return what limits a server of a model that answers in one call, from such a run; `profile` is as simulated."""
+    found = report(run)
+    (gauge,) = found.gauges.values()
+    busy, front = gauge.busy / instances, run.front_seconds / found.seconds if found.seconds else 0.0
+    (steps,) = run.steps.values()
+    size, calls = profile.size * sum(steps.tokens), profile.call * len(steps)
+    compute = size / ((size + calls) or 1.0)
+    share = f"calls take {busy:.0%} of the time"
+    cost = f"{1 - compute:.0%} of that is what a call costs by itself"
+    if front >= _FULL:
+        return Limit(by="front", why=f"the front's one thread is busy {front:.0%} of the time", compute=compute)
+    if busy < _IDLE and limits.max_wait > 0:
+        return Limit(by="batch", why=f"{share}: requests wait for a batch to fill", compute=compute)
+    if busy < _IDLE:
+        return Limit(by="targets", why=f"{share}: bursts and large requests miss the targets before", compute=compute)
+    if compute < 1 - _EMPTY and gauge.mean_batch >= _FULL * limits.max_batch_size:
+        why = f"{share}, full with {gauge.mean_batch:.1f} items: {cost}, which larger batches share"
+        return Limit(by="batch size", why=why, compute=compute)
+    return Limit(by="compute" if compute >= 0.5 else "calls", why=f"{share}: {cost}", compute=compute)
+
+
 def _bottleneck(
-    case: PlanCase, config: SequenceConfig, gauge: Gauges, preemptions: int, front: float
+    config: SequenceConfig, blocks: int, gauge: Gauges, preemptions: int, front: float
 ) -> tuple[Bottleneck, str]:
     """The first thing that is full; "compute" stands for the steps themselves."""
-    blocks, slots = case.num_blocks(config), config.slots
+    slots = config.slots
     held, seats = gauge.mean_kv_blocks / blocks, gauge.mean_running / slots
     closes = POLICIES[config.strategy].closes_batch
     if preemptions or held >= _FULL:
@@ -70,9 +105,9 @@ def _bottleneck(
     return "compute", ""
 
 
-def _shares(case: PlanCase, run: SimulatedRun) -> _Shares:
+def _shares(cost: Coefficients, run: SimulatedRun) -> _Shares:
     """What steps are predicted to take for all answered requests; a prompt counts as one chunk."""
-    cost, (steps,) = case.profile.cost, run.steps.values()
+    (steps,) = run.steps.values()
     compute = reading = 0.0
     for life in run.requests:
         if life.end is None:

@@ -21,7 +21,7 @@ class ItemModel:
     """A model of items to simulate: its limits, its instances, what was measured of one, and its weight among others.
 
     With `ahead` an instance is sent its next batch while it runs, as worker processes are. An item's size is its tokens
-    if `sized`, else 1.
+    if `sized`, else 1. `times` are those of the profile, where they have been made of it.
     """
 
     limits: BatchLimits
@@ -31,6 +31,7 @@ class ItemModel:
     ahead: bool = True
     sized: bool = True
     weight: float = 1.0
+    times: CallTimes | None = None
 
 
 class VirtualItems:
@@ -44,7 +45,8 @@ class VirtualItems:
         self._agenda = machine.agenda
         self._front = machine.front
         self._hop = machine.front.cost.hop
-        self._times = CallTimes(model.profile, random.Random(seed))
+        rng = random.Random(seed)
+        self._times = CallTimes(model.profile, rng) if model.times is None else model.times.fresh(rng)
         self._parts: dict[str, _Parts] = {}
         # When each instance is done with what it has; it has nothing to do from then on.
         self._free_at = [-inf] * model.instances

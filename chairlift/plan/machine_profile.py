@@ -13,6 +13,7 @@ from chairlift.errors import ConfigError
 LEAST_SAMPLES = 8
 
 SampleT = TypeVar("SampleT", "StepSample", "CallSample")
+ProfileT = TypeVar("ProfileT", bound="SequenceProfile | ItemProfile")
 
 
 class StepSample(msgspec.Struct, array_like=True, frozen=True):
@@ -56,12 +57,24 @@ class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
 
 
 class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
-    """A model that answers in one call: `call` + `size` * computed seconds, and calls as they were recorded."""
+    """A model that answers in one call: `call` + `size` * computed seconds, and calls as they were recorded.
+
+    A call kept `cores` of the machine's `cpus` busy on average, and a worker had `process_bytes` of memory, of which
+    `weight_bytes` are weights; 0 where nobody noted that. `max_tokens` bounds an input, and the settings are the
+    model's own defaults, where it has any.
+    """
 
     model: str
     call: float
     size: float
     calls: list[CallSample]
+    cores: float = 0.0
+    cpus: int = 0
+    weight_bytes: int = 0
+    process_bytes: int = 0
+    max_tokens: int | None = None
+    max_batch_size: int | None = None
+    max_wait_ms: float | None = None
 
 
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
@@ -129,7 +142,7 @@ def _check_sequences(where: str, model: SequenceProfile) -> None:
 
 
 def _check_calls(where: str, model: ItemProfile) -> None:
-    for field in ("call", "size"):
+    for field in ("call", "size", "cores", "cpus"):
         _check_seconds(f"{where}.{field}", getattr(model, field))
     _check_count(f"{where}.calls", model.calls)
     for index, call in enumerate(model.calls):

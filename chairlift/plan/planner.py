@@ -3,31 +3,29 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
-from chairlift.plan.bottleneck import Limit, limit_of
-from chairlift.plan.candidates import candidates, changed, with_strategy
-from chairlift.plan.case import PlanCase, Point
-from chairlift.plan.figures import Latencies, latencies
+from chairlift.plan.bottleneck import Limit
+from chairlift.plan.case import PlanCase, Point, changed
+from chairlift.plan.figures import Latencies
 from chairlift.plan.search import Mapper, Trial, num_requests, num_trials, search, simplest
-from chairlift.plan.targets import LatencyTargets, targets_of
+from chairlift.plan.targets import LatencyTargets
 
 # Rates of the curve, as shares of what a server can do at all.
 _CURVE = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1)
 # How far beyond the highest rate what limits shows.
 _BEYOND = 1.1
-# Requests so many times as far apart as one takes on average have no company, but for the very longest.
-_APART = 20
 # Strategies whose highest rates differ by less are equal: then the fewest settings to change decide.
 _ALIKE = 0.02
 # Targets that even a request without company misses by so much are not sought settings for.
 _HOPELESS = 1.25
 # How many machines more than arithmetic says are tried: requests are shared out unevenly.
 _MORE_REPLICAS = 8
+
+
+CaseT = TypeVar("CaseT", bound=PlanCase[Any, Any])
 
 
 class StrategyPlan(msgspec.Struct, kw_only=True):
@@ -56,7 +54,7 @@ class Replicas(msgspec.Struct, kw_only=True):
 
 
 class ServingPlan(msgspec.Struct, kw_only=True):
-    """What to do with a case: `chosen` is the best of the strategies, which come in the order of `POLICIES`.
+    """What to do with a case: `chosen` is the best of the strategies, which come in the order of the case.
 
     `alone` is what a request without company sees. Without a strategy that keeps the targets there is none chosen.
     """
@@ -75,37 +73,29 @@ class ServingPlan(msgspec.Struct, kw_only=True):
 
 
 class _CurveJob(NamedTuple):
-    case: PlanCase
-    config: SequenceConfig
+    case: PlanCase[Any, Any]
+    config: Any
     rate: float
     requests: int
 
 
-def alone(case: PlanCase, base: SequenceConfig) -> Latencies:
-    """Return what a request without company sees, at the targets' percentile; `base` must not wait for batches."""
-    count = num_requests(case)
-    gap = _APART / case.capacity(with_strategy(base, base.strategy, 1), count)
-    return latencies(case.run_apart(base, gap, count), case.targets.percentile)
-
-
-def with_mode(case: PlanCase, base: SequenceConfig, mode: str) -> PlanCase:
-    """Return the case with the targets that a mode stands for."""
-    targets = targets_of(mode, alone(case, base), case.targets.percentile)
-    return replace(case, targets=targets)
+def with_mode(case: CaseT, base: Any, mode: str) -> CaseT:
+    """Return the case with the targets that a mode stands for; `base` must not wait for batches."""
+    return replace(case, targets=case.mode_targets(mode, case.alone(base, num_requests(case))))
 
 
 def make_plan(
-    case: PlanCase,
-    base: SequenceConfig,
+    case: PlanCase[Any, Any],
+    base: Any,
     rate: float,
     mapper: Mapper = map,
     on_progress: Callable[[float], object] = lambda share: None,
 ) -> ServingPlan:
     """Plan for a case with the settings of `base`, but for those that are sought, and for a rate that is to be served.
 
-    `on_progress` hears the share of the work that is done.
+    `base` must not wait for batches. `on_progress` hears the share of the work that is done.
     """
-    wanted = {strategy: candidates(base, strategy, case) for strategy in POLICIES}
+    wanted = {strategy: case.candidates(base, strategy) for strategy in case.strategies}
     # The curves' points are on more traffic than most trials, so they count for more.
     total, done = num_trials(wanted) + 2 * len(_CURVE) * len(wanted), 0
 
@@ -114,13 +104,13 @@ def make_plan(
         done += number
         on_progress(done / total)
 
-    seen = alone(case, base)
+    count = num_requests(case)
+    seen = case.alone(base, count)
     if _hopeless(case.targets, seen):
         trials = {strategy: simplest([Trial(config, 0.0) for config in found]) for strategy, found in wanted.items()}
         count_up(num_trials(wanted))
     else:
         trials = search(case, wanted, mapper, lambda: count_up(1))
-    count = num_requests(case)
     capacities = {strategy: case.capacity(trial.config, count) for strategy, trial in trials.items()}
     jobs = [
         _CurveJob(case, trial.config, share * capacities[strategy], count)
@@ -132,7 +122,7 @@ def make_plan(
         points.append(point)
         count_up(2)
     strategies = [
-        _strategy_plan(case, trial, capacities[strategy], points[index * len(_CURVE) :][: len(_CURVE)], count)
+        _strategy_plan(case, strategy, trial, capacities[strategy], points[index * len(_CURVE) :][: len(_CURVE)], count)
         for index, (strategy, trial) in enumerate(trials.items())
     ]
     chosen = _chosen(strategies)
@@ -155,7 +145,7 @@ def knee(curve: Sequence[Point]) -> int:
     return powers.index(max(powers))
 
 
-def replicas_for(case: PlanCase, trial: Trial, rate: float, count: int) -> Replicas:
+def replicas_for(case: PlanCase[Any, Any], trial: Trial, rate: float, count: int) -> Replicas:
     """Return how many machines with these settings keep the targets at a rate, each with its own share of it."""
     # Not fewer: a run of so many requests may end before a machine that has too much to do falls behind.
     least = max(ceil(rate / trial.rate), 1)
@@ -170,16 +160,18 @@ def _point(job: _CurveJob) -> Point:
     return job.case.point(job.config, job.rate, job.requests)
 
 
-def _strategy_plan(case: PlanCase, trial: Trial, capacity: float, curve: list[Point], count: int) -> StrategyPlan:
+def _strategy_plan(
+    case: PlanCase[Any, Any], strategy: str, trial: Trial, capacity: float, curve: list[Point], count: int
+) -> StrategyPlan:
     config, rate = trial
     beyond = case.run(config, _BEYOND * (rate or capacity), count)
     return StrategyPlan(
-        strategy=config.strategy,
+        strategy=strategy,
         settings=changed(config),
         rate=rate,
         capacity=capacity,
         at=case.point(config, rate, count) if rate else None,
-        limit=limit_of(case, config, beyond),
+        limit=case.limit(config, beyond),
         curve=curve,
         knee=knee(curve),
     )

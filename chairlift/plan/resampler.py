@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from math import log2
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from chairlift.core.cost import CostModel
-from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
+from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
 # Of the recorded ones, so many that are nearest in shape are drawn from.
 _NEAREST = 24
@@ -35,28 +36,33 @@ class Resampler:
         self._random = rng.random
         self._default = default
         self._pools: dict[tuple[int, ...], list[float]] = {}
-        self._places: dict[tuple[int, ...], int] = {}
+        # For each shape its pool, and the place in it of what was drawn last.
+        self._runs: dict[tuple[int, ...], list[Any]] = {}
 
     def fresh(self, rng: random.Random) -> "Resampler":
         """Return one that begins anew, with what this one knows of which values are near."""
         other = copy(self)
         other._random = rng.random
-        other._places = {}
+        other._runs = {}
         return other
 
     def draw(self, *shape: float) -> float:
         """Return a value for a shape."""
         key = tuple([_bin(count) for count in shape])
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = self._near(key)
-        if not pool:
-            return self._default
+        run = self._runs.get(key)
+        if run is None:
+            near = self._pools.get(key)
+            if near is None:
+                near = self._pools[key] = self._near(key)
+            if not near:
+                return self._default
+            run = self._runs[key] = [near, 0]
+            begins = True
+        else:
+            begins = self._random() * _RUN < 1
+        pool: list[float] = run[0]
         # Round and round, or the first ones would come less often than the others.
-        place = (self._places.get(key, 0) + 1) % len(pool)
-        if key not in self._places or self._random() * _RUN < 1:
-            place = int(self._random() * len(pool))
-        self._places[key] = place
+        place = run[1] = int(self._random() * len(pool)) if begins else (run[1] + 1) % len(pool)
         return pool[place]
 
     def _near(self, key: tuple[int, ...]) -> list[float]:
@@ -127,6 +133,12 @@ class CallTimes:
             rng,
         )
 
+    def fresh(self, rng: random.Random) -> "CallTimes":
+        """Return times that begin anew, without the work of making them."""
+        other = copy(self)
+        other._ratios = self._ratios.fresh(rng)
+        return other
+
     def seconds(self, items: int, computed: float) -> float:
         """Draw the seconds of a call."""
         return self._expected(computed) * self._ratios.draw(items, computed)
@@ -135,14 +147,16 @@ class CallTimes:
         return self._call + self._size * computed
 
 
-def thinned(profile: SequenceProfile, most: int) -> SequenceProfile:
-    """Return a profile with no more steps than `most`, from all of it, in runs as they came."""
-    count, runs = len(profile.steps), most // _RUN
+def thinned(profile: ProfileT, most: int) -> ProfileT:
+    """Return a profile with no more steps, or calls, than `most`, from all of it, in runs as they came."""
+    name = "steps" if isinstance(profile, SequenceProfile) else "calls"
+    samples = getattr(profile, name)
+    count, runs = len(samples), most // _RUN
     if count <= most:
         return profile
     starts = (index * count // runs for index in range(runs))
-    steps = [step for start in starts for step in profile.steps[start : start + _RUN]]
-    return msgspec.structs.replace(profile, steps=steps)
+    kept = [sample for start in starts for sample in samples[start : start + _RUN]]
+    return msgspec.structs.replace(profile, **{name: kept})
 
 
 def fit_steps(steps: Sequence[StepSample]) -> CostModel:

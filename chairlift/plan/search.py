@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from chairlift.config.sequences import SequenceConfig
-from chairlift.plan.candidates import changed
-from chairlift.plan.case import PlanCase, highest_rate
+from chairlift.plan.case import PlanCase, changed, highest_rate
 
 # Of those tried in a round the best quarter goes on to the next, which has four times the traffic.
 _KEEP = 4
 _ROUNDS = 3
-# What the last round simulates: so many tokens of output, in so many requests.
-_TOKENS, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
+# What the last round simulates: so many tokens of output, or items, in so many requests.
+_WORK, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
 # The first round, however long answers are.
 _LEAST_FIRST = 16
 # Precision of the highest rate, by round.
@@ -32,31 +30,31 @@ Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 class Trial(NamedTuple):
     """Settings, and the highest rate at which they keep the targets."""
 
-    config: SequenceConfig
+    config: Any
     rate: float
 
 
 class _Job(NamedTuple):
-    case: PlanCase
-    config: SequenceConfig
+    case: PlanCase[Any, Any]
+    config: Any
     requests: int
     precision: float
 
 
-def num_requests(case: PlanCase) -> int:
-    """Return how many requests a case is decided on: fewer of longer answers."""
-    mean = fmean(max(request.output_length, 1) for request in case.trace)
-    return min(max(round(_TOKENS / mean), _LEAST), MOST_SIMULATED, len(case.trace))
+def num_requests(case: PlanCase[Any, Any]) -> int:
+    """Return how many requests a case is decided on: fewer of longer answers, or of more items."""
+    mean = fmean(case.work(request) for request in case.trace)
+    return min(max(round(_WORK / mean), _LEAST), MOST_SIMULATED, len(case.trace))
 
 
-def num_trials(candidates: Mapping[str, Sequence[SequenceConfig]]) -> int:
+def num_trials(candidates: Mapping[str, Sequence[Any]]) -> int:
     """Return how many settings all rounds try together."""
     return sum(_kept(len(configs), number) for configs in candidates.values() for number in range(_ROUNDS))
 
 
 def search(
-    case: PlanCase,
-    candidates: Mapping[str, Sequence[SequenceConfig]],
+    case: PlanCase[Any, Any],
+    candidates: Mapping[str, Sequence[Any]],
     mapper: Mapper = map,
     on_trial: Callable[[], object] = lambda: None,
 ) -> dict[str, Trial]:
@@ -93,7 +91,7 @@ def _kept(count: int, number: int) -> int:
     return kept
 
 
-def _job(case: PlanCase, config: SequenceConfig, number: int) -> _Job:
+def _job(case: PlanCase[Any, Any], config: Any, number: int) -> _Job:
     count = num_requests(case) // _KEEP ** (_ROUNDS - 1 - number)
     return _Job(case, config, max(count, _LEAST_FIRST), _PRECISION[number])
 

@@ -21,6 +21,9 @@ from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays, too_many
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers, check_local
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
+from chairlift.server.live.feed import LiveFeed
+from chairlift.server.live.live_page import wants_page
+from chairlift.server.live.snapshot import Observer
 from chairlift.server.models.registry import Models, no_route
 from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.responses.response_store import ResponseStore
@@ -34,11 +37,13 @@ def create_app(
     batches: Batches | None = None,
     keys: Keys | None = None,
     responses: ResponseStore | None = None,
+    live: LiveFeed | None = None,
 ) -> ASGIApp:
     """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
 
     Where no batches are given they begin when the first request for them comes. The keys are those of the settings, and
-    their owner has them follow their file. Of the responses that are kept, the owner cancels those in the background.
+    their owner has them follow their file. Of the responses that are kept, the owner cancels those in the background,
+    and it closes the feed of the live page.
     """
     batches = batches or Batches(models, config)
     keys = keys or Keys(config)
@@ -46,6 +51,7 @@ def create_app(
     responses = responses or ResponseStore(config)
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
     state["regions"] = SharedRegions(config)
+    state["live"] = live or make_feed(models, config, batches, keys)
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:
@@ -57,6 +63,11 @@ def create_app(
         app = ShareAnswers(app, origins, direct)
     batches.serve(app, ENDPOINTS, keys)
     return app
+
+
+def make_feed(models: Models, config: ServerConfig, batches: Batches, keys: Keys) -> LiveFeed:
+    """What the live page watches; its owner closes it, so that nobody who watches keeps the server from leaving."""
+    return LiveFeed(lambda: Observer(models, batches, keys, config.model_control))
 
 
 class _Handled:
@@ -184,9 +195,10 @@ class _AskForKey:
         """Look for the key."""
         if scope["type"] == "http" and not self._keys.is_open(scope["path"]):
             tenant = self._keys.find_in(scope)
-            if tenant is None:
+            if tenant is None and not wants_page(scope):
                 refusal = no_key("'Authorization: Bearer KEY' or 'x-api-key: KEY'")
                 await refusal.response(shape_of(scope["path"]))(scope, receive, send)
                 return
-            scope[TENANT] = tenant
+            if tenant is not None:
+                scope[TENANT] = tenant
         await self._app(scope, receive, send)

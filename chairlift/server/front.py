@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chairlift.server.batches.service import Batches
     from chairlift.server.http.tenants import Keys
+    from chairlift.server.live.feed import LiveFeed
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
     from chairlift.server.responses.response_store import ResponseStore
@@ -100,6 +101,17 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
+def page_line(config: ServerConfig, scheme: str, address: str, port: int) -> str | None:
+    """Where the live page is, for whom; None where nobody could see anything on it."""
+    from chairlift.server.http.origins import is_loopback
+
+    here = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+    url = f"{scheme}://{f'[{here}]' if ':' in here else here}:{port}/"
+    if config.api_key is not None or config.api_keys is not None:
+        return f"Live page: {url} (with a key that has the right 'admin')"
+    return f"Live page: {url}" if is_loopback(here) else None
+
+
 def _allow_connections(number: int) -> None:
     """Raise what this process may have open, where it may, so that it can refuse the connections beyond these."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -145,6 +157,7 @@ class _Front:
         self._server: uvicorn.Server | None = None
         self._batches: Batches | None = None
         self._responses: ResponseStore | None = None
+        self._live: LiveFeed | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
         self._failed = 0
@@ -182,7 +195,7 @@ class _Front:
 
     def _prepare(self) -> "tuple[uvicorn.Server, contextlib.AbstractAsyncContextManager[int | None]]":
         """The HTTP server, and the gRPC server for as long as that runs."""
-        from chairlift.server.app import create_app
+        from chairlift.server.app import create_app, make_feed
         from chairlift.server.batches.service import Batches
         from chairlift.server.http.exchange import Buffered
         from chairlift.server.http.protocol import make_server
@@ -195,7 +208,8 @@ class _Front:
         self._batches = Batches(models, self._config)
         self._keys = keys = Keys(self._config)
         self._responses = ResponseStore(self._config)
-        app = create_app(models, self._config, self._batches, keys, self._responses)
+        self._live = make_feed(models, self._config, self._batches, keys)
+        app = create_app(models, self._config, self._batches, keys, self._responses, self._live)
         self._batches.open()
         buffered = Buffered(self._config.max_buffered_bytes)
         grpc = grpc_beside(models, self._config, keys, self._tls, buffered)
@@ -212,6 +226,8 @@ class _Front:
         url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
         names = ", ".join(each.served.name for each in self._first)
         _say(f"Chairlift loads {names} at {url}/v1")
+        if (page := page_line(self._config, scheme, address, port)) is not None:
+            _say(page)
         if self._note:
             _say(self._note)
         if grpc_port is not None:
@@ -258,6 +274,8 @@ class _Front:
             await self._responses.leave()
         await asyncio.gather(*(each.drain(self._config.drain_timeout_s) for each in self._loader.hosts))
         await self._stop()
+        if self._live is not None:
+            self._live.close()
         self._stop_server()
 
     async def _stop(self) -> None:

@@ -18,6 +18,7 @@ from chairlift.server.http import docs
 from chairlift.server.http.api_errors import Shape, anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.items import embeddings, pooling, rerank, tei
+from chairlift.server.live import live_page, live_routes
 from chairlift.server.oip import http_routes as oip
 from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions, token_routes
@@ -270,12 +271,23 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
     _server("GET", "/health", status.ready, "200 while all models take requests"),
-    _server("GET", "/", status.ready, "200 while all models take requests"),
+    _server("GET", "/", status.root, "200 while all models take requests; a browser gets the live page"),
     _server("GET", "/ping", status.ready, "200 while all models take requests"),
     _server("GET", "/version", status.version, "The release of this server"),
     _server("GET", "/health/live", status.live, "200 while the process answers and minds its workers"),
     _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
     _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text", right="metrics"),
+    _server(
+        "GET",
+        "/v1/live",
+        live_routes.watch_server,
+        "All models, slots, tenants and batches as they change; without keys for this machine alone",
+        answer="server-sent events",
+        right="admin",
+        local=True,
+        query=live_routes.LIVE_QUERY,
+    ),
+    _server("GET", "/live/{file}", live_page.show_page_file, "A file of the live page", answer="the file"),
     _server("GET", "/openapi.json", docs.show_openapi, "This description"),
     _server("GET", "/docs", docs.show_page, "This description, as a page", answer="HTML"),
 )

@@ -13,8 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift import __version__
+from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import without_folders
 from chairlift.server.http.exchange import as_json
+from chairlift.server.live.live_page import show_page, wants_page
+from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models, ModelService, model_in_path, models_of
 
 
@@ -37,6 +40,13 @@ async def ready(request: Request) -> Response:
     return Response(msgspec.json.encode(about), 200 if models.ready else 503, headers, "application/json")
 
 
+async def root(request: Request) -> Response:
+    """The live page for a browser, and for all others what `ready` says."""
+    answer = show_page() if wants_page(request.scope) else await ready(request)
+    answer.headers["Vary"] = "Accept"
+    return answer
+
+
 def _state(model: ModelService) -> dict[str, Any]:
     """The model's state, and why it is that, where there is a reason."""
     return {"status": model.state} | ({"failure": without_folders(model.failure)} if model.failure else {})
@@ -54,10 +64,10 @@ async def list_models(request: Request) -> Response:
 
 
 async def show_model(request: Request) -> Response:
-    """One model, or 404. KServe v1's clients look at `ready`."""
+    """One model and how its requests are batched, or 404. KServe v1's clients look at `ready`."""
     name = request.path_params["model"]
     model = model_in_path(request, name)
-    return as_json(_describe(name, model) | {"name": name, "ready": model.ready})
+    return as_json(_describe(name, model) | {"name": name, "ready": model.ready} | batching_of(model))
 
 
 def _describe(name: str, model: ModelService) -> dict[str, Any]:
@@ -69,6 +79,48 @@ def _describe(name: str, model: ModelService) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "task": model.task,
     } | _state(model)
+
+
+# Settings of a language model that say how it is batched; none of them names a file or a person.
+_SHOWN = (
+    *("strategy", "batch_size", "max_wait_ms", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("target_itl_ms", "target_ttft_ms", "background_step_ms", "order", "order_ageing_ms", "priority_ageing_ms"),
+    *("enable_prefix_caching", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "block_size"),
+)
+
+
+def batching_of(model: ModelService) -> dict[str, Any]:
+    """The settings that a model's requests are batched by, and what it has of memory; nothing before it is loaded."""
+    if isinstance(model, ItemService):
+        return {} if model.info is None else _batching_of_items(model, model.info)
+    config, info = model.client.config, model.client.info
+    if info is None:
+        return {}
+    settings = {name: getattr(config, name) for name in _SHOWN} | {"max_waiting": model.config.max_waiting}
+    memory = ("num_blocks", "block_size", "weight_bytes", "kv_bytes")
+    return {"settings": settings, "memory": {name: getattr(info, name) for name in memory}}
+
+
+def _batching_of_items(model: ItemService, info: ItemInfo) -> dict[str, Any]:
+    limits = model.dispatcher.limits
+    times = {
+        "max_wait_ms": limits.max_wait,
+        "max_queue_ms": limits.max_queue_seconds,
+        "target_latency_ms": limits.target_latency,
+        "timeout_ms": limits.default_timeout,
+        "background_step_ms": limits.background_step,
+        "order_ageing_ms": limits.order_ageing,
+        "priority_ageing_ms": limits.priority_ageing,
+    }
+    settings = {
+        "max_batch_size": limits.max_batch_size,
+        "max_batch_tokens": limits.max_batch_tokens,
+        "max_waiting": limits.max_waiting,
+        "order": limits.order,
+        "instances": len(model.dispatcher.executors),
+        **{name: None if value is None else 1000 * value for name, value in times.items()},
+    }
+    return {"settings": settings, "memory": {"weight_bytes": info.weight_bytes}}
 
 
 class Exposition(Collector):

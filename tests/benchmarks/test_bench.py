@@ -8,10 +8,12 @@ from support.model_factory import model_folder
 
 from chairlift.bench.report import figures, table
 from chairlift.bench.strategies import StrategyRun, run_strategy
-from chairlift.bench.workload import make_jobs
+from chairlift.bench.workload import jobs_of_trace, make_jobs
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import with_strategy
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.trace import TraceRequest
+from chairlift.plan.trace_files import write_trace
 from chairlift.runners.decoder.runner import DecoderRunner
 
 
@@ -88,6 +90,66 @@ def test_other_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     saved.write_text('{"benchmark": "compare", "runs": []}')
     assert main(["bench", "strategies", "--saved", str(saved)]) == 1
     assert "not results of `bench strategies`" in capsys.readouterr().err
+
+
+def recorded(path: Path, count: int = 12) -> Path:
+    requests = [
+        TraceRequest(arrival=0.02 * n, input_length=5 + n, output_length=3 if n % 2 else 0, items=int(n == 4))
+        for n in range(count)
+    ]
+    write_trace(path, requests)
+    return path
+
+
+def test_a_trace_of_ones_own_is_served_at_its_moments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from chairlift.cli import main
+
+    trace, saved, picture = recorded(tmp_path / "t.jsonl"), tmp_path / "saved.json", tmp_path / "out.png"
+    command = ["bench", "strategies", str(model_folder()), "--trace", str(trace), "--strategies", "dynamic"]
+    assert main([*command, "--out", str(saved), "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "11 requests of t.jsonl, at the times at which they were recorded" in printed
+    (run,) = json.loads(saved.read_text())["runs"]
+    assert (run["requests"], len(run["bars"])) == (11, 11), "one of them is to another kind of model"
+    assert run["seconds"] >= 0.22, "the last comes then"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*command, "--rate", "200", "--requests", "6"]) == 0
+    assert "6 requests of t.jsonl, 200 arrivals a second" in capsys.readouterr().out
+
+
+def test_jobs_are_as_long_and_as_far_apart_as_in_the_trace() -> None:
+    trace = [TraceRequest(arrival=1.0 + n, input_length=90 + n, output_length=30 * (n % 2)) for n in range(4)]
+    jobs = jobs_of_trace(trace, 3, vocab_size=10, max_model_len=100)
+    assert [job.offset for job in jobs] == [0.0, 1.0, 2.0]
+    # Who was refused there gets somebody else's length, and both together fit.
+    assert [(len(job.prompt_ids), job.output_len) for job in jobs] == [(70, 30)] * 3
+    fast = jobs_of_trace(trace, 3, vocab_size=10, max_model_len=100, rate=6.0)
+    assert [job.offset for job in fast] == pytest.approx([0.0, 0.25, 0.5])
+    with pytest.raises(ConfigError, match="comes at one moment"):
+        jobs_of_trace(trace[:1], 9, vocab_size=10, max_model_len=100, rate=6.0)
+    with pytest.raises(ConfigError, match="no requests to a language model"):
+        jobs_of_trace([TraceRequest(arrival=0.0, input_length=3, items=1)], 9, vocab_size=10, max_model_len=100)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--rate", "0"], "--rate must be more than 0"),
+        (["--rate", "5", "--concurrency", "3"], "--concurrency is of a closed loop"),
+        (["--trace", "TRACE", "--concurrency", "3"], "--concurrency is of a closed loop"),
+        (["--trace", "TRACE", "--output-len", "constant:3"], "leave out --prompt-len and --output-len"),
+        (["--trace", "nowhere"], "No such file"),
+    ],
+)
+def test_contradictions_are_refused(
+    flags: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from chairlift.cli import main
+
+    trace = str(recorded(tmp_path / "t.jsonl"))
+    command = ["bench", "strategies", str(model_folder()), *(trace if each == "TRACE" else each for each in flags)]
+    assert main(command) == 1
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spec", ["constant", "uniform:5", "gauss:3", "exponential:0", "trace:missing.csv"])

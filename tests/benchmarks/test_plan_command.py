@@ -5,18 +5,21 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
-from support.simulated import few_candidates, noisy_profile
+from support.simulated import exact_calls, few_candidates, noisy_profile
 
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
+from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
-from chairlift.plan.machine_profile import FrontCost, MachineProfile
+from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
@@ -137,7 +140,111 @@ def test_too_short_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "got 30 in 0 s" in capsys.readouterr().err
 
 
-def test_only_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "net.onnx").touch()
-    assert main(["plan", str(tmp_path / "net.onnx"), *DESCRIBED]) == 1
-    assert "is for one language model's folder" in capsys.readouterr().err
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    """A profile of a class whose calls cost 5 ms, and 1 ms an item."""
+    path = tmp_path / "items.json"
+    made = msgspec.structs.replace(exact_calls(0.005, 0.001), cores=0.5, cpus=2, process_bytes=3 * 10**8)
+    MachineProfile(machine="made up", front=FrontCost(request=1e-4, item=1e-5), models={"formula": made}).save(path)
+    return path
+
+
+def plan_items(*arguments: object, model: str = "module:Class") -> int:
+    return main(["plan", model, "--processes", "1", *map(str, arguments)])
+
+
+def test_a_plan_for_models_that_answer_in_one_call(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    wanted = ("--profile", items, "--rate", 100, "--items", 3, "--e2e-ms", 60, "--out", out)
+    draws = ("--plot", picture) if find_spec("matplotlib") else ()
+    assert plan_items(*wanted, *draws) == 0
+    text = capsys.readouterr().out
+    assert "E2E within 60 ms, for 95%" in text
+    assert "10 us an item" in text
+    assert "| items/s | latency p95 ms | mean batch | limited by" in text
+    assert "knee" in text
+    assert "TTFT" not in text
+    assert "A call costs 5 ms by itself and 1 ms for each item: 8 items in one call are 3.7 times as fast" in text
+    saved = json.loads(out.read_text())
+    assert [each["strategy"] for each in saved["plan"]["strategies"]] == ["none", "static", "dynamic"]
+    assert saved["plan"]["chosen"] == "dynamic"
+    chosen = saved["plan"]["strategies"][2]
+    assert chosen["at"]["items"] == pytest.approx(3 * chosen["at"]["throughput"])
+    config = ItemConfig(model="module:Class", **chosen["settings"])
+    count = config.instances
+    assert count > 1, "a class that keeps half a core busy has two instances on two of them"
+    assert f"each of {count} workers takes up to 0.30 GB" in text
+    (command,) = re.findall(r"```\nchairlift serve (.*)\n```", text)
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert load(vars(parser.parse_args(command.split())), {}, tmp_path, "").models[0].config == config
+    (table,) = re.findall(r"```toml\n(.*?)\n```", text, re.DOTALL)
+    assert ItemConfig(**tomllib.loads(table)) == config
+    assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_of_items(items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = [
+        TraceRequest(arrival=0.01 * n, input_length=1, items=2, model="m", background=n % 3 == 0) for n in range(60)
+    ]
+    write_trace(tmp_path / "t", requests)
+    assert plan_items("--profile", items, "--trace", tmp_path / "t", "--mode", "low-latency") == 0
+    assert "2 items in each on average" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "say what comes: --trace FILE, or --rate"),
+        (("--rate", 5, "--output-lengths", "constant:4"), "--output-lengths is of answers token by token"),
+        (("--rate", 5, "--input-lengths", "constant:4"), "--input-lengths is of texts"),
+        (("--rate", 5, "--items", 0), "--items must be between 1 and"),
+        (("--rate", 5, "--ttft-ms", 4), "--ttft-ms and --itl-ms are of answers token by token"),
+        (("--rate", 5, "--itl-ms", 4), "--ttft-ms and --itl-ms are of answers token by token"),
+        (("--rate", 5, "--examples", "nowhere"), "--examples nowhere"),
+        (("--trace", "TRACE"), "has no requests to a model that answers in one call"),
+        (("--rate", 5, "--profile", "OTHER"), "it must hold one model that answers in one call, and has 0"),
+    ],
+)
+def test_what_can_not_be_planned_of_items(
+    arguments: tuple[object, ...], problem: str, trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"TRACE": trace, "OTHER": profile}
+    assert plan_items(*(files.get(str(each), each) for each in arguments)) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_what_only_items_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(*DESCRIBED, "--items", 3) == 1
+    assert "--items is for models that answer in one call" in capsys.readouterr().err
+    assert plan(*DESCRIBED, "--examples", "nowhere") == 1
+    assert "--examples is for models that answer in one call" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["encoder", "onnx", "python"])
+def test_models_of_every_kind_are_measured(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths: tuple[str, ...] = ()
+    if kind == "encoder":
+        model, lengths = str(encoder_folder("bert")), ("--input-lengths", "uniform:4:40")
+    elif kind == "onnx":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+        from support.onnx_models import linear
+
+        model = linear(tmp_path / "net.onnx")
+    else:
+        model = f"{tmp_path / 'own.py'}:Own"
+        (tmp_path / "own.py").write_text("class Own:\n    def predict(self, batch):\n        return batch\n")
+        (tmp_path / "lines").write_text("[1]\n[2]\n")
+        lengths = ("--examples", str(tmp_path / "lines"))
+    saved = tmp_path / "profile.json"
+    wanted = ("--rate", 20, "--measure-seconds", 1, "--num-threads", 1, "--profile", saved, "--mode", "high-throughput")
+    assert plan_items(*wanted, *lengths, model=model) == 0
+    text = capsys.readouterr().out
+    assert "its worker takes up to" in text or "workers takes up to" in text
+    (made,) = MachineProfile.load(saved).models.values()
+    assert isinstance(made, ItemProfile)
+    assert max(call.items for call in made.calls) == 64
+    assert (max(call.computed for call in made.calls) > 64) == (kind == "encoder")

@@ -1,5 +1,6 @@
 """Why a request waits, of a real server with one place: while it does, and when it has ended."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,12 @@ LONG = {"prompt": "hello world", "max_tokens": 200, "ignore_eos": True, "tempera
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("why")
-    keys = write_keys(folder / "keys.toml", alice={"rights": ["infer"]}, bob={"rights": ["infer"]})
+    people: dict[str, Any] = {
+        "alice": {"rights": ["infer"]},
+        "bob": {"rights": ["infer"]},
+        "root": {"rights": ["admin"]},
+    }
+    keys = write_keys(folder / "keys.toml", **people)
     small = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", "--max-num-seqs", "1")
     with Server(str(language_model(folder / "tiny")), *small, "--api-keys", str(keys), key=key_of("alice")) as it:
         it.wait_ready()
@@ -75,6 +81,28 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
     refused = command(server, "why", told["id"], name="bob")
     assert refused.returncode == 1
     assert "there is no request" in refused.stderr
+
+
+def test_whoever_watches_sees_who_has_the_one_slot(server: Server) -> None:
+    def watch() -> tuple[Any, list[Any]]:
+        told = server.http.get("/v1/live", params={"limit": 1}, headers=bearer("root"))
+        (model,) = json.loads(told.text.removeprefix("data: "))["models"]
+        return model, [bar for bar in model["bars"] if bar[4] is None]
+
+    with ThreadPoolExecutor(24) as pool:
+        others = [pool.submit(server.http.post, "/v1/completions", json=LONG) for _ in range(24)]
+        model, bars = until(lambda: (seen := watch())[1] and seen)
+        ((name, slot, *_, owner, reason),) = bars
+        assert (model["slots"], slot, owner, reason) == (1, 0, "alice", None)
+        for other in others:
+            assert other.result().status_code == 200
+    (part,) = server.http.get(f"/v1/requests/{name}").json()["parts"]
+    assert part["tokens"] == 200
+    model, bars = watch()
+    assert bars == []
+    assert name in {bar[0] for bar in model["bars"]}
+    assert 0 < model["kv"][1] < model["kv"][2], "their prompts and answers are still known"
+    assert server.http.get("/v1/live").status_code == 403
 
 
 def test_top_shows_a_table_once_where_there_is_no_terminal(server: Server) -> None:

@@ -125,16 +125,20 @@ def test_preemption_does_not_change_the_answer(strategy: str, alone: dict[str, l
     assert engine.scheduler.num_preemptions > 0
 
 
-def test_whoever_gives_way_is_named_with_the_step() -> None:
+def test_whoever_takes_a_slot_or_gives_way_is_named_with_the_step() -> None:
     settings = config(**TIGHT)
     engine = Engine(settings, DecoderRunner(settings))
     for job in requests():
         engine.add(job)
     named = 0
+    running: set[str] = set()
     while engine.num_unfinished:
         output = engine.step()
         assert output is not None
         named += len(output.preempted)
+        running = (running - set(output.preempted)) | set(output.started)
+        running -= {update.id for update in output.updates if update.finish_reason}
+        assert len(running) == output.stats.running
     assert named == engine.scheduler.num_preemptions > 0
 
 

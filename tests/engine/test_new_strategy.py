@@ -19,7 +19,7 @@ from chairlift.core.sequences.policy import POLICIES, Admission, Policy, Waiting
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import with_strategy
+from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.runners.decoder.runner import DecoderRunner
 
 BASE = {"model": str(model_folder()), "max_model_len": 300, "kv_cache_gb": 0.05, "num_threads": 1}

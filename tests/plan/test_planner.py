@@ -11,14 +11,15 @@ from support.simulated import COST, exact_profile, few_candidates
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.sequences.policy import POLICIES
-from chairlift.plan.advice import decision, facts_of, longest_of
-from chairlift.plan.bottleneck import limit_of
-from chairlift.plan.candidates import with_strategy
-from chairlift.plan.case import PlanCase, Point
+from chairlift.plan.advice import facts_of
+from chairlift.plan.case import Point
 from chairlift.plan.figures import Latencies
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.planner import ServingPlan, alone, as_flags, knee, make_plan, replicas_for, with_mode
-from chairlift.plan.search import Trial
+from chairlift.plan.planner import ServingPlan, as_flags, knee, make_plan, replicas_for, with_mode
+from chairlift.plan.search import Trial, num_requests
+from chairlift.plan.sequence_advice import longest_of, sequence_decision
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.traffic import Traffic, synthetic
@@ -33,7 +34,7 @@ def traffic(output: str, count: int = 40, **more: Any) -> tuple[TraceRequest, ..
     return tuple(synthetic(lengths, 4 * count / RATE)[:count])
 
 
-def planned(case: PlanCase, rate: float = RATE) -> ServingPlan:
+def planned(case: SequenceCase, rate: float = RATE) -> ServingPlan:
     return make_plan(case, BASE, rate)
 
 
@@ -44,12 +45,12 @@ def few() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def varied(few: None) -> tuple[PlanCase, ServingPlan]:
-    case = PlanCase(STEADY, traffic("exponential:12"), LatencyTargets(ttft=0.2, itl=0.05))
+def varied(few: None) -> tuple[SequenceCase, ServingPlan]:
+    case = SequenceCase(STEADY, traffic("exponential:12"), LatencyTargets(ttft=0.2, itl=0.05))
     return case, planned(case)
 
 
-def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[PlanCase, ServingPlan]) -> None:
+def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[SequenceCase, ServingPlan]) -> None:
     case, plan = varied
     assert [each.strategy for each in plan.strategies] == list(POLICIES)
     assert plan.best is not None
@@ -64,7 +65,7 @@ def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[PlanCase,
     assert plan.replicas.count == 1
 
 
-def test_progress_goes_to_the_end(varied: tuple[PlanCase, ServingPlan]) -> None:
+def test_progress_goes_to_the_end(varied: tuple[SequenceCase, ServingPlan]) -> None:
     case, plan = varied
     shares: list[float] = []
     again = make_plan(case, BASE, RATE, on_progress=shares.append)
@@ -73,7 +74,7 @@ def test_progress_goes_to_the_end(varied: tuple[PlanCase, ServingPlan]) -> None:
     assert again == plan, "the same case has one plan"
 
 
-def test_more_traffic_takes_more_machines(varied: tuple[PlanCase, ServingPlan]) -> None:
+def test_more_traffic_takes_more_machines(varied: tuple[SequenceCase, ServingPlan]) -> None:
     case, plan = varied
     assert plan.best is not None
     trial = Trial(SequenceConfig(model="formula", **plan.best.settings), plan.best.rate)
@@ -83,10 +84,10 @@ def test_more_traffic_takes_more_machines(varied: tuple[PlanCase, ServingPlan]) 
     assert found.at.missed == ()
 
 
-def test_the_words_have_the_numbers_of_the_case(varied: tuple[PlanCase, ServingPlan]) -> None:
+def test_the_words_have_the_numbers_of_the_case(varied: tuple[SequenceCase, ServingPlan]) -> None:
     case, plan = varied
     facts = facts_of(case.trace)
-    lines = decision(plan, facts, case.trace)
+    lines = sequence_decision(plan, facts, case.trace)
     assert f"{facts.rate:.3g} requests come a second" in lines[0]
     assert f"{plan.alone.e2e:.3g} s" in lines[1]
     assert f"variation of {facts.output_cv:.2f}" in lines[2]
@@ -96,31 +97,31 @@ def test_the_words_have_the_numbers_of_the_case(varied: tuple[PlanCase, ServingP
 
 
 def test_nothing_is_chosen_where_nothing_is_fast_enough() -> None:
-    case = PlanCase(STEADY, traffic("constant:10", 20), LatencyTargets(e2e=0.05))
+    case = SequenceCase(STEADY, traffic("constant:10", 20), LatencyTargets(e2e=0.05))
     plan = planned(case)
     assert (plan.chosen, plan.best, plan.replicas) == (None, None, None)
-    assert "No rate is within the targets" in decision(plan, facts_of(case.trace), case.trace)[-1]
+    assert "No rate is within the targets" in sequence_decision(plan, facts_of(case.trace), case.trace)[-1]
     assert all(each.at is None and each.rate == 0 for each in plan.strategies)
 
 
 def test_one_shot_answers_suit_batches() -> None:
-    case = PlanCase(STEADY, traffic("constant:1", 20), LatencyTargets(ttft=0.1))
+    case = SequenceCase(STEADY, traffic("constant:1", 20), LatencyTargets(ttft=0.1))
     facts = facts_of(case.trace, 500.0)
-    lines = decision(planned(case, 500.0), facts, case.trace)
+    lines = sequence_decision(planned(case, 500.0), facts, case.trace)
     assert "a batch is over after a step" in lines[2]
     assert "dynamic or continuous" in lines[3]
 
 
 def test_hardly_any_traffic_suits_anything_that_does_not_wait() -> None:
-    case = PlanCase(STEADY, traffic("exponential:12", 20), LatencyTargets(ttft=1.0))
-    lines = decision(planned(case, 0.1), facts_of(case.trace, 0.1), case.trace)
+    case = SequenceCase(STEADY, traffic("exponential:12", 20), LatencyTargets(ttft=1.0))
+    lines = sequence_decision(planned(case, 0.1), facts_of(case.trace, 0.1), case.trace)
     assert "hardly anything to batch" in lines[3]
 
 
 def test_a_mode_is_relative_to_a_request_without_company() -> None:
     """An answer begins after one step of 10 ms, and goes on at that pace, however bursty the traffic is."""
-    case = PlanCase(STEADY, traffic("constant:10"))
-    seen = alone(case, BASE)
+    case = SequenceCase(STEADY, traffic("constant:10"))
+    seen = case.alone(BASE, num_requests(case))
     assert (seen.ttft, seen.itl, seen.e2e) == pytest.approx((0.01, 0.01, 0.1))
     targets = with_mode(case, BASE, "balanced").targets
     assert (targets.itl, targets.e2e) == (pytest.approx(0.04), inf)
@@ -148,35 +149,35 @@ def test_the_knee_of_a_queue_is_half_its_capacity() -> None:
 
 
 def limited(
-    case: PlanCase, rate: float, strategy: str = "continuous", slots: int = 64, **more: Any
+    case: SequenceCase, rate: float, strategy: str = "continuous", slots: int = 64, **more: Any
 ) -> tuple[str, float]:
     config = with_strategy(BASE, strategy, slots, **more)
-    found = limit_of(case, config, case.run(config, rate, len(case.trace)))
+    found = case.limit(config, case.run(config, rate, len(case.trace)))
     assert found.why
     return found.by, found.compute
 
 
 def test_what_limits_is_named() -> None:
     long = traffic("constant:50", 60)
-    assert limited(PlanCase(STEADY, long), 500.0, slots=4)[0] == "slots"
-    assert limited(PlanCase(exact_profile(num_blocks=24), long), 500.0)[0] == "KV memory"
-    assert limited(PlanCase(STEADY, long, front=FrontCost(output_token=0.01)), 500.0)[0] == "front"
-    assert limited(PlanCase(STEADY, long), 1.0)[0] == "targets"
-    assert limited(PlanCase(STEADY, long), 1.0, "dynamic", 8, max_wait_ms=900.0)[0] == "batch"
-    varied = PlanCase(STEADY, traffic("exponential:30", 60))
+    assert limited(SequenceCase(STEADY, long), 500.0, slots=4)[0] == "slots"
+    assert limited(SequenceCase(exact_profile(num_blocks=24), long), 500.0)[0] == "KV memory"
+    assert limited(SequenceCase(STEADY, long, front=FrontCost(output_token=0.01)), 500.0)[0] == "front"
+    assert limited(SequenceCase(STEADY, long), 1.0)[0] == "targets"
+    assert limited(SequenceCase(STEADY, long), 1.0, "dynamic", 8, max_wait_ms=900.0)[0] == "batch"
+    varied = SequenceCase(STEADY, traffic("exponential:30", 60))
     assert limited(varied, 500.0, "static", 8)[0] == "empty seats"
 
 
 def test_arithmetic_and_reading_are_told_apart() -> None:
     """Prompts are arithmetic; steps, and the KV cache that each token looks at, are reading."""
     prompts = tuple(TraceRequest(arrival=0.001 * n, input_length=500, output_length=1) for n in range(1, 40))
-    by, share = limited(PlanCase(exact_profile(), prompts), 1000.0)
+    by, share = limited(SequenceCase(exact_profile(), prompts), 1000.0)
     assert (by, share > 0.8) == ("compute", True)
     answers = tuple(TraceRequest(arrival=0.001 * n, input_length=2, output_length=60) for n in range(1, 21))
-    by, share = limited(PlanCase(exact_profile(), answers), 1000.0, slots=40)
+    by, share = limited(SequenceCase(exact_profile(), answers), 1000.0, slots=40)
     assert (by, share < 0.5) == ("memory bandwidth", True)
     one = tuple(TraceRequest(arrival=float(n), input_length=10, output_length=3) for n in range(1, 25))
-    _, share = limited(PlanCase(exact_profile(), one), 0.1)
+    _, share = limited(SequenceCase(exact_profile(), one), 0.1)
     compute = COST.token * 12 + COST.pair * (55 + 11 + 12)
     reading = 3 * COST.step + COST.kv_token * (10 + 11 + 12)
     assert share == pytest.approx(compute / (compute + reading))

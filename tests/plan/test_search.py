@@ -12,11 +12,12 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.sequences.policy import POLICIES
 from chairlift.errors import ConfigError
-from chairlift.plan.candidates import candidates, changed, with_strategy
-from chairlift.plan.case import PlanCase, highest_rate
+from chairlift.plan.case import changed, highest_rate
 from chairlift.plan.figures import Latencies, latencies
 from chairlift.plan.machine_profile import FrontCost
 from chairlift.plan.search import num_requests, num_trials, search
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.targets import MODES, LatencyTargets, targets_of
 from chairlift.plan.trace import TraceRequest, duration, with_answers
 from chairlift.plan.traffic import Traffic, synthetic
@@ -31,8 +32,8 @@ def traffic(output: str = "constant:10", count: int = 60, seed: int = 0) -> tupl
     return tuple(synthetic(lengths, 4 * count / 10, seed)[:count])
 
 
-def steady(targets: LatencyTargets | None = None, **more: Any) -> PlanCase:
-    return PlanCase(STEADY, traffic(), targets or LatencyTargets(), **more)
+def steady(targets: LatencyTargets | None = None, **more: Any) -> SequenceCase:
+    return SequenceCase(STEADY, traffic(), targets or LatencyTargets(), **more)
 
 
 def test_what_a_server_can_do_at_all() -> None:
@@ -99,7 +100,7 @@ def test_rates_change_the_gaps_and_nothing_else() -> None:
 def test_latencies_count_those_who_were_never_answered() -> None:
     """Of 20 requests, of which one is refused, 95% are within a finite time, and 96% are not."""
     requests = [TraceRequest(arrival=0.1 * index, input_length=8, output_length=2) for index in range(19)]
-    case = PlanCase(STEADY, (*requests, TraceRequest(arrival=9.0, input_length=8, output_length=9999)))
+    case = SequenceCase(STEADY, (*requests, TraceRequest(arrival=9.0, input_length=8, output_length=9999)))
     run = case.run(BASE, 10.0, 20)
     assert latencies(run, 95.0).e2e == pytest.approx(0.02)
     assert (latencies(run, 96.0).ttft, latencies(run, 96.0).e2e) == (inf, inf)
@@ -110,7 +111,7 @@ def test_nobody_waits_for_what_runs_in_the_background() -> None:
     requests = [
         TraceRequest(arrival=0.1 * n, input_length=8, output_length=2, background=n % 2 == 0) for n in range(20)
     ]
-    case = PlanCase(STEADY, tuple(requests))
+    case = SequenceCase(STEADY, tuple(requests))
     run = case.run(with_strategy(BASE, "none", 1), 1000.0, 20)
     live = max(life.e2e or inf for life in run.requests if not life.request.background)
     assert latencies(run, 99.9).e2e == live < max(life.e2e or inf for life in run.requests)
@@ -140,7 +141,7 @@ def test_with_another_strategy_goes_only_what_it_reads() -> None:
 @pytest.mark.parametrize("strategy", POLICIES)
 def test_candidates_are_many_and_each_is_there_once(strategy: str) -> None:
     case = steady(LatencyTargets(ttft=1.0, itl=0.1))
-    found = candidates(BASE, strategy, case)
+    found = case.candidates(BASE, strategy)
     assert {each.strategy for each in found} == {strategy}
     assert all(found.count(each) == 1 for each in found)
     assert {each.slots for each in found} == ({1} if strategy == "none" else {2, 4, 8, 16, 32, 64, 128})
@@ -152,8 +153,8 @@ def test_candidates_are_many_and_each_is_there_once(strategy: str) -> None:
 
 def test_the_search_finds_what_trying_all_of_them_would() -> None:
     lengths = Traffic(arrivals="poisson:10", input_length="uniform:8:200", output_length="exponential:30")
-    case = PlanCase(noisy_profile(), tuple(synthetic(lengths, 12.0)), LatencyTargets(ttft=0.8, itl=0.03))
-    wanted = {"continuous": candidates(BASE, "continuous", case)[::4]}
+    case = SequenceCase(noisy_profile(), tuple(synthetic(lengths, 12.0)), LatencyTargets(ttft=0.8, itl=0.03))
+    wanted = {"continuous": case.candidates(BASE, "continuous")[::4]}
     found = search(case, wanted)["continuous"]
     everywhere = max(highest_rate(case, config, num_requests(case), 0.03) for config in wanted["continuous"])
     assert found.rate >= 0.9 * everywhere
@@ -161,8 +162,8 @@ def test_the_search_finds_what_trying_all_of_them_would() -> None:
 
 
 def test_the_search_says_the_same_however_it_is_shared_out() -> None:
-    case = PlanCase(noisy_profile(), traffic("exponential:12"), LatencyTargets(ttft=0.3), seed=4)
-    wanted = {name: candidates(BASE, name, case)[::3] for name in POLICIES}
+    case = SequenceCase(noisy_profile(), traffic("exponential:12"), LatencyTargets(ttft=0.3), seed=4)
+    wanted = {name: case.candidates(BASE, name)[::3] for name in POLICIES}
     calls: list[None] = []
 
     def shuffled(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
@@ -180,7 +181,7 @@ def test_the_search_says_the_same_however_it_is_shared_out() -> None:
 
 def test_of_settings_that_do_the_same_the_fewest_are_changed() -> None:
     """Answers of one token and few requests: any number of slots is enough."""
-    case = PlanCase(STEADY, traffic("constant:1"), LatencyTargets(ttft=0.05))
+    case = SequenceCase(STEADY, traffic("constant:1"), LatencyTargets(ttft=0.05))
     wanted = [with_strategy(BASE, "continuous", slots) for slots in (128, 64, 96)]
     assert changed(search(case, {"continuous": wanted})["continuous"].config) == {}
 

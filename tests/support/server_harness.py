@@ -17,7 +17,8 @@ from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
-from chairlift.server.app import create_app
+from chairlift.server.app import create_app, make_feed
+from chairlift.server.batches.service import Batches
 from chairlift.server.http.tenants import Keys
 from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
@@ -169,7 +170,9 @@ class Front:
         self.keys = Keys(config)
         self.responses = ResponseStore(config)
         self.models = Models([self.service], aliases=config.model_aliases)
-        self.app = create_app(self.models, config, keys=self.keys, responses=self.responses)
+        batches = Batches(self.models, config)
+        self.live = make_feed(self.models, config, batches, self.keys)
+        self.app = create_app(self.models, config, batches, self.keys, self.responses, self.live)
         self.gone = asyncio.Event()
 
     async def call(
@@ -181,6 +184,7 @@ class Front:
         chunks: list[bytes] | None = None,
         answer: Answer | None = None,
         query: str = "",
+        client: str = "test",
     ) -> Answer:
         """Send a request; set `gone` to play a client that hangs up."""
         answer = Answer() if answer is None else answer
@@ -217,7 +221,7 @@ class Front:
             "root_path": "",
             "scheme": "http",
             "headers": [(k.lower().encode(), v.encode()) for k, v in given.items()],
-            "client": ("test", 1),
+            "client": (client, 1),
             "server": ("test", 80),
         }
         await self.app(scope, receive, send)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from chairlift.core.cost import Coefficients
-from chairlift.plan import candidates
+from chairlift.plan import item_candidates, sequence_candidates
 from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
 
 COST = Coefficients(8e-3, 2e-4, 5e-7, 1e-7)
@@ -46,8 +46,10 @@ def exact_calls(call: float, size: float) -> ItemProfile:
 def few_candidates() -> Iterator[None]:
     """Have a plan choose among a few settings, which takes a moment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "_SLOTS", (4, 64))
-        patch.setattr(candidates, "_TOKENS", (512, 2048))
-        patch.setattr(candidates, "_TOKENS_OF_CLOSED", (512,))
-        patch.setattr(candidates, "_WINDOW_SHARES", ())
+        patch.setattr(sequence_candidates, "_SLOTS", (4, 64))
+        patch.setattr(sequence_candidates, "_TOKENS", (512, 2048))
+        patch.setattr(sequence_candidates, "_TOKENS_OF_CLOSED", (512,))
+        patch.setattr(sequence_candidates, "_WINDOW_SHARES", ())
+        patch.setattr(item_candidates, "_SIZES", (4, 32))
+        patch.setattr(item_candidates, "_WINDOWS", (0.0, 10.0))
         yield

@@ -22,6 +22,8 @@ class BlockPool:
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Of the free ones, those whose content can still be found.
+        self.num_cached = 0
 
     @property
     def num_free(self) -> int:
@@ -55,6 +57,7 @@ class BlockPool:
         """Hold a block that `match` found."""
         if self.ref_count[block] == 0:
             del self._free[block]
+            self.num_cached -= 1
         self.ref_count[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -72,6 +75,8 @@ class BlockPool:
                 self._free[block] = None
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
+                else:
+                    self.num_cached += 1
 
     def match(self, hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks that hold the longest known prefix of these hashes, without holding them."""
@@ -96,6 +101,7 @@ class BlockPool:
         if content is not None:
             del self._block_of[content]
             self._hash_of[block] = None
+            self.num_cached -= self.ref_count[block] == 0
 
     def check(self) -> None:
         """Raise AssertionError if the pool contradicts itself; for tests and idle-time self-checks."""
@@ -105,6 +111,8 @@ class BlockPool:
         indexed = {b for b, content in enumerate(self._hash_of) if content is not None}
         if indexed != set(self._block_of.values()) or len(indexed) != len(self._block_of):
             raise AssertionError("the content index and the blocks disagree")
+        if self.num_cached != len(indexed & self._free.keys()):
+            raise AssertionError("the blocks that are free and cached are miscounted")
 
 
 class PrefixCache:

@@ -58,7 +58,8 @@ class Stream:
     """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't.
 
     It has `ended` at a moment of CLOCK_MONOTONIC, 0 before. Once it has, after its `beginning`, `steps` are those from
-    its first token to its last, and `rows` the sum of the requests in them.
+    its first token to its last, and `rows` the sum of the requests in them. `running_since` is when it took its slot,
+    0 while it has none.
     """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
@@ -70,7 +71,7 @@ class Stream:
         self.updates: list[SequenceUpdate] = []
         self.beginning: Beginning | None = None
         self.preemptions = self.steps = self.rows = 0
-        self.ended = 0.0
+        self.ended = self.running_since = 0.0
         # What others had waited for before it came, by reason.
         self.waited_before: Mapping[str, float] = {}
         self._cancel = cancel
@@ -345,6 +346,10 @@ class SequenceClient(Supervised):
         for request_id in output.preempted:
             if (preempted := self._streams.get(request_id)) is not None:
                 preempted.preemptions += 1
+                preempted.running_since = 0.0
+        for request_id in output.started:
+            if (started := self._streams.get(request_id)) is not None:
+                started.running_since = output.stats.step_ended - output.stats.step_seconds
         for update in output.updates:
             stream = self._streams.get(update.id)
             if stream is None:

@@ -229,7 +229,7 @@ class Engine:
         stats.step_ended = self.clock()
         stats.step_seconds = stats.step_ended - started
         preempted = [each.request_id for each in step.decisions if each.reason is Reason.PREEMPTED]
-        return StepOutput(updates, stats, preempted)
+        return StepOutput(updates, stats, preempted, [start.request.id for start in step.started])
 
     def _update(self, request_id: str, tokens: list[int], end: Finished | None, result: StepResult) -> SequenceUpdate:
         progress = self._progress[request_id]
@@ -273,6 +273,7 @@ class Engine:
             background_running=scheduler.num_background_running,
             background_waiting=scheduler.num_background_waiting,
             coefficients=scheduler.coefficients,
+            kv_blocks_cached=scheduler.pool.num_cached,
         )
 
 

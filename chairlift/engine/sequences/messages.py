@@ -48,7 +48,8 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     `cost` is there if there is a target for the time between tokens, and the cost model's `coefficients` once they
     are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background
-    ones have counts of their own. The step was over at `step_ended`, a moment of CLOCK_MONOTONIC.
+    ones have counts of their own. `kv_blocks_cached` are blocks that nobody holds, and whose content is still known.
+    The step was over at `step_ended`, a moment of CLOCK_MONOTONIC.
     """
 
     step_requests: int = 0
@@ -67,6 +68,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     background_running: int = 0
     background_waiting: int = 0
     coefficients: Coefficients | None = None
+    kv_blocks_cached: int = 0
     step_ended: float = 0.0
 
 
@@ -112,11 +114,12 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class StepOutput(msgspec.Struct, tag=True, omit_defaults=True):
-    """Worker to front: all that one step gave, in one message, and who gave way in it."""
+    """Worker to front: all that one step gave, in one message, who took a slot in it, and who gave one up."""
 
     updates: list[SequenceUpdate]
     stats: EngineStats
     preempted: list[str] = []
+    started: list[str] = []
 
 
 class Explained(msgspec.Struct, tag=True):

@@ -210,6 +210,10 @@ class Batches:
             raise too_late(job)
         return job, None
 
+    def under_way(self) -> list[tuple[Job, Counts]]:
+        """Those that are not over, the oldest first, each with what has become of its lines."""
+        return [(run.job, run.counts) for run in self._runs.values()]
+
     def _check_space(self, folder: Folder) -> None:
         most = self.config.max_batches
         if len(self._runs) >= most:

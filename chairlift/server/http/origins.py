@@ -21,6 +21,8 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # What a browser says of a page elsewhere; another port of the same machine is `same-site`.
 _FOREIGN = frozenset({"cross-site", "same-site"})
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE", "Access-Control-Max-Age": "600"}
+# What proxies say of those for whom they ask.
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 # Names have at most 253 characters; what is longer is none, and not worth remembering or repeating.
 _MAX_HOST, _MAX_SHOWN = 300, 100
 _EXPOSED = b"Retry-After, X-Queue-Time-Ms, X-Inference-Time-Ms, X-Batch-Size, Inference-Header-Content-Length"
@@ -74,10 +76,15 @@ class Origins:
 
 
 def check_local(scope: Scope) -> None:
-    """A 403 for whoever is on another machine."""
-    client = scope.get("client")
-    if client is not None and not is_loopback(client[0]):
-        message = "without keys this is for the server's own machine; elsewhere it takes a key with the right 'admin'"
+    """A 403 for whoever comes from another machine, by a name that could lead here from anywhere, or by a proxy."""
+    address = (scope.get("client") or [""])[0]
+    headers = dict(scope["headers"])
+    host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
+    if not is_loopback(address) or (host and not is_loopback(host)) or _FORWARDED & headers.keys():
+        message = (
+            "without keys this is for the server's own machine: ask there for http://127.0.0.1, or through a tunnel "
+            "(ssh -L); elsewhere it takes a key with the right 'admin'"
+        )
         raise ApiError(403, message, code="not_local", kind="permission_error")
 
 

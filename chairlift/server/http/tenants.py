@@ -20,7 +20,7 @@ from chairlift.server.http.reload import Reloaded
 # A key of an ASGI scope: who sent the request. HTTP servers make scopes of their own, so no client can set it.
 TENANT = "chairlift.tenant"
 # Paths that begin like these need no key: probes, scrapers and browsers bring none.
-OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/v2/health/", "/docs", "/openapi.json")
+OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/v2/health/", "/docs", "/openapi.json", "/live/")
 # But for this one, where keys have rights.
 _METRICS = "/metrics"
 _SALT_BYTES = 16
@@ -82,6 +82,10 @@ class Tenant:
     def spend(self, tokens: int) -> None:
         """Charge tokens that were read or generated."""
         self._quota.spend(tokens, time.monotonic())
+
+    def left(self) -> dict[str, tuple[float, int]]:
+        """What the limits leave now, each by its name with the limit."""
+        return self._quota.left(time.monotonic())
 
     def check_priority(self, priority: int) -> int:
         """The priority, or a 403. The default of 0 stands for the number nearest to it that is allowed."""
@@ -157,6 +161,10 @@ class Keys:
     def is_open(self, path: str) -> bool:
         """Whether nobody is asked for a key there."""
         return path.startswith(self.open_paths)
+
+    def all(self) -> list[Tenant]:
+        """Those of the file, by name."""
+        return list(self._by_name.values())
 
     def named(self, name: str | None) -> Tenant:
         """A tenant by name; one whose key has gone meanwhile has its name left, for what it had begun."""

@@ -38,6 +38,26 @@ class Histogram:
         return list(zip(bounds, accumulate(self._counts), strict=True))
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values fell into each bucket; the last is that of the values above all bounds."""
+        return tuple(self._counts)
+
+    def quantiles(self, wanted: Sequence[float], before: Sequence[int]) -> list[float] | None:
+        """Quantiles, above 0, of the values since `counts` were those, as exact as buckets are; None of none."""
+        reached = list(accumulate(now - then for now, then in zip(self._counts, before, strict=True)))
+        if not reached[-1]:
+            return None
+        bounds = (0.0, *self._upper, self._upper[-1])
+        found = []
+        for quantile in wanted:
+            rank = quantile * reached[-1]
+            index = bisect_left(reached, rank)
+            below = reached[index - 1] if index else 0
+            share = (rank - below) / (reached[index] - below)
+            found.append(bounds[index] + share * (bounds[index + 1] - bounds[index]))
+        return found
+
+    @property
     def total(self) -> float:
         """The sum of all values."""
         return self._sum

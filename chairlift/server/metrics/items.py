@@ -82,7 +82,7 @@ class ItemMetrics:
         self.counts = InferenceCounts()
         self.calls: deque[RecentCall] = deque(maxlen=_MOST_CALLS)
         self._dispatcher = dispatcher
-        self._queue_time = Histogram(LONG)
+        self.queue_time = Histogram(LONG)
         self._answered = 0
         self._finished: Counter[str] = Counter(dict.fromkeys(("done", "error", "shed", "late", "abort"), 0))
         self._batch_items = Histogram(SIZES)
@@ -104,7 +104,7 @@ class ItemMetrics:
         self._answered += len(answers)
         self.counts.on_answers(answers)
         for answer in () if background else answers:
-            self._queue_time.observe(answer.queue_s)
+            self.queue_time.observe(answer.queue_s)
 
     def on_failure(self, error: BaseException) -> str:
         """Count a request that was not; return how it ended."""
@@ -149,7 +149,7 @@ class ItemMetrics:
         yield from histograms(
             self.model,
             (
-                ("queue_time_seconds", "From arrival until it ran.", self._queue_time),
+                ("queue_time_seconds", "From arrival until it ran.", self.queue_time),
                 ("batch_items", "Items in a batch.", self._batch_items),
                 ("batch_tokens", "Tokens in a batch, or items where those are what counts.", self._batch_tokens),
                 ("batch_padding_ratio", "Share of what a batch computes that is padding.", self._batch_padding),

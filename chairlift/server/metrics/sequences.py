@@ -93,6 +93,11 @@ class SequenceMetrics:
         self._previous = EngineStats()
         self._preemptions = self._queried = self._hit = 0
 
+    @property
+    def computed_tokens(self) -> float:
+        """Tokens of prompts and answers that steps have computed."""
+        return self._step_tokens.total
+
     def on_step(self, stats: EngineStats) -> None:
         """Take in the engine's counters after a step."""
         previous = self._previous

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
+from chairlift.config.items import ItemConfig
 from chairlift.config.settings import ServedModel
-from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.engine.items.standby import Standby
@@ -46,7 +45,7 @@ class ItemHost:
         self._worker_bytes = 0
         turns = None if machine is None else Turns(machine, served.name, served.share.weight)
         self._dispatcher = Dispatcher(
-            limits_of(config, None),
+            config.limits(),
             self._executors,
             turns=turns,
             standby=self._standby,
@@ -91,7 +90,7 @@ class ItemHost:
                 executor.give_up(str(error))
             self._show_state()
             raise
-        self._dispatcher.configure(limits_of(self._config, self._info))
+        self._dispatcher.configure(self._config.limits(self._info.max_batch_size, self._info.max_wait_ms))
         for number, executor in enumerate(self._executors):
             self._instance_changed(number, executor.ready)
         if self._standby is not None and self._config.standby == "always":
@@ -226,30 +225,3 @@ def _standby_of(
     if config.standby == "never" or (config.standby == "auto" and config.instances > 1):
         return None
     return Standby(lambda on_ready: ProcessExecutor(config, on_ready, environment), on_change)
-
-
-def limits_of(config: ItemConfig, info: ItemInfo | None) -> BatchLimits:
-    """What a model's batches and queue are held to; the settings go before what the model, once known, says itself."""
-    size = config.max_batch_size or (info and info.max_batch_size) or DEFAULT_MAX_BATCH_SIZE
-    wait = info.max_wait_ms if info and config.max_wait_ms is None else config.max_wait_ms
-    if config.target_latency_ms is not None:
-        wait = None
-    return BatchLimits(
-        max_batch_size=size,
-        max_wait=(wait or 0.0) / 1000,
-        max_batch_tokens=config.max_batch_tokens,
-        max_waiting=config.max_waiting,
-        max_queue_seconds=_seconds(config.max_queue_ms),
-        target_latency=_seconds(config.target_latency_ms),
-        order=config.order,
-        order_ageing=config.order_ageing_ms / 1000,
-        priority_ageing=config.priority_ageing_ms / 1000,
-        background_step=config.background_step_ms / 1000,
-        default_timeout=_seconds(config.timeout_ms),
-        retries=config.retries,
-        bisect=config.bisect,
-    )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

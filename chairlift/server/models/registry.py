@@ -92,6 +92,11 @@ class Models:
         return states <= {"ready", "failed"} and states != {"failed"}
 
     @property
+    def changeable(self) -> bool:
+        """Whether models can come and go while the server runs."""
+        return self._loader is not None
+
+    @property
     def problem(self) -> str | None:
         """What keeps this process from minding or hearing a model's worker, and which model; None: nothing."""
         return self._loader.problem() if self._loader is not None else None

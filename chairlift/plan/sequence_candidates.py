@@ -1,4 +1,4 @@
-"""The settings that a plan chooses among."""
+"""The settings that a plan chooses among for a language model."""
 
 from itertools import product
 from math import inf
@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
-from chairlift.plan.case import PlanCase
+from chairlift.plan.targets import LatencyTargets
 
 _SLOTS = (2, 4, 8, 16, 32, 64, 128)
 _TOKENS, _TOKENS_OF_CLOSED = (128, 256, 512, 1024, 2048), (512, 2048)
@@ -37,9 +37,9 @@ def with_strategy(config: SequenceConfig, strategy: str, slots: int, **own: Any)
     return msgspec.structs.replace(config, **changes | {"max_num_batched_tokens": max(tokens, slots)})
 
 
-def candidates(base: SequenceConfig, strategy: str, case: PlanCase) -> list[SequenceConfig]:
+def sequence_candidates(base: SequenceConfig, strategy: str, targets: LatencyTargets) -> list[SequenceConfig]:
     """Return every configuration of a strategy that is worth a try, each once."""
-    policy, targets = POLICIES[strategy], case.targets
+    policy = POLICIES[strategy]
     slots = _SLOTS if policy.slots_setting else (1,)
     budgets = _TOKENS_OF_CLOSED if policy.closes_batch or not policy.slots_setting else _TOKENS
     steps: list[dict[str, Any]] = [{"max_num_batched_tokens": each, "target_itl_ms": None} for each in budgets]
@@ -55,14 +55,3 @@ def candidates(base: SequenceConfig, strategy: str, case: PlanCase) -> list[Sequ
         for count, step, window in product(slots, steps, windows)
     ]
     return [config for index, config in enumerate(found) if config not in found[:index]]
-
-
-def changed(config: SequenceConfig) -> dict[str, Any]:
-    """Return the settings, but for the model, that are not at their defaults."""
-    fields = msgspec.structs.fields(config)
-    values = {field.name: getattr(config, field.name) for field in fields}
-    return {
-        field.name: values[field.name]
-        for field in fields
-        if field.name != "model" and values[field.name] != field.default
-    }

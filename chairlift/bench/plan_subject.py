@@ -1,0 +1,156 @@
+"""The model that `chairlift plan` is asked about, its settings, and how it is measured."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from tqdm import tqdm
+
+from chairlift.bench.raw_results import machine_in_words
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.settings import load
+from chairlift.demo import demo_path
+from chairlift.errors import ConfigError
+from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
+from chairlift.plan.sequence_candidates import with_strategy
+
+# Settings of the model that change what is measured, and hold for the plan as for the server.
+SETTINGS = (
+    *("kind", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "max_model_len", "device", "num_threads"),
+    "max_batch_tokens",
+)
+# What is measured: as many sequences, and as long steps, as a plan may propose; and as many items.
+_MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 64, 2048, 64
+# Gives a seat to whoever comes: what measuring, and requests without company, take.
+OPEN = "continuous"
+_MOST_EXAMPLES = 10_000
+
+
+class Subject(NamedTuple):
+    """A model: under which `name` it is copied, with which settings, and what measures it within so many seconds.
+
+    `config` waits for nobody, and has what is sought at any value. `given` are settings that go with any plan, `notes`
+    say how far what was measured can be trusted. A server that runs has a `title`, and settings `now`.
+    """
+
+    name: str
+    config: SequenceConfig | ItemConfig
+    max_waiting: int
+    measure: Callable[[float], MachineProfile]
+    given: dict[str, Any] = {}
+    notes: Sequence[str] = ()
+    title: str = ""
+    now: SequenceConfig | ItemConfig | None = None
+
+
+def subject_here(args: argparse.Namespace) -> Subject:
+    """A model on this machine, with the settings that `chairlift serve` would have. Raises ConfigError."""
+    given = {name: value for name, value in vars(args).items() if name in ("model", *SETTINGS)}
+    settings = load(given, os.environ, Path.cwd(), str(demo_path()))
+    config = settings.models[0].config
+    if len(settings.models) > 1:
+        raise ConfigError(f"chairlift plan is for one model, and {args.model} has {len(settings.models)}")
+    kept = {"kind": given["kind"]} if given.get("kind", "auto") != "auto" else {}
+    if isinstance(config, ItemConfig):
+        examples = read_examples(args.examples)
+        open_config = open_items(config)
+        return Subject(
+            args.model,
+            open_config,
+            config.max_waiting,
+            lambda seconds: _measured_items(open_config, seconds, examples),
+            given=kept,
+        )
+    if args.examples is not None:
+        raise ConfigError("--examples is for models that answer in one call; leave it out")
+    wanted = open_sequences(config)
+    return Subject(
+        args.model, wanted, settings.server.max_waiting, lambda seconds: _measured_sequences(wanted, seconds)
+    )
+
+
+def open_sequences(config: SequenceConfig) -> SequenceConfig:
+    """The same settings, but for those that a plan seeks."""
+    return with_strategy(config, OPEN, config.max_num_seqs, target_itl_ms=None)
+
+
+def open_items(config: ItemConfig) -> ItemConfig:
+    """The same settings, but for those that a plan seeks."""
+    return msgspec.structs.replace(config, max_batch_size=None, max_wait_ms=0.0, target_latency_ms=None)
+
+
+def profile_of(args: argparse.Namespace, subject: Subject) -> tuple[SequenceProfile | ItemProfile, MachineProfile]:
+    """The model's profile and the machine's, read or measured. Raises ConfigError."""
+    wanted = ItemProfile if isinstance(subject.config, ItemConfig) else SequenceProfile
+    if args.profile is not None and args.profile.exists():
+        machine = MachineProfile.load(args.profile)
+        models = [each for each in machine.models.values() if isinstance(each, wanted)]
+        if len(models) != 1:
+            kind = "model that answers in one call" if wanted is ItemProfile else "language model"
+            raise ConfigError(f"profile {args.profile}: it must hold one {kind}, and has {len(models)}")
+        return models[0], machine
+    machine = subject.measure(args.measure_seconds)
+    (profile,) = machine.models.values()
+    if args.profile is not None:
+        machine.save(args.profile)
+    return profile, machine
+
+
+def read_examples(path: Path | None) -> list[Any]:
+    """What a model is sent, a line of JSON each. Raises ConfigError naming the line."""
+    if path is None:
+        return []
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()][:_MOST_EXAMPLES]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--examples {path}: {error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--examples {path}, line {number}: {error}") from None
+    if not found:
+        raise ConfigError(f"--examples {path} holds none")
+    return found
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
+    """A bar on the standard error, and what moves it to a share of the whole."""
+    with tqdm(total=100, desc=title, unit="%", dynamic_ncols=True) as bar:
+        yield lambda share: bar.update(int(100 * share) - bar.n)
+
+
+def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfile:
+    from chairlift.bench.measure_sequences import check_seconds, measure_sequences
+    from chairlift.runners.check_model import check_model
+    from chairlift.runners.decoder.runner import DecoderRunner
+
+    check_seconds(seconds)
+    check_model(config)
+    wide = with_strategy(config, OPEN, _MEASURED_SLOTS, max_num_batched_tokens=_MEASURED_TOKENS)
+    with progress_bar("measure") as progress:
+        profile = measure_sequences(wide, DecoderRunner(wide), seconds, on_progress=progress)
+    return MachineProfile(machine=machine_in_words(), models={Path(config.model).name: profile})
+
+
+def _measured_items(config: ItemConfig, seconds: float, examples: list[Any]) -> MachineProfile:
+    from chairlift.bench.measure_items import measure_items
+    from chairlift.bench.measure_sequences import check_seconds
+    from chairlift.runners.check_model import check_model
+    from chairlift.runners.make_runner import make_runner
+
+    check_seconds(seconds)
+    check_model(config)
+    with progress_bar("measure") as progress:
+        profile = measure_items(
+            config, make_runner(config), seconds, examples=examples, largest=_MEASURED_ITEMS, on_progress=progress
+        )
+    return MachineProfile(machine=machine_in_words(), models={Path(config.model).name: profile})

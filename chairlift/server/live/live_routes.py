@@ -1,0 +1,40 @@
+"""GET /v1/live: the server as it happens, for whoever may see all of it."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.exchange import PartStream
+from chairlift.server.http.paging import page_limit, query_of
+from chairlift.server.http.tenants import TENANT
+from chairlift.server.live.feed import LiveFeed, Watcher
+
+_MOST_MESSAGES = 100_000
+_ELSEWHERE = ("cross-site", "same-site")
+LIVE_QUERY = {"limit": Annotated[int, Meta(ge=1, le=_MOST_MESSAGES)]}
+
+
+async def watch_server(request: Request) -> Response:
+    """Server-sent events, about three a second; with `limit` so many of them."""
+    if TENANT not in request.scope and request.headers.get("sec-fetch-site") in _ELSEWHERE:
+        # It could read nothing, but would keep those out who may watch.
+        raise ApiError(403, "pages of other sites may not watch this server", code="cross_origin")
+    query = query_of(request, LIVE_QUERY)
+    most = page_limit(query, 1, _MOST_MESSAGES) if "limit" in query else 0
+    feed: LiveFeed = request.app.state.live
+    watcher = feed.watch(most)
+    return PartStream("text/event-stream", _messages(watcher), _last, close=watcher.close)
+
+
+async def _messages(watcher: Watcher) -> AsyncGenerator[bytes, None]:
+    async for message in watcher:
+        yield message
+
+
+def _last(error: ApiError) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode({"message": error.body.message}) + b"\n\n"

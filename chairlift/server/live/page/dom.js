@@ -1,0 +1,42 @@
+// What all parts of the page are made with. Texts of others go through textContent alone: none can become markup.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+// A table of rows, each a list of texts or nodes.
+export function table(caption, head, rows) {
+  const line = (cells, tag) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell ?? "")));
+  return make("div", { className: "scroll" }, make("table", {}, ...(caption ? [make("caption", { textContent: caption })] : []),
+    make("thead", {}, line(head, "th")), make("tbody", {}, ...rows.map((row) => line(row, "td")))));
+}
+
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (Math.abs(value) >= 10000) return Math.round(value).toLocaleString("en");
+  return value >= 100 || Number.isInteger(value) ? String(Math.round(value)) : value.toPrecision(2);
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 0.0995) return `${(value * 1000).toPrecision(2)} ms`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  return value < 9.995 ? `${value.toFixed(2)} s` : `${Math.round(value)} s`;
+}
+
+export const percent = (share) => `${Math.round(100 * share)}%`;
+
+// A colour of the style sheet, as it is in the present light or dark.
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+export function onSchemeChange(call) {
+  dark.addEventListener("change", call);
+}

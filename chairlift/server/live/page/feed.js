@@ -1,0 +1,78 @@
+// What the server tells, message by message, and what follows from it: bars by model, and the last minute's numbers.
+
+import { ask, events } from "./session.js";
+
+export const SHOWN = 60;
+const PAUSE = 2000;
+
+// One model of the server. A bar is [id, slot, start, first token, end, background, count, owner, finish reason].
+class Model {
+  constructor() {
+    this.bars = new Map();
+    this.past = [];
+  }
+
+  take(look, now, full) {
+    this.look = look;
+    if (full) this.bars.clear();
+    for (const bar of look.bars) this.bars.set(`${bar[0]} ${bar[2]}`, bar);
+    for (const [name, bar] of this.bars) if (bar[4] !== null && bar[4] < now - SHOWN) this.bars.delete(name);
+    this.past.push([now, look]);
+    while (this.past[0][0] < now - SHOWN) this.past.shift();
+  }
+}
+
+export class Feed {
+  constructor(onMessage, onState) {
+    this.models = new Map();
+    this.message = null;
+    this.onMessage = onMessage;
+    this.onState = onState;
+    this.running = false;
+    this.woken = () => {};
+  }
+
+  // The server's clock at this moment.
+  get now() {
+    return this.message.now + (performance.now() - this.heard) / 1000;
+  }
+
+  // Try at once, and not only after the pause.
+  again() {
+    this.woken();
+  }
+
+  async run() {
+    for (;;) {
+      try {
+        const answer = await ask("v1/live");
+        for await (const { name, data } of events(answer)) {
+          if (name !== "message") throw new Error(JSON.parse(data).message);
+          this.take(JSON.parse(data));
+        }
+        this.onState("the stream ended, connecting again", null);
+      } catch (error) {
+        this.onState("not connected", error);
+      }
+      await new Promise((done) => {
+        this.woken = done;
+        setTimeout(done, PAUSE);
+      });
+    }
+  }
+
+  take(message) {
+    this.heard = performance.now();
+    this.message = message;
+    const here = new Set();
+    for (const look of message.models) {
+      const name = `${look.name} ${look.version}`;
+      here.add(name);
+      if (!this.models.has(name)) this.models.set(name, new Model());
+      this.models.get(name).take(look, message.now, message.full);
+    }
+    for (const name of this.models.keys()) if (!here.has(name)) this.models.delete(name);
+    this.onState("live", null);
+    this.onMessage();
+  }
+}

@@ -1,0 +1,204 @@
+"""`chairlift plan URL`: what a server tells of itself, and what its answers take, seen from outside."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_server import FakeServer
+from support.items_harness import MAX_TOKENS, adder, classifier, embedder, function, listening
+from support.server_harness import INFO, FakeClient, tokenizer
+from support.simulated import few_candidates
+
+from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.measure_server import _decodes, _front, _jobs, measure_served_items, measure_served_sequences
+from chairlift.bench.running_server import RunningServer
+from chairlift.cli import main
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.errors import ChairliftError, ConfigError, RequestFailed
+from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile, StepSample
+from chairlift.server.models.sequence_service import SequenceService
+
+WORD = tokenizer().encode("hello")[0]
+
+
+@pytest.fixture(autouse=True)
+def few() -> Iterator[None]:
+    with few_candidates():
+        yield
+
+
+def ignored(share: float) -> None:
+    assert 0 <= share <= 1
+
+
+def served(client: FakeClient) -> SequenceService:
+    return SequenceService(client, tokenizer(), "tiny", ServerConfig())
+
+
+def plan(url: str, *arguments: object) -> int:
+    return main(["plan", url, "--processes", "1", "--measure-seconds", "0.5", *map(str, arguments)])
+
+
+def test_a_server_tells_how_it_batches_and_nothing_else() -> None:
+    client = FakeClient([WORD])
+    client.config = SequenceConfig(model="/secret/folder", max_num_seqs=6, target_itl_ms=40.0, seed=7)
+    service, _ = embedder()
+    with listening(served(client), service) as it:
+        server = RunningServer(it.url)
+        about, items = server.model("tiny"), server.model("embedder")
+        with pytest.raises(ConfigError, match="serves tiny, embedder: choose one with --model"):
+            server.model(None)
+        with pytest.raises(ConfigError, match="has no model 'other'; it serves tiny, embedder"):
+            server.model("other")
+        assert "settings" not in server.get("/v1/models")["data"][0]
+    assert about["settings"]["max_num_seqs"] == 6
+    assert about["settings"]["target_itl_ms"] == 40.0
+    assert about["settings"]["max_waiting"] == ServerConfig().max_waiting
+    assert about["memory"] == {"num_blocks": INFO.num_blocks, "block_size": 16, "weight_bytes": 0, "kv_bytes": 0}
+    assert not {"model", "seed", "served_model_name"} & about["settings"].keys()
+    assert "secret" not in json.dumps(about)
+    assert items["settings"]["max_batch_size"] == 32
+    assert (items["settings"]["max_wait_ms"], items["settings"]["timeout_ms"]) == (0.0, None)
+    assert items["settings"]["instances"] == 1
+
+
+def test_at_most_half_of_the_slots_are_taken_and_others_go_first() -> None:
+    client = FakeClient([WORD])
+    config = SequenceConfig(model="tiny", max_num_seqs=8)
+    with listening(served(client)) as it:
+        server = RunningServer(it.url)
+        profile, front = measure_served_sequences(server, server.model(None), config, 3.0, ignored)
+    assert {step.sequences for step in profile.steps} <= {1, 2, 4}
+    assert all(request.priority == 1000 for request in client.requests)
+    lengths = {len(request.prompt_ids) for request in client.requests}
+    # A prompt and the longest answer fit into 200 tokens.
+    assert lengths <= {1, 16, 32, 64, 128, 176}
+    assert (profile.num_blocks, profile.max_model_len) == (INFO.num_blocks, 200)
+    a_round = list(islice(_jobs(176, 4), 11))
+    assert [len(jobs) for jobs in a_round] == [1] * 7 + [2, 2, 4, 4]
+    assert {length for jobs in a_round for length, _ in jobs} == {1, 16, 32, 64, 128, 176}
+    MachineProfile(machine="", front=front, models={"tiny": profile}).check()
+
+
+def test_steps_are_what_passes_while_all_answers_go_on() -> None:
+    first = Outcome(0.0, 0.0, 0.5, [0.1, 0.2, 0.3, 0.4, 0.5], 5)
+    later = Outcome(0.0, 0.0, 0.7, [0.25, 0.35, 0.45, 0.55, 0.65], 5)
+    steps = _decodes([first, later], [(10, 5), (10, 5)])
+    assert [step.seconds for step in steps] == pytest.approx([0.1, 0.1])
+    # Two sequences: ten tokens of prompt, the first of the answer, and what came since.
+    assert [(step.sequences, step.tokens, step.kv_tokens) for step in steps] == [(2, 2, 22), (2, 2, 24)]
+    pairs = _decodes([Outcome(0.0, 0.0, 0.5, [0.1, 0.3, 0.5], 5)], [(10, 5)])
+    assert [step.seconds for step in pairs] == pytest.approx([0.1, 0.1]), "two tokens at a time"
+
+
+def test_the_front_is_what_a_first_token_takes_more_than_a_step() -> None:
+    steps = [StepSample(1, 1, 30, 30, 0.010), StepSample(2, 2, 60, 60, 0.5)]
+    assert _front({1: [0.014, 0.9, 0.013], 64: [0.1]}, steps, 0.003) == FrontCost(
+        request=0.003, hop=pytest.approx(5e-4)
+    )
+    assert _front({1: [0.004]}, steps, 0.003) == FrontCost()
+
+
+def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described = ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
+    saved = tmp_path / "profile.json"
+    with listening(served(FakeClient([WORD]))) as it:
+        assert plan(it.url, *described, "--mode", "high-throughput", "--profile", saved) == 0
+        printed = capsys.readouterr()
+        assert plan(it.url, *described, "--dtype", "float32") == 1
+        assert "--dtype is a setting of the server" in capsys.readouterr().err
+    assert f"this sends requests to {it.url} for at most 0.5 s, at a low priority" in printed.err
+    assert f"# A plan for tiny at {it.url}" in printed.out
+    assert "measured from outside, by requests of known lengths: less exact" in printed.out
+    assert "as it is now, with `the defaults`, it " in printed.out
+    assert "chairlift serve tiny" in printed.out
+    assert "where its models are: tiny stands for that" in printed.out
+    assert isinstance(MachineProfile.load(saved).models["tiny"], SequenceProfile)
+
+
+@pytest.mark.parametrize("make", [embedder, classifier, adder])
+def test_a_plan_of_what_answers_in_one_call(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    service, dispatcher = make()
+    lengths = () if make is adder else ("--input-lengths", "constant:8")
+    with listening(service) as it:
+        assert plan(it.url, "--rate", 50, *lengths, "--e2e-ms", 100) == 0
+    text = capsys.readouterr().out
+    assert "how many cores one takes is not seen" in text
+    assert "items/s" in text
+    (command,) = re.findall(r"chairlift serve (.*)", text)
+    assert "--max-batch-size" in command, "the model may have a default of its own"
+    assert max(dispatcher.batches) == 32, "no batch is larger than the server's own"
+
+
+def test_calls_are_as_long_as_the_server_says() -> None:
+    service, dispatcher = embedder()
+    with listening(service) as it:
+        server = RunningServer(it.url)
+        config = ItemConfig(model="embedder", kind="encoder")
+        profile, front = measure_served_items(server, server.model(None), config, [], 0.5, ignored)
+    assert {call.seconds for call in profile.calls} == {0.002}
+    assert {call.computed / call.items for call in profile.calls} == {8.0, 32.0, float(MAX_TOKENS)}
+    assert all(each["priority"] == 1000 for each in dispatcher.submitted)
+    assert profile.max_tokens == MAX_TOKENS
+    assert front.request + front.item > 0
+
+
+def test_examples_are_what_a_function_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service, dispatcher = function()
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text('{"x": 2}\n3\n')
+    with listening(service) as it:
+        assert plan(it.url, "--rate", 50, "--examples", examples) == 0
+        assert plan(it.url, "--rate", 50) == 1
+    assert "takes --examples of what it is sent" in capsys.readouterr().err
+    assert {json.dumps(each["payload"]) for each in dispatcher.submitted} == {'{"x": 2}', "3"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"strategy": "static"}, "a static server answers full batches only"),
+        ({"max_num_seqs": 2}, "only [0-9] steps were timed"),
+    ],
+)
+def test_servers_that_can_not_be_measured(settings: dict[str, Any], problem: str) -> None:
+    with listening(served(FakeClient([WORD]))) as it:
+        server = RunningServer(it.url)
+        about = server.model(None)
+        with pytest.raises(ChairliftError, match=problem):
+            measure_served_sequences(server, about, SequenceConfig(model="tiny", **settings), 1e-9, ignored)
+
+
+def test_another_machine_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("http://192.0.2.1:9", "--rate", 5) == 1
+    assert "is another machine, to which requests would be sent: say --yes" in capsys.readouterr().err
+    assert plan("https://localhost", "--rate", 5) == 1
+    assert "is not an http:// address" in capsys.readouterr().err
+    assert RunningServer("http://localhost:1").is_here
+    assert RunningServer("http://127.0.0.2/v1").is_here
+
+
+def test_a_key_without_that_priority_sends_none() -> None:
+    fake = FakeServer()
+    try:
+        server = RunningServer(f"http://127.0.0.1:{fake.port}/v1/", "secret")
+        fake.status, fake.pieces = "403 Forbidden", [b"priority_not_allowed"]
+        server.check_priority("/v1/completions", {})
+        assert "X-Request-Priority: 1000" in fake.heads[0]
+        assert "POST /v1/completions " in fake.heads[0]
+        fake.status, fake.pieces = "200 OK", [b"{}"]
+        server.post("/v1/completions", {})
+        assert "X-Request-Priority" not in fake.heads[1]
+        assert "Authorization: Bearer secret" in fake.heads[1]
+        assert server.target("m").headers == ("Authorization: Bearer secret",)
+        fake.status, fake.pieces = "500 Oops", [b"broken"]
+        with pytest.raises(RequestFailed, match="answered 500: broken"):
+            server.check_priority("/v1/completions", {})
+    finally:
+        fake.close()
