@@ -25,9 +25,9 @@ MAX_GBNF_CHARS = 2**14
 # A rule's colon follows a name, a priority, attributes or parameters. Keys of schemas are quoted; what has no end is
 # quoted up to the line's, so that one pass is enough.
 _RULE = re.compile(r"[\w\]}-][ \t\r\f]*:")
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"?')
+_QUOTED = re.compile(r'"(?:[^"\\\n]++|\\.)*+"?')
 # Where references point to, each of which is compiled once; they may be written with escapes.
-_REFERENCE = re.compile(r'"\$ref"\s*:\s*("(?:[^"\\]|\\.)*")|(\\u00)')
+_REFERENCE = re.compile(r'"\$ref"\s*:\s*("(?:[^"\\]++|\\.)*+")|(\\u00)')
 # What would let white space go on for ever.
 _ENDLESS = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 _GBNF = "::="

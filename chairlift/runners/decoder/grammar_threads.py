@@ -16,6 +16,8 @@ from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Grammar
 
 # Seconds after which a follower, or a compilation, is no longer one that others wait for.
 _LONG = 0.005
+# Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
+_LARGE = 16_384
 # Seconds after which a follower that still is not done fails, and how many such may go on at once.
 _TOO_LONG = 5.0
 _MOST_SLOW = 4
@@ -235,7 +237,8 @@ class GrammarCompiler:
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
         while (done := self._next(turn)) is not None:
-            timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
+            patience = 0.0 if len(turn.grammar) > _LARGE else _LONG
+            timer = threading.Timer(patience, self._leave_alone, (turn, turn.grammar))
             timer.daemon = True
             with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
                 timer.start()
