@@ -214,6 +214,9 @@ def normalize_messages(
             message["content"] = ""
         if isinstance(message.get("content"), list):
             message["content"] = _join_parts(message["content"], f"messages[{index}].content")
+        if not isinstance(message["content"], str):
+            where = f"messages[{index}].content"
+            raise InvalidRequest(f"{where} must be text or a list of parts", where)
         if isinstance(message.get("tool_calls"), list):
             message["tool_calls"] = [_with_arguments(call, joins_arguments) for call in message["tool_calls"]]
             message["content"] = message["content"] or (None if knows_no_content else "")

@@ -209,11 +209,13 @@ def test_calls_without_arguments_and_without_room(server: Server) -> None:
         result = {"role": "tool", "tool_call_id": made.id, "content": "noon"}
         turns: Any = [*MESSAGES, call.choices[0].message, result]
         turns[1] = turns[1].to_dict() | {"content": ""}
-        assert create(model="demo", messages=turns, max_tokens=8, extra_body=QUIET).choices[0].message.content
+        said = create(model="demo", messages=turns, max_tokens=8, extra_body=QUIET).choices[0]
+        assert said.finish_reason in ("stop", "length")
     for choice in ("required", {"type": "function", "function": {"name": "get_current_weather"}}):
         cut = create(model="demo", messages=MESSAGES, tools=SENT, tool_choice=choice, max_tokens=1, extra_body=QUIET)  # type: ignore[call-overload]
         assert cut.choices[0].finish_reason == "length"
-        assert not (cut.choices[0].message.content or "").strip()
+        # What can't be read as a call is text, never lost; here it is how one begins.
+        assert "<tool_call>".startswith(cut.choices[0].message.content or "")
 
 
 @covers(TOOLS, "test_inconsistent_tool_choice_and_tools")

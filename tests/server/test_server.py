@@ -431,7 +431,8 @@ def test_a_final_message_is_continued_and_echoed() -> None:
         assert made["choices"][0]["message"]["content"] == "hellohello"
         for content in (5, {"a": 1}):
             odd = {"messages": [{"role": "assistant", "content": content}], "max_tokens": 1, "echo": True}
-            assert (await front.chat(**odd)).status == 200
+            refused = await front.chat(**odd)
+            assert (refused.status, refused.error["param"]) == (400, "messages[0].content")
         assert (await front.chat(echo=True, max_tokens=1)).json()["choices"][0]["message"]["content"] == "hello"
 
     run(go)

@@ -37,6 +37,12 @@ def takes(name: str, made: str, text: str) -> bool:
     return bool(follows.try_consume_tokens(ids) == len(ids) and follows.is_accepting())
 
 
+def closes(begun: str, token: str) -> bool:
+    """Whether a token goes on with the end of a value, which takes too many tokens to be found by chance."""
+    end = "</parameter>"
+    return any(begun.endswith(end[:at]) and end.startswith(token, at) for at in range(2, len(end)))
+
+
 def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | None:
     """A text of tokens chosen at random from those allowed; None if it does not come to an end."""
     backend, _, _ = tokens(name)
@@ -51,8 +57,10 @@ def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | No
         if follows.is_accepting() and (not allowed or dice.random() < 0.2):
             break
         assert allowed, backend.decode(ids, skip_special_tokens=False)
+        begun = backend.decode(ids[-12:], skip_special_tokens=False)
         likely = [token for token in allowed if token in ends]
-        ids.append(dice.choice(likely if likely and dice.random() < 0.5 else allowed))
+        closing = [token for token in allowed if closes(begun, backend.id_to_token(token))]
+        ids.append(dice.choice(closing or (likely if likely and dice.random() < 0.5 else allowed)))
         assert follows.consume_token(ids[-1])
     text: str = backend.decode(ids, skip_special_tokens=False)
     return text if follows.is_accepting() else None
