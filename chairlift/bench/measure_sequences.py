@@ -23,6 +23,8 @@ from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 # The longest that a measurement may take, and of its time, what single shapes have; traffic has the rest.
 MOST_SECONDS = 60.0
 _PROBED = 0.4
+# Where the machine stands still meanwhile it goes on until there are enough steps, up to so many times as long.
+_STALLED = 5.0
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (16, 256, 1024, 4096)
 _CHUNKS = (8, 32, 64, 128, 256, 512, 1024, 2048)
@@ -81,7 +83,7 @@ def measure_sequences(
             steps.append(sample)
             passed = (time.monotonic() - began) / seconds
             on_progress(min(passed, 1.0))
-            if passed > _PROBED:
+            if passed > _PROBED and (len(steps) >= LEAST_SAMPLES or passed > _STALLED):
                 break
         timed.scheduler = engine.scheduler
         requests = _requests(engine.info, params, seed)
