@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
+from chairlift.config.units import seconds
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.queue import ORDERS
 from chairlift.errors import ConfigError
@@ -130,13 +131,13 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             max_wait=(wait or 0.0) / 1000,
             max_batch_tokens=self.max_batch_tokens,
             max_waiting=self.max_waiting,
-            max_queue_seconds=_seconds(self.max_queue_ms),
-            target_latency=_seconds(self.target_latency_ms),
+            max_queue_seconds=seconds(self.max_queue_ms),
+            target_latency=seconds(self.target_latency_ms),
             order=self.order,
             order_ageing=self.order_ageing_ms / 1000,
             priority_ageing=self.priority_ageing_ms / 1000,
             background_step=self.background_step_ms / 1000,
-            default_timeout=_seconds(self.timeout_ms),
+            default_timeout=seconds(self.timeout_ms),
             retries=self.retries,
             bisect=self.bisect,
         )
@@ -146,10 +147,6 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.warm_up_sizes is not None:
             return list(self.warm_up_sizes)
         return [*(2**power for power in range((most - 1).bit_length())), most]
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def detect_kind(model: str) -> Kind:

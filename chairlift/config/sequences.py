@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from chairlift.config.choices import check_choices, one_of
+from chairlift.config.units import seconds
 from chairlift.core.queue import ORDERS, QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
@@ -127,7 +128,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         One cost model learns for all its budgets.
         """
-        most, target = self.max_num_batched_tokens, _seconds(self.target_itl_ms)
+        most, target = self.max_num_batched_tokens, seconds(self.target_itl_ms)
         meter = LatencyBudget(inf, most)
         return SequenceScheduler(
             make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
@@ -144,14 +145,10 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def make_shedder(self) -> LoadShedder:
         """Return what says who is let in."""
-        return LoadShedder(_seconds(self.target_ttft_ms), self.queue_order)
+        return LoadShedder(seconds(self.target_ttft_ms), self.queue_order)
 
     def step_limits(self, num_blocks: int, block_size: int) -> StepLimits | None:
         """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
         if POLICIES[self.strategy].closes_batch:
             return None
-        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, _seconds(self.target_itl_ms))
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, seconds(self.target_itl_ms))

@@ -229,7 +229,6 @@ def test_settings_come_from_the_variant_that_held_most() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
 def test_own_program_prints_a_line_for_each_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     from chairlift.demo import demo_path
 

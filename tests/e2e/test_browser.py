@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.chromium import CHROMIUM, FLAGS
 from support.items_harness import Listening, function, listening
 from support.server_harness import FakeClient, tokenizer
 
@@ -21,17 +21,9 @@ from chairlift.config.server import ServerConfig
 from chairlift.server.models.registry import Models, ModelService
 from chairlift.server.models.sequence_service import SequenceService
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+ALL_FLAGS = (
+    *FLAGS,
     # Any name leads to this machine: what DNS rebinding comes to.
     "--host-resolver-rules=MAP rebound.example 127.0.0.1",
 )
@@ -190,7 +182,7 @@ def report_of(site: Site, server: Listening, profile: Path) -> dict[str, dict[st
     site.page = page.encode()
     assert CHROMIUM is not None
     browser = subprocess.Popen(
-        [CHROMIUM, *FLAGS, "--remote-debugging-port=0", f"--user-data-dir={profile}", site.origin],
+        [CHROMIUM, *ALL_FLAGS, "--remote-debugging-port=0", f"--user-data-dir={profile}", site.origin],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -237,7 +229,7 @@ def test_a_name_that_was_made_to_lead_here_opens_nothing(tmp_path: Path) -> None
         pages = []
         for name in ("rebound.example", "localhost"):
             url = f"http://{name}:{world.server.port}/v1/models"
-            command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / name}", "--dump-dom", url]
+            command = [CHROMIUM, *ALL_FLAGS, f"--user-data-dir={tmp_path / name}", "--dump-dom", url]
             pages.append(subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout)
         assert "wrong_host" in pages[0]
         assert "tiny" not in pages[0]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fnmatch import fnmatch
 from importlib import resources
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.items_harness import embedder
 from support.key_files import bearer, write_keys
-from support.server_harness import Answer, FakeClient, Front
+from support.server_harness import Answer, FakeClient, Front, run, until
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.cost import Coefficients
@@ -37,15 +37,6 @@ PEOPLE: dict[str, dict[str, Any]] = {
     "alice": {"rights": ["infer"], "requests_per_minute": 100, "requests_at_once": 5},
     "root": {"rights": ["infer", "admin"]},
 }
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
-
-
-async def until(is_so: Callable[[], Any]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture

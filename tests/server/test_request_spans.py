@@ -14,7 +14,7 @@ import pytest
 from support.collector import Collector, attributes
 from support.items_harness import adder, embedder, function, listening
 from support.oip_tensors import tensors
-from support.server_harness import FakeClient, Front, full
+from support.server_harness import FakeClient, Front, full, run
 
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
@@ -34,10 +34,6 @@ PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
 def collector() -> Iterator[Collector]:
     with Collector() as made:
         yield made
-
-
-def run(test: Callable[[], Awaitable[Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def traced(collector: Collector, test: Callable[[Front], Awaitable[None]], client: FakeClient | None = None) -> None:

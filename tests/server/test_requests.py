@@ -4,7 +4,7 @@ import asyncio
 import io
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from support.items_harness import embedder, function
 from support.key_files import bearer, write_keys
-from support.server_harness import Answer, FakeClient, Front
+from support.server_harness import Answer, FakeClient, Front, run, until
 
 from chairlift import why
 from chairlift.config.sequences import SequenceConfig
@@ -30,15 +30,6 @@ PEOPLE: dict[str, dict[str, Any]] = {
     "bob": {"rights": ["infer"]},
     "root": {"rights": ["infer", "admin"]},
 }
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
-
-
-async def until(is_so: Callable[[], Any]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.items_harness import function
 from support.key_files import bearer, write_keys
-from support.server_harness import FakeClient, Front
+from support.server_harness import FakeClient, Front, run
 from support.trace_events import check_trace, slices
 
 from chairlift.core.finished import FinishReason
@@ -24,10 +23,6 @@ from chairlift.server.models.timeline import ModelSnapshot, snapshot, trace_docu
 
 NOBODY = Viewer(None, False)
 NOW = 1000.0
-
-
-def run(test: Callable[[], Awaitable[Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def ended(name: str, end: float, queued: float, prefill: float, decode: float, **more: Any) -> EndedRequest:

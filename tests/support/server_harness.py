@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 from support.text_tokenizers import build
@@ -239,3 +239,14 @@ class Front:
 
 def full(retry_after: float) -> QueueFull:
     return QueueFull("the line is full", retry_after)
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> None:
+    """Run a test on an event loop, for at most a minute."""
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    """Wait for something to become so."""
+    while not is_so():
+        await asyncio.sleep(0.001)

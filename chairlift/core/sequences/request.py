@@ -26,7 +26,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
     `json` is a JSON schema, as an object or as text, and `json_object` any object; the answer is compact JSON, unless a
     `whitespace_pattern`, a regular expression, says what may stand between its parts. `regex` is a regular expression
     for the whole of it, `choice` a list of texts, `grammar` one in the syntax of Lark or GBNF. `structural_tag` leaves
-    it free but for what follows certain words: see docs/structured-output.md.
+    it free but for what follows certain words: see docs/guides/structured-output.md.
     """
 
     json: dict[str, Any] | str | None = None

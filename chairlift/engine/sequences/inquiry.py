@@ -9,7 +9,7 @@ from chairlift.engine.sequences.messages import Explain
 
 # Of those asked for at once so many are looked for, and a worker has so many seconds of peace after each answer.
 _MOST_ASKED = 512
-_PAUSE_S = 0.02
+_PAUSE_S = 0.1
 # A worker answers between two steps. Whoever asks does not wait for a longer one.
 _PATIENCE_S = 2.0
 

@@ -237,11 +237,13 @@ class GrammarCompiler:
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
         while (done := self._next(turn)) is not None:
-            patience = 0.0 if len(turn.grammar) > _LARGE else _LONG
-            timer = threading.Timer(patience, self._leave_alone, (turn, turn.grammar))
+            timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
             timer.daemon = True
-            with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
-                timer.start()
+            if len(turn.grammar) > _LARGE:
+                self._leave_alone(turn, turn.grammar)
+            else:
+                with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
+                    timer.start()
             result: CompiledGrammar | GrammarError
             try:
                 result = self._compile_here(turn.grammar)
