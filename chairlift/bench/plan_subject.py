@@ -135,7 +135,10 @@ def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfil
 
     check_seconds(seconds)
     check_model(config)
-    wide = with_strategy(config, OPEN, _MEASURED_SLOTS, max_num_batched_tokens=_MEASURED_TOKENS)
+    # Nothing is cut to time, so that steps of all sizes are seen.
+    wide = with_strategy(
+        config, OPEN, _MEASURED_SLOTS, max_num_batched_tokens=_MEASURED_TOKENS, step_time_ms=0.0, target_itl_ms=None
+    )
     with progress_bar("measure") as progress:
         profile = measure_sequences(wide, DecoderRunner(wide), seconds, on_progress=progress)
     return MachineProfile(machine=machine_in_words(), models={Path(config.model).name: profile})

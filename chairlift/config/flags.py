@@ -24,6 +24,7 @@ HELP = {
     "max_wait_ms": "how long the oldest waits for a full batch: language models (default: 5), others (0)",
     "max_num_seqs": "sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
+    "step_time_ms": "milliseconds that a step may take whose prompts others' next tokens wait for; 0 is any time",
     "target_itl_ms": "milliseconds that a step may take, by which prompts are cut (default: no target)",
     "target_ttft_ms": "milliseconds to the first token, beyond which a request is refused (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",

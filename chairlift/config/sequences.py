@@ -9,7 +9,7 @@ from chairlift.config.choices import check_choices, one_of
 from chairlift.config.units import seconds
 from chairlift.core.queue import ORDERS, QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.budget import LatencyBudget
+from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
@@ -42,7 +42,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `strategy` is a row of `POLICIES`, which says which settings have an effect under it; of `batch_size`,
     `max_num_seqs`, `max_wait_ms` and the like others must be left at their defaults. `kv_cache_gb=None` and
-    `max_model_len=None` are derived from the machine and the model. A step with background requests in it is to take at
+    `max_model_len=None` are derived from the machine and the model. A step in which some decode and others read prompts
+    is to take at most `step_time_ms`, or `target_itl_ms` where there is one (0: any time). A step with background requests in it is to take at
     most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after arrival is refused. A
     level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a token of prompt or
     output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
@@ -60,6 +61,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_wait_ms: float = 5.0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    step_time_ms: float = 300.0
     target_itl_ms: float | None = None
     target_ttft_ms: float | None = None
     background_step_ms: float = 40.0
@@ -84,7 +86,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_wait_ms", "order_ageing_ms", "priority_ageing_ms"):
+        for name in ("max_wait_ms", "step_time_ms", "order_ageing_ms", "priority_ageing_ms"):
             if not 0 <= getattr(self, name) < inf:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 1 <= self.heartbeat_timeout_s < inf:
@@ -128,8 +130,9 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         One cost model learns for all its budgets.
         """
-        most, target = self.max_num_batched_tokens, seconds(self.target_itl_ms)
+        most, target, step_time = self.max_num_batched_tokens, seconds(self.target_itl_ms), self._step_time
         meter = LatencyBudget(inf, most)
+        budget = None if step_time is None else StepTimeBudget(step_time, most, meter.model)
         return SequenceScheduler(
             make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
             BlockPool(num_blocks),
@@ -137,7 +140,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             max_num_batched_tokens=most,
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
-            budget=None if target is None else LatencyBudget(target, most, meter.model),
+            budget=budget if target is None else LatencyBudget(target, most, meter.model),
             background_budget=LatencyBudget(min(self.background_step_ms / 1000, target or inf), most, meter.model),
             meter=meter,
             order=self.queue_order,
@@ -151,4 +154,12 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
         if POLICIES[self.strategy].closes_batch:
             return None
-        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, seconds(self.target_itl_ms))
+        target = seconds(self.target_itl_ms)
+        return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, target, self._step_time)
+
+    @property
+    def _step_time(self) -> float | None:
+        """Seconds that prompts may make others' steps take, where neither a target nor the strategy says so."""
+        if self.strategy not in readers_of("step_time_ms") or self.target_itl_ms is not None:
+            return None
+        return seconds(self.step_time_ms or None)

@@ -84,7 +84,8 @@ def _describe(name: str, model: ModelService) -> dict[str, Any]:
 # Settings of a language model that say how it is batched; none of them names a file or a person.
 _SHOWN = (
     *("strategy", "batch_size", "max_wait_ms", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
-    *("target_itl_ms", "target_ttft_ms", "background_step_ms", "order", "order_ageing_ms", "priority_ageing_ms"),
+    *("step_time_ms", "target_itl_ms", "target_ttft_ms", "background_step_ms"),
+    *("order", "order_ageing_ms", "priority_ageing_ms"),
     *("enable_prefix_caching", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "block_size"),
 )
 

@@ -84,6 +84,7 @@ TestSequencesMachine.settings = settings(
 def count_events(world: World, seen: Counter[str]) -> None:
     seen["histories"] += 1
     seen[world.setup.strategy] += 1
+    seen["prompts cut to a step's time"] += world.num_cut
     for answer in world.answers:
         if isinstance(answer, Step):
             seen["steps"] += 1
@@ -122,6 +123,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
     if len(seeds) >= 1000:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
         kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
+        kinds += ("prompts cut to a step's time",)
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 

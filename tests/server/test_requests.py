@@ -273,6 +273,7 @@ def test_afterwards_each_phase_has_its_time() -> None:
         ({}, "waiting_for_blocks", "kv_cache_gb"),
         ({}, "waiting_for_tokens", "max_num_batched_tokens"),
         ({"target_itl_ms": 50}, "waiting_for_itl", "target_itl_ms"),
+        ({}, "waiting_for_itl", "step_time_ms"),
     ],
 )
 def test_what_it_waited_for_says_what_would_have_made_it_faster(

@@ -22,7 +22,7 @@ def draw_setup(dice: Dice) -> Setup:
     max_model_len = dice.integer(4, 40)
     longest = -(-(max_model_len - 1) // block_size)
     slots = dice.integer(1, 8)
-    return Setup(
+    setup = Setup(
         strategy=pick(dice, ("continuous",) * 4 + ("dynamic", "static") * 2 + ("none",)),
         slots=slots,
         max_wait=pick(dice, (0.0, 1.0, 3.0)),
@@ -32,10 +32,17 @@ def draw_setup(dice: Dice) -> Setup:
         max_model_len=max_model_len,
         prefix_caching=dice.integer(0, 3) > 0,
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
+        step_time=pick(dice, (None, 0.001, 0.005, 0.02)),
+        knows_cost=dice.integer(0, 3) > 0,
         background=pick(dice, (None, dice.integer(0, 2**16), 0.02)),
         priority_ageing=pick(dice, (0.0, 0.5, 1.0, 1e6)),
         size_ageing=pick(dice, (None, None, None, 0.01, 1.0)),
     )
+    if dice.integer(0, 7):
+        return setup
+    # Prompts longer than what a step has time for.
+    long = setup._replace(max_model_len=120, num_blocks=max(setup.num_blocks, setup.blocks_for(240)))
+    return long._replace(strategy="continuous", budget=None, step_time=0.005, knows_cost=True)
 
 
 def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int) -> Request:

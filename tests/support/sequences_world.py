@@ -8,16 +8,18 @@ import random
 import re
 from collections import Counter
 from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
 from support.sequences_budget import RandomBudget
 
+from chairlift.core.cost import CostModel
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.budget import FLOOR, LatencyBudget
+from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
@@ -31,7 +33,8 @@ GARBAGE = -1
 class Setup(NamedTuple):
     """A scheduler's configuration.
 
-    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds. With a
+    `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds; without one live
+    requests may have a `step_time` in seconds, whose cost model may know from the start what tokens cost here. With a
     `size_ageing` the shortest are first.
     """
 
@@ -44,6 +47,8 @@ class Setup(NamedTuple):
     max_model_len: int = 128
     prefix_caching: bool = True
     budget: int | float | None = None
+    step_time: float | None = None
+    knows_cost: bool = False
     background: int | float | None = None
     priority_ageing: float = 1.0
     size_ageing: float | None = None
@@ -54,6 +59,14 @@ class Setup(NamedTuple):
         return None if budget is None else RandomBudget(budget)
 
     def scheduler(self) -> SequenceScheduler:
+        # By itself a step costs next to nothing here.
+        model = CostModel((0.01, 1.0, 1e-6, 1e-6)) if self.knows_cost else CostModel()
+        meter = LatencyBudget(inf, self.max_num_batched_tokens, model)
+        budget = self.step_budget(self.budget)
+        for tokens in (1, 2, 4, 8, 16, 32) * 4 * self.knows_cost:
+            model.observe(tokens * 1e-3, tokens, tokens)
+        if budget is None and self.step_time is not None:
+            budget = StepTimeBudget(self.step_time, self.max_num_batched_tokens, meter.model)
         return SequenceScheduler(
             make_policy(self.strategy, self.slots, self.max_wait),
             BlockPool(self.num_blocks),
@@ -61,8 +74,9 @@ class Setup(NamedTuple):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
-            budget=self.step_budget(self.budget),
+            budget=budget,
             background_budget=self.step_budget(self.background),
+            meter=meter,
             order=QueueOrder("arrival", self.priority_ageing)
             if self.size_ageing is None
             else QueueOrder("shortest", self.priority_ageing, self.size_ageing),
@@ -118,6 +132,8 @@ class FakeRunner:
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.prefixes: dict[str, list[int]] = {}
+        # Who computes its last token again, which lies in the cache already: failing changes nothing of it.
+        self.again: set[str] = set()
         self._numbers: dict[Any, int] = {}
 
     def _number(self, before: Any, tokens: list[int]) -> list[int]:
@@ -133,6 +149,7 @@ class FakeRunner:
         for name in step.released:
             assert name in self.tables, f"{name} was released without being here"
             del self.tables[name], self.tokens[name], self.computed[name], self.prefixes[name]
+            self.again.discard(name)
         for start in step.started:
             name = start.request.id
             assert name not in self.tables, f"{name} was started while it still is here"
@@ -159,7 +176,7 @@ class FakeRunner:
             for position in range(start, start + count):
                 slot = table[position // size] * size + position % size
                 slots[slot] = prefixes[position]
-                if name in failed:
+                if name in failed and not (name in self.again and position == start):
                     slots[slot] = GARBAGE
                     spoilt.add(slot)
         tainted = set()
@@ -179,6 +196,7 @@ class FakeRunner:
                     slots[slot] = GARBAGE
                     spoilt.add(slot)
             self.computed[name] = context
+        self.again -= step.num_tokens.keys()
         return tainted
 
     def due(self, name: str) -> bool:
@@ -215,6 +233,7 @@ class World:
         self.begun: dict[str, Record] = {}
         self.served: dict[str, int] = {}
         self.background_percent = 0
+        self.num_cut = 0
         self.calls: list[tuple[Any, ...]] = []
         self.answers: list[Any] = []
         self._serial = 0
@@ -305,6 +324,7 @@ class World:
         sampled = {n: tokens[n] for n in step.num_tokens if n in due - late and n in tokens}
         for name in sampled:
             self.runner.append(name, sampled[name])
+        self.runner.again |= late
         for name in late:
             self.runner.computed[name] -= 1
         self.late = self.late - set(step.num_tokens) | late
@@ -430,6 +450,9 @@ class Before:
         self.admitted = [s.id for s in scheduler.admitted]
         self.background = [s.id for s in behind]
         self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + behind}
+        self.decodes = any(not s.reads_prompt for s in scheduler.running)
+        read = sum(s.num_computed_tokens + 1 for s in scheduler.running)
+        self.holds = len(self.running), read, read
         self.tables = {s.id: list(s.block_table) for s in behind}
         self.prompts = {s.id for s in behind if len(s.token_ids) - s.num_computed_tokens > 1}
         placed = {*self.running, *self.admitted, *self.background}
@@ -501,9 +524,31 @@ def check_budget(world: World, step: Step, before: Before) -> bool:
     prompts = sum(count - (name in before.computed) for name, count in of_live(world, step).items())
     if isinstance(budget, RandomBudget):
         assert prompts <= budget.drawn
+    elif isinstance(budget, StepTimeBudget):
+        return check_step_time(world, step, before, prompts)
     else:
         assert budget.predicted <= budget.target * (1 + 1e-9) or prompts <= FLOOR, "longer than the target"
     return budget.capacity(0) < 1
+
+
+def check_step_time(world: World, step: Step, before: Before, prompts: int) -> bool:
+    """Check that prompts are cut exactly where somebody decodes, and that they go on; return if their time is spent."""
+    budget = world.scheduler.budget
+    assert isinstance(budget, StepTimeBudget)
+    if not budget.metered:
+        assert not prompts, "a prompt that nobody asked the budget for"
+        return False
+    if not before.decodes or budget.model.num_observed < LEAST_STEPS:
+        assert budget.target == inf, "held back though nobody waits, or by a guess"
+        return False
+    most = seconds_beside(budget.model.predict(*before.holds), budget.model.coefficients, budget.step_time)
+    assert budget.step_time <= budget.target <= most * (1 + 1e-9), "longer than those who decode must wait"
+    inside = budget.predicted <= budget.target * (1 + 1e-9) or set(step.num_tokens) - set(of_live(world, step))
+    assert inside or prompts <= FLOOR, "longer than a step may take"
+    spent = budget.capacity(0) < 1
+    world.num_cut += spent
+    assert not spent or prompts >= FLOOR or victims_of(world, step)[0], "prompts have no part in a step"
+    return spent
 
 
 def check_places(world: World, step: Step, before: Before) -> None:
@@ -675,6 +720,7 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert step.total_tokens == setup.max_num_batched_tokens
         case Reason.ITL:
             assert scheduler.budget is not None
+            assert scheduler.budget.metered
             hits = _hits(world, decision.request_id)
             assert scheduler.budget.capacity(len(hits) * setup.block_size) < 1
         case Reason.BLOCKS:

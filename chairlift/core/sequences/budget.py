@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 from typing import Protocol
 
-from chairlift.core.cost import CostModel
+from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
 
@@ -12,14 +12,28 @@ from chairlift.core.sequences.sequence import Sequence
 # than the target, perhaps for ever, and their clients would wait for nothing: a target that can't be met is not met any
 # better by starving half of the requests. So few cost little beside such decodes.
 FLOOR = 8
+# Of how many steps a cost model must have learned to be believed where nothing but habit is at stake.
+LEAST_STEPS = 4
+# What prompts have of a step that decodes wait for, at least, whatever its time: as much as these, lest prompts hardly
+# move where the decodes alone fill it, and so many times what a step costs by itself, since smaller steps mean more of
+# them: prompts get slower by at most about a thirteenth for it.
+_DECODES, _STEPS = 1.0, 12.0
+
+
+def seconds_beside(decodes: float, cost: Coefficients, step_time: float) -> float:
+    """Return what a step with prompts may take in which the decodes alone take so many seconds."""
+    return max(step_time, decodes + max(_DECODES * decodes, _STEPS * cost.step))
 
 
 class StepBudget(Protocol):
     """Hands out a step's tokens beyond the one that each running sequence gets in any case.
 
     It is asked in order of urgency, and once someone got less than was wanted, nobody gets any more in that step: a
-    long prompt is not passed by those to whom a token costs less.
+    long prompt is not passed by those to whom a token costs less. `metered` says whether it learns from the step that
+    was begun last.
     """
+
+    metered: bool
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """Start a step in which all of these get one token."""
@@ -71,6 +85,7 @@ class LatencyBudget:
         self.tokens = most
         self.predicted = 0.0
         self.seconds = 0.0
+        self.metered = True
         self._floor = 0
         self._gives = False
         self._given_out = False
@@ -190,3 +205,47 @@ class LatencyBudget:
             f"the step's {self.target * 1000:g} ms are given out: {self._holds[0]} tokens, "
             f"{self._decodes} of them one each for those who ran"
         )
+
+
+class StepTimeBudget(LatencyBudget):
+    """Holds a step in which somebody decodes to `step_time` seconds, or more where `seconds_beside` says so.
+
+    Others have all that there is, and so has everyone until the model has learned from a few steps. A step without
+    prompts costs nothing: whoever runs is looked at only when the first prompt asks, and nothing is learned then.
+    `target` is what the present step may take, in seconds.
+    """
+
+    def __init__(self, step_time: float, most: int, model: CostModel | None = None) -> None:
+        super().__init__(inf, most, model)
+        self.step_time = step_time
+        self.metered = False
+        self._running: Iterable[Sequence] = ()
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """Start a step of these; how long it may take is found out when a prompt asks."""
+        self._running = running
+        self.metered = False
+
+    def capacity(self, computed: int) -> int:
+        """Return how many tokens a prompt that starts now may have."""
+        self._look()
+        return super().capacity(computed)
+
+    def grant(self, computed: int, wanted: int, starts: bool) -> int:
+        """Give up to `wanted` tokens, in time or without limit."""
+        self._look()
+        return super().grant(computed, wanted, starts)
+
+    def _look(self) -> None:
+        if self.metered:
+            return
+        self.metered = True
+        self.target = inf
+        super().begin(self._running)
+        known = self.model.num_observed >= LEAST_STEPS
+        if known and not all(sequence.reads_prompt for sequence in self._running):
+            decodes = self.model.predict(*self._holds)
+            self.target = seconds_beside(decodes, self.model.coefficients, self.step_time)
+
+    def _time_for(self, computed: int, read: int) -> int:
+        return self.most if self.target == inf else super()._time_for(computed, read)

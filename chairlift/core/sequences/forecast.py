@@ -6,17 +6,21 @@ from math import ceil
 from typing import NamedTuple
 
 from chairlift.core.cost import Coefficients
-from chairlift.core.sequences.budget import FLOOR
+from chairlift.core.sequences.budget import FLOOR, seconds_beside
 
 
 class StepLimits(NamedTuple):
-    """What the steps of a model are held to: slots, tokens, KV blocks and their size, and perhaps seconds."""
+    """What the steps of a model are held to: slots, tokens, KV blocks and their size, and perhaps seconds.
+
+    `step_time` holds those in which somebody decodes, as `StepTimeBudget` does.
+    """
 
     slots: int
     tokens: int
     num_blocks: int
     block_size: int
     seconds: float | None = None
+    step_time: float | None = None
 
 
 class Expected(NamedTuple):
@@ -123,8 +127,11 @@ class Forecast:
 
     def _tokens_left(self) -> int:
         """How many prompt tokens the step at hand holds."""
-        left = self.limits.tokens - len(self._ends)
-        if self.limits.seconds is not None and self.cost.token > 0:
-            in_time = ceil((self.limits.seconds - self._seconds()) / self.cost.token)
+        limits, decodes = self.limits, self._seconds()
+        left, seconds = limits.tokens - len(self._ends), limits.seconds
+        if limits.step_time is not None and self._ends:
+            seconds = seconds_beside(decodes, self.cost, limits.step_time)
+        if seconds is not None and self.cost.token > 0:
+            in_time = ceil((seconds - decodes) / self.cost.token)
             left = min(left, max(in_time, FLOOR))
         return max(left, 1)

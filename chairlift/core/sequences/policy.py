@@ -106,7 +106,7 @@ class Continuous(Policy):
 
     about = "at any step, whenever a slot is free"
     slots_setting = "max_num_seqs"
-    settings = ("target_itl_ms", "target_ttft_ms")
+    settings = ("step_time_ms", "target_itl_ms", "target_ttft_ms")
 
     def admit(self, waiting: WaitingView, running: int, now: float) -> Admission:
         """Give every free slot."""

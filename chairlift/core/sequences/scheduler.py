@@ -17,14 +17,13 @@ from chairlift.core.queue import QueueOrder, WaitingQueue
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool, PrefixCache
-from chairlift.core.sequences.budget import LatencyBudget, StepBudget
+from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudget
 from chairlift.core.sequences.policy import Admission, Policy
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
 
 _rank = attrgetter("rank")
-# Of steps that no budget is for, one in so many is metered; what steps cost is told from so many on.
-_SAMPLED, _LEAST_SAMPLES = 4, 4
+_SAMPLED = 4  # Of steps that no budget is for, one in so many is metered.
 
 
 class SequenceScheduler(Scheduler[Request, Step, StepResult]):
@@ -129,12 +128,12 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             self._admit_waiting(step, now)
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
-        self._learner = self.budget
+        self._learner = self.budget if self.budget and self.budget.metered else None
         self.background.decision = None
         if self.has_background:
             self._fill_with_background(step, yields, now)
-            self._learner = self.budget or self.background.budget
-        elif self._learner is None and self._is_sampled():
+            self._learner = self._learner or self.background.budget
+        elif self._learner is None and self.num_steps % _SAMPLED == 0 and self._is_telling():
             self._learner = self.meter
         if not step.num_tokens:
             return None
@@ -206,7 +205,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def coefficients(self) -> Coefficients | None:
         """What steps cost, once the meter's model has seen enough of them."""
         model = self.meter.model
-        return model.coefficients if model.num_observed >= _LEAST_SAMPLES else None
+        return model.coefficients if model.num_observed >= LEAST_STEPS else None
 
     @property
     def num_unfinished(self) -> int:
@@ -229,9 +228,10 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             return head
         return Decision(head.reason, request_id, f"waits behind {head.request_id}: {head.detail}")
 
-    def _is_sampled(self) -> bool:
-        """Whether to meter a step that no budget is for: one of a few, under a load at which requests may wait."""
-        return self.num_steps % _SAMPLED == 0 and (self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots)
+    def _is_telling(self) -> bool:
+        """Whether to meter one in a few steps that no budget is for: at first, and while requests may wait."""
+        busy = self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots
+        return busy or (self.budget is not None and self.coefficients is None)
 
     # Running sequences
 

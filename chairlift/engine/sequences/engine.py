@@ -68,7 +68,8 @@ class Engine:
         began = clock()
         runner.warm_up()
         self._pace.observe(clock() - began, self._most, self._most, self._most * (self._most + 1) / 2)
-        if self.scheduler.budget is not None or config.target_ttft_ms is not None:
+        self._has_target = config.target_itl_ms is not None
+        if self._has_target or config.target_ttft_ms is not None:
             calibrate(self.scheduler.meter.model, runner, self.info, config.slots, most)
 
     def add(self, request: Request) -> None:
@@ -269,7 +270,7 @@ class Engine:
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
-            cost=CostStats.of(budget) if isinstance(budget, LatencyBudget) else None,
+            cost=CostStats.of(budget) if self._has_target and isinstance(budget, LatencyBudget) else None,
             background_running=scheduler.num_background_running,
             background_waiting=scheduler.num_background_waiting,
             coefficients=scheduler.coefficients,

@@ -174,7 +174,10 @@ def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintVi
     hints = {
         Reason.BLOCKS: ("kv_cache_gb", "for room in the KV cache: with more of that it would have started sooner"),
         Reason.TOKENS: ("max_num_batched_tokens", "for steps whose tokens were given to those before it"),
-        Reason.ITL: ("target_itl_ms", "since a prompt would have slowed those that ran beyond the target"),
+        Reason.ITL: (
+            "step_time_ms" if config.target_itl_ms is None else "target_itl_ms",
+            "since a prompt would have slowed those that ran beyond that",
+        ),
         Reason.WINDOW: ("max_wait_ms", "for company: with a shorter window it would have left sooner"),
         Reason.BATCH: ("batch_size", "for company: a smaller batch, or the dynamic strategy, would have left sooner"),
         Reason.SLOTS: ("strategy", f"until those that ran had ended: {continuous}"),
