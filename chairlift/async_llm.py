@@ -89,7 +89,7 @@ class AsyncLLM:
         if thread.readers.setdefault(request_id, reader) is not reader:
             raise InvalidRequest(f"request_id {request_id!r} is running already; give each request its own")
         try:
-            make = partial(model.open_output, request_id=request_id, compiles=False)
+            make = partial(model.open_output, request_id=request_id, compiles=False, streams=True)
             reader.output = opened = await asyncio.to_thread(make, prompt, sampling_params, priority)
             thread.post(partial(thread.begin, reader))
             while not opened.output.finished:

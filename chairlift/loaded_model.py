@@ -55,10 +55,12 @@ class LoadedModel:
         priority: int = 0,
         request_id: str | None = None,
         compiles: bool = True,
+        streams: bool = False,
     ) -> "OpenOutput":
         """Make the requests of a prompt, which the engine is yet to be given. From any thread.
 
-        With `compiles` a grammar is compiled here and now. Raises InvalidRequest.
+        With `compiles` a grammar is compiled here and now; unless somebody `streams`, nothing waits for single tokens.
+        Raises InvalidRequest.
         """
         text, ids = self.tokens(prompt)
         name = str(next(self._serial))
@@ -74,6 +76,7 @@ class LoadedModel:
                 eos_ids=self.tokenizer.eos_ids,
                 arrival=time.monotonic(),
                 priority=priority,
+                hold_updates=not streams and not params.stop_strings,
                 grammar=grammar,
                 bad_word_ids=self.tokenizer.word_ids(params.bad_words or ()),
             )

@@ -378,6 +378,8 @@ def test_docs_name_every_setting() -> None:
         ("batch_size = 0", {}, "batch_size must be at least 1"),
         ("heartbeat_timeout_s = 0.5", {}, "heartbeat_timeout_s must be at least 1"),
         ("step_timeout_s = 0", {}, "step_timeout_s must be positive"),
+        ("step_time_ms = -1", {}, "step_time_ms must not be negative"),
+        ('strategy = "static"\nstep_time_ms = 9', {}, "step_time_ms has no effect under the static strategy"),
         ("batch_size = 3", {}, "batch_size has no effect under the continuous strategy"),
         ('model = "nowhere"', {}, "'nowhere' is no folder or file"),
         ('warm_up_sizes = [1, "a"]\nmodel = "encoder"', {}, r"warm_up_sizes: \[1\] must be a whole number, got"),

@@ -49,6 +49,14 @@ def test_a_target_for_steps_cuts_prompts_to_time() -> None:
     assert Forecast(starved, STEP._replace(token=1e-9), 0.0).admit(3 * FLOOR, 0, 9).first == pytest.approx(3.0)
 
 
+def test_a_step_time_cuts_prompts_while_somebody_decodes() -> None:
+    cost = Coefficients(1e-3, 1e-3, 0.0, 0.0)
+    limits = LIMITS._replace(step_time=0.05)
+    assert Forecast(limits, cost, 0.0).admit(100, 0, 9).first == pytest.approx(0.101), "alone it has all tokens"
+    beside = Forecast(limits, cost, 0.0, [(10, 50)]).admit(96, 0, 9)
+    assert beside.first == pytest.approx(2 * 0.05), "two steps of 48"
+
+
 def test_blocks_are_waited_for_too() -> None:
     limits = StepLimits(slots=10, tokens=100, num_blocks=10, block_size=16)
     assert firsts(Forecast(limits, STEP, 0.0, [(100, 6)]), (60, 1)) == [7.0]

@@ -10,6 +10,7 @@ from support.model_factory import model_folder
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.budget import StepTimeBudget
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate, StepOutput
@@ -193,6 +194,53 @@ def test_latency_target_holds_from_the_first_prompt_on_and_changes_no_answer(alo
     assert run(engine, requests()) == alone
     assert max(seconds for _, seconds in seen) < 11.5e-3
     assert max(tokens for tokens, _ in seen) > 24, "most of the target went unused"
+
+
+def test_steps_that_a_stream_waits_for_are_bounded_without_a_target() -> None:
+    settings = config(step_time_ms=60.0, max_num_seqs=4, kv_cache_gb=0.02)
+    engine = Engine(settings, Timed(settings))
+    assert engine.scheduler.meter.model.num_observed == 0, "nothing is timed at the start"
+    engine.add(long_one("stream", 30, 200))
+    for _ in range(20):
+        engine.step()
+    assert engine.scheduler.coefficients is not None, "learned from its prompt and its first decodes"
+    for name in ("a", "b", "c"):
+        engine.add(long_one(name, 390, 2))
+    tokens: list[int] = []
+    for _ in range(20):
+        output = engine.step()
+        assert output is not None
+        assert output.stats.cost is None, "there is no target to tell of"
+        tokens.append(output.stats.step_tokens)
+    assert sum(tokens) > 3 * 390
+    assert 150 < max(tokens[2:]) < 300, f"{tokens}: 60 ms are 280 tokens"
+
+
+def long_one(name: str, prompt: int, max_tokens: int) -> Request:
+    ids = [(len(name) + ord(name[0]) + index) % 320 for index in range(prompt)]
+    return Request(id=name, prompt_ids=ids, params=GREEDY, max_tokens=max_tokens, arrival=0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 0.3),
+        ({"step_time_ms": 50}, 0.05),
+        ({"step_time_ms": 0}, None),
+        ({"target_itl_ms": 20}, None),
+        ({"strategy": "dynamic"}, None),
+        ({"strategy": "none"}, None),
+    ],
+    ids=str,
+)
+def test_a_step_time_is_for_continuous_batching_without_a_target(
+    settings: dict[str, Any], seconds: float | None
+) -> None:
+    given = SequenceConfig(model="m", **settings)
+    budget = given.make_scheduler(64, 16, 128).budget
+    assert (budget.step_time if isinstance(budget, StepTimeBudget) else None) == seconds
+    limits = given.step_limits(64, 16)
+    assert limits is None or limits.step_time == seconds
 
 
 def test_unreachable_target_starves_no_prompt(alone: dict[str, list[int]]) -> None:

@@ -77,6 +77,7 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
         cache_salt=pick(dice, ("", "", "", "tenant")),
         use_prefix_cache=odd != 2,
         background=dice.integer(0, 99) < world.background_percent,
+        hold_updates=odd > 5,
     )
 
 

@@ -450,7 +450,7 @@ class Before:
         self.admitted = [s.id for s in scheduler.admitted]
         self.background = [s.id for s in behind]
         self.computed = {s.id: s.num_computed_tokens for s in scheduler.running + behind}
-        self.decodes = any(not s.reads_prompt for s in scheduler.running)
+        self.decodes = any(not s.reads_prompt and not s.request.hold_updates for s in scheduler.running)
         read = sum(s.num_computed_tokens + 1 for s in scheduler.running)
         self.holds = len(self.running), read, read
         self.tables = {s.id: list(s.block_table) for s in behind}

@@ -208,10 +208,11 @@ class LatencyBudget:
 
 
 class StepTimeBudget(LatencyBudget):
-    """Holds a step in which somebody decodes to `step_time` seconds, or more where `seconds_beside` says so.
+    """Holds a step whose tokens somebody reads along to `step_time` seconds, or more where `seconds_beside` says so.
 
-    Others have all that there is, and so has everyone until the model has learned from a few steps. A step without
-    prompts costs nothing: whoever runs is looked at only when the first prompt asks, and nothing is learned then.
+    Others have all that there is: where nobody decodes, or whoever does hears of it only in the end; and so has everyone
+    until the model has learned from a few steps. A step without prompts costs nothing: those who run are looked at when
+    the first prompt asks, and nothing is learned before.
     `target` is what the present step may take, in seconds.
     """
 
@@ -243,7 +244,7 @@ class StepTimeBudget(LatencyBudget):
         self.target = inf
         super().begin(self._running)
         known = self.model.num_observed >= LEAST_STEPS
-        if known and not all(sequence.reads_prompt for sequence in self._running):
+        if known and any(not each.reads_prompt and not each.request.hold_updates for each in self._running):
             decodes = self.model.predict(*self._holds)
             self.target = seconds_beside(decodes, self.model.coefficients, self.step_time)
 

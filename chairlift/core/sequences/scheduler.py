@@ -231,7 +231,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def _is_telling(self) -> bool:
         """Whether to meter one in a few steps that no budget is for: at first, and while requests may wait."""
         busy = self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots
-        return busy or (self.budget is not None and self.coefficients is None)
+        return busy or (self.budget is not None and self.meter.model.num_observed < LEAST_STEPS)
 
     # Running sequences
 
