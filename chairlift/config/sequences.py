@@ -43,10 +43,10 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `strategy` is a row of `POLICIES`, which says which settings have an effect under it; of `batch_size`,
     `max_num_seqs`, `max_wait_ms` and the like others must be left at their defaults. `kv_cache_gb=None` and
     `max_model_len=None` are derived from the machine and the model. A step in which some decode and others read prompts
-    is to take at most `step_time_ms`, or `target_itl_ms` where there is one (0: any time). A step with background requests in it is to take at
-    most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after arrival is refused. A
-    level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a token of prompt or
-    output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
+    is to take at most `step_time_ms` (0: any time), or `target_itl_ms` where there is one, and one with background
+    requests in it at most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after
+    arrival is refused. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a
+    token of prompt or output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
     `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take.
     Raises ConfigError naming the setting.
     """

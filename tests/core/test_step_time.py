@@ -5,7 +5,6 @@ from math import inf
 from types import FrameType
 from typing import Any
 
-import pytest
 from support.sequences_world import Setup, World, make_request
 
 from chairlift.core.cost import Coefficients, CostModel

@@ -210,9 +210,9 @@ class LatencyBudget:
 class StepTimeBudget(LatencyBudget):
     """Holds a step whose tokens somebody reads along to `step_time` seconds, or more where `seconds_beside` says so.
 
-    Others have all that there is: where nobody decodes, or whoever does hears of it only in the end; and so has everyone
-    until the model has learned from a few steps. A step without prompts costs nothing: those who run are looked at when
-    the first prompt asks, and nothing is learned before.
+    Others have all that there is: where nobody decodes, or whoever does hears of it only in the end; and so has
+    everyone until the model has learned from a few steps. A step without prompts costs nothing: those who run are
+    looked at when the first prompt asks, and nothing is learned before.
     `target` is what the present step may take, in seconds.
     """
 
