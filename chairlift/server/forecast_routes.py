@@ -125,7 +125,8 @@ def _changed_config(config: SequenceConfig, given: dict[str, Any]) -> SequenceCo
     try:
         return msgspec.structs.replace(config, **given)
     except ConfigError as error:
-        raise InvalidRequest(str(error), next((name for name in given if name in str(error)), None)) from None
+        at_fault = next((name for name in given if name in str(error)), next(iter(given)))
+        raise InvalidRequest(str(error), at_fault) from None
 
 
 def _changed_limits(limits: BatchLimits, given: dict[str, Any]) -> BatchLimits:
