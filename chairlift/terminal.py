@@ -110,9 +110,9 @@ class ChatEndpoint(NamedTuple):
                         raise RequestFailed(_told(event, 200))
                     yield from (choice["delta"] for choice in made["choices"])
 
-    def fetch(self, path: str) -> Any:
-        """The JSON at a path of the API. Raises as `stream`."""
-        with self._answer("GET", path, None, _FETCH_S) as answer:
+    def fetch(self, path: str, patience: float = _FETCH_S) -> Any:
+        """The JSON at a path of the API, which may take so many seconds to come. Raises as `stream`."""
+        with self._answer("GET", path, None, patience) as answer:
             raw = answer.read()
         try:
             return json.loads(raw)

@@ -16,6 +16,8 @@ from chairlift.errors import InvalidRequest
 from chairlift.terminal import DEFAULT_URL, ChatEndpoint
 
 _MOST_ROWS = 100
+# A simulation goes after all else that the server's machine does.
+_SIMULATION_S = 300.0
 # Another screen and back, home, and clearing what follows, as every terminal since the VT100 has it.
 _ENTER, _LEAVE, _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[?1049h", "\033[?1049l", "\033[H", "\033[K", "\033[J"
 _COLUMNS = ("REQUEST", "MODEL", "STATE", "PLACE", "FOR", "TOKENS", "FIRST TOKEN", "END", "WHY")
@@ -27,6 +29,9 @@ def add_why_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `chairlift why`."""
     parser.add_argument("id", metavar="ID", help="a request's id: X-Request-Id of its answer, or as `top` has it")
     _add_server_flags(parser)
+    parser.add_argument(
+        "--faster", action="store_true", help="of one that has ended, simulate what would have made it faster"
+    )
 
 
 def add_top_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +57,11 @@ def _server(args: argparse.Namespace) -> ChatEndpoint:
 
 def why_command(args: argparse.Namespace) -> int:
     """Tell where a request is, or what became of it. Raises Unavailable, RequestFailed or InvalidRequest."""
-    found = _server(args).fetch(f"/requests/{quote(args.id, safe='')}")
+    path = f"/requests/{quote(args.id, safe='')}"
+    server = _server(args)
+    found = server.fetch(f"{path}?faster=true", _SIMULATION_S) if args.faster else server.fetch(path)
+    if args.faster and not any(part["what_if"] for part in found["parts"]):
+        print("chairlift: it is simulated only once it has been answered", file=sys.stderr)
     print(_plain("\n\n".join("\n".join(words(part)) for part in found["parts"])))
     return 0
 
@@ -157,6 +166,8 @@ def words(part: Part) -> list[str]:
     for hint in part["faster"]:
         setting = f" ({hint['setting']})" if hint["setting"] else ""
         rows.append(("faster", f"{hint['text']}{setting}"))
+    if part.get("what_if"):
+        rows += _what_if(part["what_if"])
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:{width}}  {text}" for name, text in rows]
     return [f"{part['id']} on {model}: {state}{background}{place}", *lines]
@@ -197,6 +208,14 @@ def _counts(part: Part) -> list[tuple[str, str]]:
         rows.append(("batch", f"{part['mean_batch']:g} were computed together"))
     if part["preemptions"]:
         rows.append(("preempted", f"{part['preemptions']} times"))
+    return rows
+
+
+def _what_if(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a simulation makes of it."""
+    rows = [("simulated", told["text"])]
+    if told["untried"]:
+        rows.append(("not tried", f"for want of time: {', '.join(told['untried'])}"))
     return rows
 
 

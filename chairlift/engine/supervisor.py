@@ -293,7 +293,7 @@ class Supervisor:
                 # -P: a folder named chairlift in the working directory must not stand in for the installed package.
                 *("-P", "-m", module, address, *arguments),
                 stdin=far_end.fileno(),
-                env={**_environment(), "PYTHONUNBUFFERED": "1", **self._environment},
+                env={**worker_environment(), "PYTHONUNBUFFERED": "1", **self._environment},
             )
             far_end.close()
             self._socket, self._process = messages, process
@@ -432,6 +432,6 @@ def _hint(why: str) -> str:
     return "; a system that runs out of memory kills so" if "SIGKILL" in why else ""
 
 
-def _environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """What a worker gets of this process's variables: models need no key of the server."""
     return {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_API_KEY"}

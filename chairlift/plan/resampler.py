@@ -13,8 +13,8 @@ import numpy as np
 from chairlift.core.cost import CostModel
 from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
-# Of the recorded ones, so many that are nearest in shape are drawn from.
-_NEAREST = 24
+# Of the recorded ones, so many that are nearest in shape are drawn from, unless told otherwise.
+NEAREST = 24
 # Shapes that differ by less than this share of an octave are one.
 _PER_OCTAVE = 4
 # Deviations come in runs, as whatever slows a machine down lasts for a while: so many in a row on average.
@@ -25,16 +25,22 @@ class Resampler:
     """Draws from recorded values those whose shape is nearest, in runs, as they came one after the other.
 
     A stationary bootstrap (Politis and Romano 1994) among the nearest neighbours. A shape is any counts; distances are
-    in octaves. Without values it always draws `default`.
+    in octaves, and the `nearest` are so many. Without values it always draws `default`.
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[float, ...]], values: Sequence[float], rng: random.Random, default: float = 1.0
+        self,
+        shapes: Sequence[tuple[float, ...]],
+        values: Sequence[float],
+        rng: random.Random,
+        default: float = 1.0,
+        nearest: int = NEAREST,
     ) -> None:
         self._points = np.log2(1 + np.array(shapes, dtype=float))
         self._values = values
         self._random = rng.random
         self._default = default
+        self._nearest = nearest
         self._pools: dict[tuple[int, ...], list[float]] = {}
         # For each shape its pool, and the place in it of what was drawn last.
         self._runs: dict[tuple[int, ...], list[Any]] = {}
@@ -70,7 +76,7 @@ class Resampler:
         if not len(self._points):
             return []
         distances = np.abs(self._points - np.array(key) / _PER_OCTAVE).sum(axis=1)
-        nearest = np.argsort(distances, kind="stable")[:_NEAREST]
+        nearest = np.argsort(distances, kind="stable")[: self._nearest]
         return [self._values[index] for index in sorted(nearest.tolist())]
 
 
@@ -80,15 +86,19 @@ def _bin(count: float) -> int:
 
 
 class StepTimes:
-    """How long a model's steps take in a simulation, and what passes between two of them."""
+    """How long a model's steps take in a simulation, and what passes between two of them.
 
-    def __init__(self, profile: SequenceProfile, rng: random.Random) -> None:
+    `nearest` is as in `Resampler`: more where they are those of traffic, of which many are alike and a few are odd.
+    """
+
+    def __init__(self, profile: SequenceProfile, rng: random.Random, nearest: int = NEAREST) -> None:
         self._cost = profile.cost
         steps = [step for step in profile.steps if self._expected(step.tokens, step.kv_tokens, step.pairs) > 0]
         self._ratios = Resampler(
             [(step.tokens, step.kv_tokens) for step in steps],
             [step.seconds / self._expected(step.tokens, step.kv_tokens, step.pairs) for step in steps],
             rng,
+            nearest=nearest,
         )
         gaps = [(step.sequences, step.gap) for step in profile.steps if step.gap is not None]
         self._gap, self._gap_sequence = line_through(gaps)
@@ -97,6 +107,7 @@ class StepTimes:
             [gap / line if (line := self._gap_line(count)) > 0 else 0.0 for count, gap in gaps],
             rng,
             default=0.0,
+            nearest=nearest,
         )
 
     def fresh(self, rng: random.Random) -> "StepTimes":
@@ -122,15 +133,16 @@ class StepTimes:
 
 
 class CallTimes:
-    """How long a model's calls take in a simulation."""
+    """How long a model's calls take in a simulation; `nearest` is as in `StepTimes`."""
 
-    def __init__(self, profile: ItemProfile, rng: random.Random) -> None:
+    def __init__(self, profile: ItemProfile, rng: random.Random, nearest: int = NEAREST) -> None:
         self._call, self._size = profile.call, profile.size
         calls = [call for call in profile.calls if self._expected(call.computed) > 0]
         self._ratios = Resampler(
             [(call.items, call.computed) for call in calls],
             [call.seconds / self._expected(call.computed) for call in calls],
             rng,
+            nearest=nearest,
         )
 
     def fresh(self, rng: random.Random) -> "CallTimes":

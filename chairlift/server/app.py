@@ -25,6 +25,7 @@ from chairlift.server.live.feed import LiveFeed
 from chairlift.server.live.live_page import wants_page
 from chairlift.server.live.snapshot import Observer
 from chairlift.server.models.registry import Models, no_route
+from chairlift.server.models.twin import Twin
 from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.responses.response_store import ResponseStore
 from chairlift.server.routes import ENDPOINTS, shape_of
@@ -52,6 +53,7 @@ def create_app(
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
     state["regions"] = SharedRegions(config)
     state["live"] = live or make_feed(models, config, batches, keys)
+    state["twin"] = Twin()
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:

@@ -14,14 +14,16 @@ from starlette.responses import Response
 
 from chairlift.core.items.item import Item
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import as_json, off_loop
+from chairlift.server.http.exchange import as_json, off_loop, until_gone
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.models import item_view, sequence_view
+from chairlift.server.models.faster import ANSWERED, what_if
 from chairlift.server.models.registry import ModelService, models_of
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.request_view import RequestView
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.models.timeline import snapshot, trace_document
+from chairlift.server.models.twin import Twin
 
 _DEFAULT_PAGE, _MOST = 20, 100
 LIST_QUERY = {
@@ -29,6 +31,7 @@ LIST_QUERY = {
     "model": str,
     "limit": Annotated[int, Meta(ge=1, le=_MOST)],
 }
+SHOW_QUERY = {"faster": Literal["true", "false", "1", "0"]}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -55,12 +58,18 @@ async def show_request(request: Request) -> Response:
     request_id = request.path_params["request"]
     if not _ID.fullmatch(request_id):
         raise ApiError(400, "a request's id has up to 100 letters, digits, '-' and '_'", "request", "invalid_id")
+    faster = query_of(request, SHOW_QUERY).get("faster", "false")
+    if faster not in ("true", "false", "1", "0"):
+        raise ApiError(400, f"faster must be true or false, got {faster!r}", "faster")
     viewer = Viewer.of(request.scope)
     found = [each for model in models_of(request).all() for each in _find(model, viewer, request_id)]
     if not found:
         problem = f"there is no request {request_id!r}: it may have ended more than 10 minutes ago, or be another's"
         raise ApiError(404, problem, "request", "request_not_found")
     views = await _views(found[:_MOST], viewer)
+    if faster in ("true", "1"):
+        async with until_gone(request.receive):
+            await _add_what_if(request.app.state.twin, found[:_MOST], views)
     return as_json({"object": "request", "id": request_id, "parts": views, "has_more": len(found) > _MOST})
 
 
@@ -70,6 +79,18 @@ async def show_trace(request: Request) -> Response:
     models = [snapshot(model, viewer, now) for model in models_of(request).all()]
     raw = await off_loop(sum(model.size for model in models), lambda: trace_document(models, now))
     return Response(raw, media_type="application/json")
+
+
+async def _add_what_if(twin: Twin, placed: "Sequence[_Placed]", views: Sequence[RequestView]) -> None:
+    """Add what would have made it faster to the part that took longest of those that were answered, if any was."""
+    answered = [
+        (each, view)
+        for each, view in zip(placed, views, strict=True)
+        if isinstance(each.each, EndedRequest) and each.each.finish_reason in ANSWERED and each.each.total_s
+    ]
+    if answered:
+        each, view = max(answered, key=lambda pair: pair[0].each.total_s)
+        view.what_if = await what_if(twin, each.model, each.each)
 
 
 class _Placed:

@@ -10,7 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
-from chairlift.server import request_routes, status
+from chairlift.server import forecast_routes, request_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -258,7 +258,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Requests under way, or that ended lately: where they are and why",
         query=request_routes.LIST_QUERY,
     ),
-    _server("GET", "/v1/requests/{request}", request_routes.show_request, "Why a request waits, or what became of it"),
+    _server(
+        "GET",
+        "/v1/requests/{request}",
+        request_routes.show_request,
+        "Why a request waits, or what became of it; with `faster` also what would have made it faster",
+        query=request_routes.SHOW_QUERY,
+    ),
     _server(
         "GET",
         "/v1/trace",
@@ -270,6 +276,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
+    _server(
+        "POST",
+        "/v1/models/{model:path}/forecast",
+        forecast_routes.show_forecast,
+        "What the last minutes would have been like with other settings; without keys for this machine alone",
+        (forecast_routes.ForecastBody,),
+        right="admin",
+        local=True,
+    ),
     _server("GET", "/health", status.ready, "200 while all models take requests"),
     _server("GET", "/", status.root, "200 while all models take requests; a browser gets the live page"),
     _server("GET", "/ping", status.ready, "200 while all models take requests"),

@@ -143,9 +143,13 @@ class Dispatcher:
         self.limits = limits
         self.scheduler = self._scheduler()
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether an instance is sent its next batch while it runs."""
+        return all(getattr(executor, "queues", False) for executor in self._all)
+
     def _scheduler(self) -> ItemScheduler:
-        ahead = all(getattr(executor, "queues", False) for executor in self._all)
-        scheduler = ItemScheduler(self.limits, len(self._all), ahead)
+        scheduler = ItemScheduler(self.limits, len(self._all), self.sends_ahead)
         for number in self._lost:
             scheduler.instance_lost(number)
         return scheduler

@@ -34,7 +34,7 @@ _MOST_CALLS = 2**14
 class RecentCall(NamedTuple):
     """What is kept of a call: when it began, on CLOCK_MONOTONIC, its seconds, where it ran, what it held.
 
-    `waiting` items were left when it was over, or had failed as a whole.
+    `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding.
     """
 
     started: float
@@ -44,6 +44,7 @@ class RecentCall(NamedTuple):
     size: float
     waiting: int
     failure: Failure | None
+    computed: float = 0.0
 
 
 class InferenceCounts:
@@ -127,7 +128,8 @@ class ItemMetrics:
             self._failures[outcome.failure] += 1
             return
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
-        call = RecentCall(batch.started, outcome.seconds, batch.instance, count, batch.size, waiting, outcome.failure)
+        size, computed, failure = batch.size, batch.computed, outcome.failure
+        call = RecentCall(batch.started, outcome.seconds, batch.instance, count, size, waiting, failure, computed)
         self.calls.append(call)
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)

@@ -45,7 +45,10 @@ _MOST_STEPS = 2**14
 
 
 class RecentStep(NamedTuple):
-    """What is kept of a step: when it was over, on CLOCK_MONOTONIC, its seconds, what it held, and what was left."""
+    """What is kept of a step: when it was over, on CLOCK_MONOTONIC, its seconds, what it held, and what was left.
+
+    `running` counts live and background requests.
+    """
 
     ended: float
     seconds: float
@@ -54,6 +57,7 @@ class RecentStep(NamedTuple):
     waiting: int
     background_waiting: int
     kv_blocks_used: int
+    running: int = 0
 
 
 class ObservedEngine(Protocol):
@@ -119,6 +123,7 @@ class SequenceMetrics:
                 stats.waiting,
                 stats.background_waiting,
                 stats.kv_blocks_used,
+                stats.running + stats.background_running,
             )
             self.steps.append(step)
             if stats.cost is not None:

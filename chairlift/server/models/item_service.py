@@ -196,11 +196,13 @@ class ItemService:
             ended=slowest.ended,
             finish_reason="done",
             background=background,
+            priority=terms.priority,
             total_s=queued + run,
             queued_s=queued,
             run_s=run,
             mean_batch=slowest.batch_size,
             count=len(answers),
+            size=float(len(answers)) if sizes is None else sum(sizes),
         )
         self.log.ended[None if tenant is None else tenant.name].append(ended)
         if self.spans is not None:
@@ -220,6 +222,7 @@ class ItemService:
             ended=now,
             finish_reason=self.metrics.on_failure(error),
             background=terms.background,
+            priority=terms.priority,
             total_s=0.0,
             count=len(futures),
         )

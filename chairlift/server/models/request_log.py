@@ -53,7 +53,7 @@ class EndedRequest(msgspec.Struct, kw_only=True):
 
     Seconds, but for `ended`, which is a moment of CLOCK_MONOTONIC; None is not known. `waits` are those before it ran,
     by what the head of the queue waited for. `steps` and `mean_batch` are those from its first token to its last. Of
-    `count` items those of the slowest are told.
+    `count` items, of this `size` together, those of the slowest are told.
     """
 
     id: str
@@ -74,6 +74,7 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     preemptions: int | None = None
     waits: dict[str, float] = {}
     count: int = 1
+    size: float | None = None
 
 
 class RequestLog(Generic[LiveT]):

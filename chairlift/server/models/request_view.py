@@ -66,6 +66,34 @@ class HintView(msgspec.Struct):
     text: str
 
 
+class FasterView(msgspec.Struct):
+    """A change under which the twin is done with a request sooner: in `total_s`, which saves this share of the time.
+
+    `setting` and `value` are what to set, null where it is no setting.
+    """
+
+    change: str
+    setting: str | None
+    value: float | int | str | None
+    first_token_s: float | None
+    total_s: float
+    saves: float
+
+
+class WhatIfView(msgspec.Struct):
+    """What the twin makes of a request: as it was, and which changes would have made it faster, the best first.
+
+    `measured_s` and `predicted_s` are what it took, and what the twin takes for it as it was. There was no time for
+    what is `untried`. `text` says all of it in words.
+    """
+
+    measured_s: float
+    predicted_s: float | None
+    faster: list[FasterView]
+    untried: list[str]
+    text: str
+
+
 class RequestView(msgspec.Struct, kw_only=True):
     """One sequence, or one item, or the items of a request that has ended. What does not apply is null."""
 
@@ -93,6 +121,7 @@ class RequestView(msgspec.Struct, kw_only=True):
     preemptions: int | None = None
     items: int | None = None
     faster: list[HintView] = []
+    what_if: WhatIfView | None = None
 
 
 WHY_WAITING: dict[str, str] = {

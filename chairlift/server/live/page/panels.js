@@ -3,6 +3,7 @@
 import { Chart } from "./charts.js";
 import { make, number, percent, seconds } from "./dom.js";
 import { SlotPicture } from "./slots.js";
+import { WhatIf } from "./whatif.js";
 
 const MOST_OPEN = 4;
 
@@ -60,9 +61,10 @@ class Panel {
     this.queue = make("p", { className: "queue" });
     this.slots = new SlotPicture(feed, say, open);
     this.charts = CHARTS[look.kind].map((each) => new Chart(...each));
+    this.whatIf = new WhatIf(look);
     this.node = make("details", { className: "panel", open: isOpen },
       make("summary", {}, this.title, " ", this.state), this.problem, this.slots.canvas, this.queue,
-      make("div", { className: "charts" }, ...this.charts.map((chart) => chart.node)));
+      make("div", { className: "charts" }, ...this.charts.map((chart) => chart.node)), this.whatIf.node);
   }
 
   update(model, now) {
@@ -81,6 +83,7 @@ class Panel {
 
   close() {
     for (const chart of this.charts) chart.close();
+    this.whatIf.stop();
     this.node.remove();
   }
 }

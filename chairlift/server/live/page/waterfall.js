@@ -52,6 +52,26 @@ function hintsOf({ faster }) {
   return [make("h3", { textContent: "What would have made it faster" }), make("ul", {}, ...lines)];
 }
 
+// What the twin makes of it, on request: that costs the server a simulation.
+function whatIfOf(id) {
+  const button = make("button", { type: "button", textContent: "Simulate what would have made it faster" });
+  const said = make("p");
+  said.setAttribute("role", "status");
+  button.onclick = async () => {
+    button.disabled = true;
+    said.textContent = "It is simulated …";
+    try {
+      const { parts } = await (await ask(`v1/requests/${encodeURIComponent(id)}?faster=true`)).json();
+      const found = parts.find((part) => part.what_if)?.what_if;
+      said.textContent = found?.text ?? "That can be told of requests that were answered.";
+    } catch (error) {
+      said.textContent = error.message;
+    }
+    button.disabled = false;
+  };
+  return [make("div", { className: "row" }, button), said];
+}
+
 export class Waterfall {
   constructor() {
     this.dialog = byId("request");
@@ -75,6 +95,7 @@ export class Waterfall {
       live = parts.some((part) => part.state !== "ended");
       nodes = parts.flatMap((part) => [...(parts.length > 1 ? [make("h3", { textContent: part.id })] : []),
         phasesOf(part), factsOf(part), ...hintsOf(part)]);
+      if (!live) nodes.push(...whatIfOf(id));
     } catch (error) {
       nodes = [make("p", { className: "problem", textContent: error.message })];
     }

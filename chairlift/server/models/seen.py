@@ -1,0 +1,261 @@
+"""What a server knows of a model's last minutes, put as a question for the simulator."""
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from chairlift.core.cost import Coefficients
+from chairlift.engine.items.dispatcher import Dispatcher
+from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
+from chairlift.plan.seen_traffic import SeenRequest, SeenStep
+from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
+from chairlift.runners.items import ItemInfo
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.sequence_service import Sample, SequenceService
+
+# The traffic that is told of, and what came before it, which may still have been there.
+WINDOW_S, _LEAD_S = 120.0, 30.0
+# Of one model so many requests, with so many tokens of prompts and answers together (or items), and so many steps or
+# calls; of too many the last ones.
+_MOST_REQUESTS, _MOST_TOKENS, _MOST_STEPS = 1000, 300_000, 4000
+# Entries of the log that are looked at for them.
+_MOST_READ = 20_000
+# Of what is left out for its number, so much of the rest is what came before.
+_LEAD_SHARE = 0.2
+# Fewer answered requests say nothing of percentiles.
+LEAST_ANSWERED = 20
+_ANSWERED = ("stop", "length", "done")
+_ended = attrgetter("ended")
+
+
+class _Kept(NamedTuple):
+    """A request of the log, by its id."""
+
+    id: str
+    seen: SeenRequest
+
+
+class _Window(NamedTuple):
+    """What came, in order of arrival; what is told of begins at `since`."""
+
+    kept: list[_Kept]
+    since: float
+
+    @property
+    def requests(self) -> list[SeenRequest]:
+        """Without their ids."""
+        return [each.seen for each in self.kept]
+
+    def place(self, request_id: str) -> int | None:
+        """Where a request is."""
+        return next((index for index, each in enumerate(self.kept) if each.id == request_id), None)
+
+
+def lately(service: SequenceService | ItemService, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
+    """Ask what would have become of the last minutes' traffic. Raises ApiError (409) where there was too little."""
+    now = time.monotonic()
+    window = _window(service, now - WINDOW_S, now)
+    answered = sum(each.answered and each.arrival >= window.since for each in window.requests)
+    if answered < LEAST_ANSWERED:
+        message = f"{answered} requests came and were answered within the last {WINDOW_S:g} s"
+        raise _too_little(f"{message}, and to say anything takes {LEAST_ANSWERED}")
+    return _question(service, window, changes, None)
+
+
+def around(
+    service: SequenceService | ItemService, ended: EndedRequest, changes: list[Change]
+) -> SequenceQuestion | ItemQuestion:
+    """Ask what would have become of one request that was answered. Raises ApiError (409) if too little is known."""
+    arrival = ended.ended - (ended.total_s or 0.0)
+    window = _window(service, arrival, ended.ended, ended.id)
+    target = window.place(ended.id)
+    if target is None:
+        raise _too_little("too much came after it for the server to know what was there with it")
+    return _question(service, window, changes, target)
+
+
+def _too_little(message: str) -> ApiError:
+    return ApiError(409, message, code="too_little_traffic")
+
+
+def _window(service: SequenceService | ItemService, since: float, until: float, target: str | None = None) -> _Window:
+    """Those that came until then, and somewhat before `since`, who may still be there then; the last if too many."""
+    begin = since - _LEAD_S
+    found = [each for each in _ended_since(service, begin) if begin <= each.seen.arrival <= until]
+    found += [each for each in _live(service) if begin <= each.seen.arrival <= until]
+    # What a tenant had before the oldest of its that are kept is not known.
+    known = max((line[0].ended for line in service.log.ended.values() if len(line) == line.maxlen), default=begin)
+    found.sort(key=lambda each: each.seen.arrival)
+    kept: list[_Kept] = []
+    tokens = 0
+    for each in reversed(found):
+        tokens += each.seen.size + each.seen.outputs
+        if len(kept) >= _MOST_REQUESTS or (tokens > _MOST_TOKENS and kept):
+            break
+        kept.append(each)
+    kept.reverse()
+    if len(kept) < len(found) and target is None:
+        since = max(since, kept[int(len(kept) * _LEAD_SHARE)].seen.arrival)
+    return _Window(kept, max(since, known) if target is None else since)
+
+
+def _ended_since(service: SequenceService | ItemService, begin: float) -> Iterator[_Kept]:
+    """Those that ran and ended since then, of all tenants, the last one first."""
+    log: RequestLog[Any] = service.log
+    make = _seen_sequence if isinstance(service, SequenceService) else _seen_items
+    lines = [_numbered(number, reversed(line)) for number, line in enumerate(log.ended.values())]
+    merged = heapq.merge(*lines, key=lambda pair: pair[1].ended, reverse=True)
+    for number, each in islice(takewhile(lambda pair: pair[1].ended >= begin, merged), _MOST_READ):
+        seen = make(each, number)
+        if seen is not None:
+            yield _Kept(each.id, seen)
+
+
+def _numbered(number: int, line: Iterable[EndedRequest]) -> Iterator[tuple[int, EndedRequest]]:
+    return ((number, each) for each in line)
+
+
+def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
+    """A sequence that ended; None if it never ran."""
+    if each.total_s is None or each.prefill_s is None or each.prompt_tokens is None:
+        return None
+    arrival = each.ended - each.total_s
+    scheduled = arrival + (each.queued_s or 0.0)
+    return SeenRequest(
+        arrival,
+        each.prompt_tokens,
+        each.tokens or 0,
+        tenant,
+        each.cached_tokens or 0,
+        each.priority,
+        each.background,
+        each.finish_reason in _ANSWERED and not each.background,
+        scheduled,
+        scheduled + each.prefill_s,
+        each.ended,
+    )
+
+
+def _seen_items(each: EndedRequest, tenant: int) -> SeenRequest | None:
+    """A request for items that ended; None if it had no answer."""
+    if each.total_s is None or each.run_s is None or each.size is None:
+        return None
+    return SeenRequest(
+        each.ended - each.total_s,
+        max(round(each.size), 1),
+        each.count,
+        tenant,
+        priority=each.priority,
+        background=each.background,
+        answered=not each.background,
+        scheduled=each.ended - each.run_s,
+        first=each.ended,
+        ended=each.ended,
+    )
+
+
+def _live(service: SequenceService | ItemService) -> Iterator[_Kept]:
+    """Those that have not ended."""
+    if isinstance(service, ItemService):
+        for item in islice(service.dispatcher.items_of(None), _MOST_REQUESTS):
+            size = max(round(item.size), 1)
+            yield _Kept(item.id, SeenRequest(item.arrival, size, 1, priority=item.priority, background=item.background))
+        return
+    for number, line in enumerate(service.log.live.values()):
+        for sample in islice(line.values(), _MOST_REQUESTS):
+            yield _Kept(sample.stream.request.id, _seen_live(sample, number))
+
+
+def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
+    stream, request, began = sample.stream, sample.stream.request, sample.stream.beginning
+    return SeenRequest(
+        request.arrival,
+        len(request.prompt_ids),
+        sample.num_tokens,
+        tenant,
+        began.num_cached_tokens if began else 0,
+        request.priority,
+        request.background,
+        scheduled=began.scheduled if began else (stream.running_since or None),
+        first=began.first_token if began else None,
+        most=request.max_tokens,
+    )
+
+
+def _question(
+    service: SequenceService | ItemService, window: _Window, changes: list[Change], target: int | None
+) -> SequenceQuestion | ItemQuestion:
+    asked: dict[str, Any] = {
+        "requests": window.requests,
+        "changes": changes,
+        "since": window.since,
+        "target": target,
+    }
+    if isinstance(service, ItemService):
+        return _item_question(service.dispatcher, service.loaded(), _calls(service), asked)
+    config, info = service.client.config, service.client.info
+    assert info is not None, "it has served requests"
+    steps = [
+        SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
+        for step in _last(service.metrics.steps, window.kept)
+    ]
+    _check_samples(steps, "steps")
+    profile = SequenceProfile(
+        model="",
+        max_model_len=info.max_model_len,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        cost=Coefficients(0.0, 0.0, 0.0, 0.0),
+        steps=[],
+    )
+    return SequenceQuestion(
+        config=config,
+        profile=profile,
+        max_waiting=service.config.max_waiting,
+        steps=steps,
+        cost=service.client.stats.coefficients,
+        **asked,
+    )
+
+
+def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
+    """The steps while these requests were there, or where too few of them are known any more, the last ones at all."""
+    begin = kept[0].seen.arrival if kept else 0.0
+    end = max((each.seen.ended for each in kept if each.seen.ended is not None), default=begin)
+    while_there = (step for step in reversed(steps) if begin <= step.ended <= end)
+    found = list(islice(while_there, _MOST_STEPS))
+    if len(found) < LEAST_SAMPLES:
+        found = list(islice(reversed(steps), _MOST_STEPS))
+    return found[::-1]
+
+
+def _calls(service: ItemService) -> list[CallSample]:
+    """The last calls that succeeded."""
+    timed = (each for each in reversed(service.metrics.calls) if each.failure is None and each.seconds > 0)
+    found = [CallSample(each.items, each.computed or each.size, each.seconds) for each in islice(timed, _MOST_STEPS)]
+    _check_samples(found, "calls")
+    return found[::-1]
+
+
+def _item_question(
+    dispatcher: Dispatcher, info: ItemInfo, calls: list[CallSample], asked: dict[str, Any]
+) -> ItemQuestion:
+    return ItemQuestion(
+        limits=dispatcher.limits,
+        instances=len(dispatcher.executors),
+        ahead=dispatcher.sends_ahead,
+        sized=info.task in ("embed", "classify", "rerank"),
+        calls=calls,
+        **asked,
+    )
+
+
+def _check_samples(samples: Sequence[Any], what: str) -> None:
+    if len(samples) < LEAST_SAMPLES:
+        raise _too_little(f"{len(samples)} {what} are known, and to say anything takes {LEAST_SAMPLES}")

@@ -1,0 +1,583 @@
+"""Forecasts of a server: who may ask, what is answered, what is refused by name, and what a simulation may cost."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.items_harness import embedder
+from support.key_files import bearer, write_keys
+from support.past import served, traffic
+from support.server_harness import INFO, Answer, FakeClient, Front, run, until
+from support.simulated import COST, exact_profile
+
+from chairlift import why
+from chairlift.config.sequences import SequenceConfig
+from chairlift.engine.sequences.messages import EngineStats
+from chairlift.errors import Unavailable
+from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
+from chairlift.server.metrics.items import RecentCall
+from chairlift.server.metrics.sequences import RecentStep
+from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.twin import MOST_ASKED, Twin
+
+HERE = {"host": "127.0.0.1:8000"}
+PEOPLE: dict[str, dict[str, Any]] = {
+    "alice": {"rights": ["infer"]},
+    "bob": {"rights": ["infer"]},
+    "root": {"rights": ["infer", "admin"]},
+}
+FEW = SequenceConfig(model="tiny", max_num_seqs=2)
+PATH = "/v1/models/tiny/forecast"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    return str(write_keys(tmp_path / "keys.toml", **PEOPLE))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[SequenceQuestion | ItemQuestion]:
+    """The simulation, as its process would make it, in this one; and what was asked."""
+    questions: list[SequenceQuestion | ItemQuestion] = []
+
+    async def told(self: Twin, question: bytes) -> WhatIfAnswer:
+        questions.append(msgspec.msgpack.decode(question, type=SequenceQuestion | ItemQuestion))
+        return answer(questions[-1], lambda: False)
+
+    monkeypatch.setattr(Twin, "_answer", told)
+    return questions
+
+
+def past(count: int = 60, owner: str | None = None, config: SequenceConfig = FEW, **settings: Any) -> Front:
+    """A server whose last minute is known: so many requests, of this owner."""
+    front = Front(FakeClient(manual=True), **settings)
+    front.client.config = config
+    front.client.info = msgspec.structs.replace(INFO, max_model_len=4096, num_blocks=10_000)
+    front.client.stats = EngineStats(coefficients=COST)
+    trace = traffic(count, rate=8.0)
+    outcome = served(config, trace, exact_profile())
+    (steps,) = outcome.steps.values()
+    began = time.monotonic() - max(life.end or 0.0 for life in outcome.requests)
+    front.service.metrics.steps.extend(
+        RecentStep(began + start + seconds, seconds, requests, int(tokens), 0, 0, blocks, 1)
+        for start, seconds, requests, tokens, blocks in zip(
+            steps.began, steps.seconds, steps.running, steps.tokens, steps.kv_blocks, strict=True
+        )
+    )
+    kept = []
+    for number, life in enumerate(outcome.requests):
+        arrival, first, end = life.request.arrival, life.first or 0.0, life.end or 0.0
+        scheduled = life.scheduled or 0.0
+        kept.append(
+            EndedRequest(
+                id=f"cmpl-{number:024x}",
+                ended=began + end,
+                finish_reason="length",
+                total_s=end - arrival,
+                queued_s=scheduled - arrival,
+                prefill_s=first - scheduled,
+                decode_s=end - first,
+                prompt_tokens=life.request.input_length,
+                cached_tokens=0,
+                tokens=life.num_tokens,
+                steps=life.num_tokens,
+                mean_batch=2.0,
+                preemptions=0,
+            )
+        )
+    front.service.log.ended[owner].extend(sorted(kept, key=lambda each: each.ended))
+    return front
+
+
+async def ask(front: Front, body: Any = None, path: str = PATH, client: str = "127.0.0.1", **more: Any) -> Answer:
+    return await front.call("POST", path, {} if body is None else body, headers=HERE | more, client=client)
+
+
+async def why_not_faster(front: Front, request_id: str, name: str | None = None, query: str = "faster=true") -> Answer:
+    headers = bearer(name) if name else None
+    return await front.call("GET", f"/v1/requests/{request_id}", headers=headers, query=query)
+
+
+def slowest(front: Front, owner: str | None = None) -> EndedRequest:
+    return max(front.service.log.ended[owner], key=lambda each: each.total_s or 0.0)
+
+
+# Forecasts
+
+
+def test_a_forecast_has_what_was_measured_and_what_the_twin_makes_of_it(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        as_it_is = (await ask(front)).json()
+        assert (as_it_is["tried"], as_it_is["settings"]["tried"], as_it_is["toml"]) == (None, None, "")
+        assert as_it_is["settings"]["now"] == {
+            "strategy": "continuous",
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 512,
+            "target_itl_ms": None,
+        }
+        told = (await ask(front, {"max_num_seqs": 32, "target_itl_ms": 50})).json()
+        assert (told["object"], told["model"]) == ("forecast", "tiny")
+        measured, now, tried = told["measured"], told["now"], told["tried"]
+        assert measured["requests"] == now["requests"] == tried["requests"] == 60
+        for name in ("ttft", "itl", "latency"):
+            assert now[name] == pytest.approx(measured[name], rel=0.05)
+        assert now["outputs_per_s"] == pytest.approx(measured["outputs_per_s"], rel=0.05)
+        assert tried["ttft"][0] < measured["ttft"][0] / 2
+        assert told["seen"]["most_requests"] == 2
+        assert told["flags"] == "--max-num-seqs 32 --target-itl-ms 50"
+        assert told["toml"] == "max_num_seqs = 32\ntarget_itl_ms = 50"
+        assert all(None not in each for each in (measured["ttft"], measured["itl"]))
+
+    run(go)
+
+
+def test_another_strategy_is_tried_with_what_it_reads(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        told = (await ask(front, {"strategy": "dynamic", "batch_size": 4, "max_wait_ms": 0})).json()
+        assert told["settings"]["tried"] == {
+            "strategy": "dynamic",
+            "batch_size": 4,
+            "max_num_batched_tokens": 512,
+            "max_wait_ms": 0.0,
+        }
+        assert told["toml"] == 'strategy = "dynamic"\nbatch_size = 4\nmax_wait_ms = 0'
+        assert told["tried"]["requests"] == 60
+        front = past(config=SequenceConfig(model="tiny", max_num_seqs=2, target_itl_ms=20))
+        told = (await ask(front, {"target_itl_ms": None})).json()
+        assert (told["settings"]["tried"]["target_itl_ms"], told["flags"]) == (None, "")
+        assert told["toml"] == "# without target_itl_ms"
+
+    run(go)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs", ">= 1"),
+        ({"max_num_seqs": 1025}, "max_num_seqs", "<= 1024"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs", "expected"),
+        ({"max_num_seqs": "8"}, "max_num_seqs", "expected"),
+        ({"max_num_seqs": 10**30}, "max_num_seqs", "max_num_seqs"),
+        ({"max_num_seqs": 600}, "max_num_seqs", "at least the number of slots"),
+        ({"max_num_batched_tokens": 1}, "max_num_batched_tokens", "at least the number of slots"),
+        ({"max_num_batched_tokens": 10**7}, "max_num_batched_tokens", "<="),
+        ({"target_itl_ms": 0}, "target_itl_ms", "> 0"),
+        ({"target_itl_ms": 1e9}, "target_itl_ms", "<="),
+        ({"strategy": "x" * 500}, "strategy", "must be one of none, static"),
+        ({"strategy": ["none"]}, "strategy", "expected"),
+        ({"batch_size": 4}, "batch_size", "belongs to static and dynamic"),
+        ({"strategy": "static", "max_num_seqs": 4}, "max_num_seqs", "belongs to continuous"),
+        ({"strategy": "none", "target_itl_ms": 5}, "target_itl_ms", "belongs to continuous"),
+        ({"max_wait_ms": 5}, "max_wait_ms", "belongs to dynamic"),
+        ({"max_batch_size": 4}, "max_batch_size", "answers in tokens"),
+        ({"target_latency_ms": None}, "target_latency_ms", "answers in tokens"),
+        ({"slots": 4}, "slots", "unknown field"),
+        ({"model": "/etc/passwd"}, "model", "unknown field"),
+        ([], None, "Expected object"),
+    ],
+)
+def test_what_can_not_be_tried_is_refused_by_name(body: Any, param: str | None, words: str, here: list[Any]) -> None:
+    async def go() -> None:
+        refused = await ask(past(), body)
+        assert refused.status == 400, refused.body
+        assert refused.error["param"] == param
+        assert words in refused.error["message"]
+        assert len(refused.body) < 1000
+        assert here == [], "nothing is simulated for it"
+
+    run(go)
+
+
+def test_too_little_traffic_says_so_and_costs_nothing(here: list[Any]) -> None:
+    async def go() -> None:
+        for front in (Front(), past(19)):
+            refused = await ask(front, {"max_num_seqs": 4})
+            assert (refused.status, refused.error["code"]) == (409, "too_little_traffic")
+            assert "takes 20" in refused.error["message"]
+        front = past()
+        front.service.metrics.steps.clear()
+        refused = await ask(front)
+        assert (refused.status, refused.error["code"]) == (409, "too_little_traffic")
+        assert "0 steps" in refused.error["message"]
+        assert here == []
+        assert (await ask(front, path="/v1/models/nobody/forecast")).status == 404
+
+    run(go)
+
+
+def test_a_forecast_is_for_whoever_may_see_the_load_of_all(keys: str, here: list[Any]) -> None:
+    async def go() -> None:
+        front = past(owner="alice", api_keys=keys)
+        assert (await ask(front)).status == 401
+        refused = await ask(front, **bearer("alice"))
+        assert (refused.status, refused.error["code"]) == (403, "missing_right")
+        assert (await ask(front, client="10.0.0.7", **bearer("root"))).status == 200
+        open_to_all = past(host="0.0.0.0")
+        refused = await ask(open_to_all, client="10.0.0.7")
+        assert (refused.status, refused.error["code"]) == (403, "not_local")
+
+    run(go)
+
+
+def test_the_window_holds_the_last_ones_where_there_were_too_many(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        kept = list(front.service.log.ended[None])
+        for tenant in range(30):
+            front.service.log.ended[f"t{tenant}"].extend(
+                msgspec.structs.replace(each, id=f"{each.id}-{tenant}") for each in kept
+            )
+        assert (await ask(front)).status == 200
+        (question,) = here
+        assert len(question.requests) <= 1000
+        newest = max(each.ended - (each.total_s or 0.0) for each in kept)
+        assert question.requests[-1].arrival == pytest.approx(newest)
+        assert question.since > question.requests[0].arrival, "the first of them are in the way of the others"
+        assert len({each.tenant for each in question.requests}) == 31
+
+    run(go)
+
+
+def test_what_a_full_log_has_forgotten_is_not_told_of(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        log = front.service.log.ended[None]
+        while len(log) < (log.maxlen or 0):
+            log.append(msgspec.structs.replace(log[-1], finish_reason="abort", prefill_s=None))
+        log.append(log[-1])  # the oldest is gone
+        oldest = log[0].ended
+        told = (await ask(front)).json()
+        assert here[0].since == pytest.approx(oldest)
+        assert told["measured"]["requests"] < 60
+
+    run(go)
+
+
+def test_those_who_have_not_ended_are_in_the_way_too(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        asking = asyncio.create_task(front.complete(max_tokens=50))
+        await until(lambda: front.client.streams)
+        assert (await ask(front)).status == 200
+        last = here[0].requests[-1]
+        assert (last.ended, last.most, last.answered, last.size) == (None, 50, False, 1)
+        front.gone.set()
+        await asking
+
+    run(go)
+
+
+def test_models_that_answer_in_one_call_have_forecasts_of_their_own(here: list[Any]) -> None:
+    async def go() -> None:
+        front = Front()
+        service, _ = embedder()
+        front.models.add(service)
+        path = "/v1/models/embedder/forecast"
+        assert (await ask(front, path=path)).status == 409
+        for _ in range(25):
+            assert (
+                await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
+            ).status == 200
+        assert [each.size for each in service.log.ended[None]][:2] == [service.log.ended[None][0].size] * 2
+        assert (service.log.ended[None][0].size or 0) > 2, "tokens"
+        told = (await ask(front, {"max_batch_size": 1}, path=path)).json()
+        assert told["measured"]["requests"] == 25
+        assert (told["now"]["ttft"] is None, told["tried"]["latency"][1] > 0) == (False, True)
+        assert told["settings"]["tried"] == {"max_batch_size": 1, "max_wait_ms": 0.0, "target_latency_ms": None}
+        assert told["flags"] == "--max-batch-size 1"
+        told = (await ask(front, {"target_latency_ms": 20}, path=path)).json()
+        assert told["settings"]["tried"]["target_latency_ms"] == 20
+        for body, param in (
+            ({"max_num_seqs": 2}, "max_num_seqs"),
+            ({"strategy": "none"}, "strategy"),
+            ({"max_wait_ms": 5, "target_latency_ms": 20}, "max_wait_ms"),
+            ({"max_wait_ms": -1}, "max_wait_ms"),
+        ):
+            refused = await ask(front, body, path=path)
+            assert (refused.status, refused.error["param"]) == (400, param)
+        (part,) = (await why_not_faster(front, service.log.ended[None][-1].id)).json()["parts"]
+        assert part["what_if"]["predicted_s"] > 0
+        service.metrics.calls.clear()
+        assert (await ask(front, path=path)).status == 409
+        service.metrics.calls.extend([RecentCall(1.0, 0.0, 0, 1, 1.0, 0, None)] * 20)
+        assert (await ask(front, path=path)).status == 409, "calls that were not timed say nothing"
+
+    run(go)
+
+
+# One request
+
+
+def test_what_would_have_made_it_faster_is_told_on_request(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        request = slowest(front)
+        (part,) = (await why_not_faster(front, request.id, query="")).json()["parts"]
+        assert part["what_if"] is None
+        assert here == []
+        (part,) = (await why_not_faster(front, request.id)).json()["parts"]
+        told = part["what_if"]
+        assert told["measured_s"] == pytest.approx(request.total_s, abs=1e-3)
+        assert told["predicted_s"] == pytest.approx(told["measured_s"], rel=0.1)
+        assert told["untried"] == []
+        changes = {each["change"]: each for each in told["faster"]}
+        assert {"max_num_seqs = 8", "a priority before all others"} <= changes.keys()
+        assert "another machine like this one beside it" in changes
+        more = changes["max_num_seqs = 8"]
+        assert (more["setting"], more["value"]) == ("max_num_seqs", 8)
+        assert more["total_s"] <= 0.9 * told["predicted_s"]
+        assert more["saves"] == pytest.approx(1 - more["total_s"] / told["predicted_s"], abs=0.01)
+        assert [each["total_s"] for each in told["faster"]] == sorted(each["total_s"] for each in told["faster"])
+        assert f"with max_num_seqs = 8 {more['total_s']:.2f} s" in told["text"]
+        assert "simulated" in "\n".join(why.words(part))
+        assert told["text"] in "\n".join(why.words(part))
+
+    run(go)
+
+
+def test_where_nothing_would_have_helped_that_is_said(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past(config=SequenceConfig(model="tiny", max_num_seqs=64))
+        quickest = min(
+            front.service.log.ended[None], key=lambda each: (each.prompt_tokens or 0) - 99 * (each.tokens or 0)
+        )
+        (part,) = (await why_not_faster(front, quickest.id)).json()["parts"]
+        told = part["what_if"]
+        if not told["faster"]:
+            assert "none of what was tried would have made it 10% faster" in told["text"]
+        assert all(each["saves"] >= 0.1 for each in told["faster"])
+        assert "max_num_seqs = 128" not in {each["change"] for each in told["faster"]}
+
+    run(go)
+
+
+@pytest.mark.parametrize(
+    ("config", "tried"),
+    [
+        (SequenceConfig(model="tiny", strategy="none"), {'strategy = "continuous"'}),
+        (
+            SequenceConfig(model="tiny", strategy="dynamic", batch_size=2),
+            {"max_wait_ms = 0", 'strategy = "continuous"'},
+        ),
+        (SequenceConfig(model="tiny", max_num_seqs=2, target_itl_ms=10), {"no target_itl_ms", "target_itl_ms = 20"}),
+    ],
+)
+def test_what_is_tried_follows_from_the_strategy(config: SequenceConfig, tried: set[str], here: list[Any]) -> None:
+    async def go() -> None:
+        front = past(config=config)
+        (part,) = (await why_not_faster(front, slowest(front).id)).json()["parts"]
+        assert part["what_if"] is not None
+        configs = [change.config for change in here[0].changes if change.config is not None]
+        assert config not in configs
+        seen = {
+            **{f'strategy = "{each.strategy}"': 1 for each in configs if each.strategy != config.strategy},
+            **{f"max_wait_ms = {each.max_wait_ms:g}": 1 for each in configs if each.max_wait_ms != config.max_wait_ms},
+            **({"no target_itl_ms": 1} if any(each.target_itl_ms is None for each in configs) else {}),
+            **{f"target_itl_ms = {each.target_itl_ms:g}": 1 for each in configs if each.target_itl_ms},
+        }
+        assert tried <= seen.keys()
+
+    run(go)
+
+
+def test_of_what_was_not_answered_nothing_is_simulated(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        front.service.log.ended[None][-1].finish_reason = "abort"
+        (part,) = (await why_not_faster(front, front.service.log.ended[None][-1].id)).json()["parts"]
+        assert (part["what_if"], here) == (None, [])
+        asking = asyncio.create_task(front.complete(max_tokens=50))
+        await until(lambda: front.client.streams)
+        (part,) = (await why_not_faster(front, front.client.streams[0].request.id)).json()["parts"]
+        assert (part["what_if"], here) == (None, [])
+        front.gone.set()
+        await asking
+        assert (await why_not_faster(front, slowest(front).id, query="faster=maybe")).status == 400
+        assert (await why_not_faster(front, slowest(front).id, query="quicker=1")).status == 400
+
+    run(go)
+
+
+def test_of_several_parts_the_one_that_took_longest_is_told_of(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        one, other = sorted(front.service.log.ended[None], key=lambda each: each.total_s or 0.0)[-2:]
+        whole = f"cmpl-{'f' * 24}"
+        one.id, other.id = f"{whole}-0", f"{whole}-1"
+        parts = (await why_not_faster(front, whole)).json()["parts"]
+        assert {part["id"]: part["what_if"] is not None for part in parts} == {one.id: False, other.id: True}
+
+    run(go)
+
+
+def test_another_tenants_requests_are_in_the_way_and_are_not_told_of(keys: str, here: list[Any]) -> None:
+    async def go() -> None:
+        front = past(owner="bob", api_keys=keys)
+        log = front.service.log.ended
+        mine = sorted(log["bob"], key=lambda each: each.total_s or 0.0)[-1]
+        log["bob"].remove(mine)
+        log["alice"].append(mine)
+        answered = await why_not_faster(front, mine.id, "alice")
+        assert answered.status == 200
+        assert len(here[0].requests) == 60, "all who were there"
+        said = answered.body.decode()
+        assert not any(each.id in said for each in log["bob"])
+        assert set(answered.json()["parts"][0]["what_if"]) == {
+            "measured_s",
+            "predicted_s",
+            "faster",
+            "untried",
+            "text",
+        }
+        for each in (log["bob"][0].id, log["bob"][-1].id):
+            assert (await why_not_faster(front, each, "alice")).status == 404
+        assert len(here) == 1
+
+    run(go)
+
+
+def test_a_twin_that_is_far_off_says_so(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        request = slowest(front)
+        request.total_s = (request.total_s or 0.0) * 3
+        request.queued_s = request.total_s - (request.prefill_s or 0.0) - (request.decode_s or 0.0)
+        (part,) = (await why_not_faster(front, request.id)).json()["parts"]
+        assert "far off" in part["what_if"]["text"]
+
+    run(go)
+
+
+def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(self: Twin, question: bytes) -> WhatIfAnswer:
+        asked = msgspec.msgpack.decode(question, type=SequenceQuestion | ItemQuestion)
+        looks = iter([False])
+        return answer(asked, lambda: next(looks, True))
+
+    monkeypatch.setattr(Twin, "_answer", late)
+
+    async def go() -> None:
+        front = past()
+        (part,) = (await why_not_faster(front, slowest(front).id)).json()["parts"]
+        told = part["what_if"]
+        assert "a priority before all others" in told["untried"]
+        assert "for want of time: max_num_seqs = 8" in "\n".join(why.words(part))
+        assert [each["change"] for each in told["faster"]] == ["max_num_seqs = 4"]
+
+    run(go)
+
+
+# What it costs
+
+
+def test_one_is_simulated_at_a_time_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, leave = 0, 0, asyncio.Event()
+
+    async def slow(self: Twin, question: bytes) -> WhatIfAnswer:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        try:
+            await leave.wait()
+        finally:
+            running -= 1
+        return answer(msgspec.msgpack.decode(question, type=SequenceQuestion | ItemQuestion), lambda: True)
+
+    monkeypatch.setattr(Twin, "_answer", slow)
+
+    async def go() -> None:
+        front = past()
+        asking = [asyncio.create_task(ask(front)) for _ in range(MOST_ASKED)]
+        await until(lambda: running)
+        await asyncio.sleep(0.01)
+        refused = await ask(front)
+        assert (refused.status, refused.error["code"]) == (429, "too_many_simulations")
+        assert refused.headers["retry-after"] == "5"
+        leave.set()
+        assert [(await each).status for each in asking] == [200] * MOST_ASKED
+        assert most == 1
+        leave.clear()
+        gone = asyncio.create_task(ask(front))
+        await until(lambda: running)
+        front.gone.set()
+        assert (await gone).status == 499
+        assert running == 0, "who hangs up needs no answer"
+
+    run(go)
+
+
+class _Child:
+    """A stand-in for the process: a module that does what a test wants."""
+
+    def __init__(self, folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "stand_in.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        self.twin = Twin("stand_in")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise RuntimeError('what')", "log says more"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "more processor time"),
+        ("import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass", "more processor time"),
+    ],
+)
+def test_a_process_that_fails_is_no_500(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
+) -> None:
+    async def go() -> None:
+        front = past()
+        assert (await ask(front)).status == 200
+        monkeypatch.undo()
+        twin = _Child(tmp_path, code, monkeypatch).twin
+        with pytest.raises(Unavailable, match=words):
+            await twin.ask(here[0])
+
+    run(go)
+
+
+@pytest.mark.processes
+def test_a_process_that_takes_too_long_or_is_wanted_no_more_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
+) -> None:
+    mark = tmp_path / "pid"
+    code = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+
+    def is_gone() -> bool:
+        return not Path(f"/proc/{mark.read_text()}").exists()
+
+    async def go() -> None:
+        assert (await ask(past())).status == 200
+        monkeypatch.undo()
+        twin = _Child(tmp_path, code, monkeypatch).twin
+        asked = asyncio.create_task(twin.ask(here[0]))
+        await until(lambda: mark.exists() and mark.read_text())
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert is_gone()
+        monkeypatch.setattr("chairlift.server.models.twin._PATIENCE_S", 0.5)
+        with pytest.raises(Unavailable, match="no time"):
+            await twin.ask(here[0])
+        assert is_gone()
+
+    run(go)
+
+
+@pytest.mark.processes
+def test_the_real_process_answers_over_http() -> None:
+    async def go() -> None:
+        front = past()
+        told = await ask(front, {"max_num_seqs": 32})
+        assert told.status == 200, told.body
+        assert told.json()["tried"]["ttft"][0] < told.json()["measured"]["ttft"][0]
+        (part,) = (await why_not_faster(front, slowest(front).id)).json()["parts"]
+        assert part["what_if"]["faster"]
+
+    run(go)
