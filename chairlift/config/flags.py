@@ -40,6 +40,7 @@ HELP = {
     "tool_dialect": "how the model writes calls of tools; auto is what its chat template shows",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
+    "auto": "let the server turn these settings as its traffic asks for (default: only with a target)",
     "heartbeat_timeout_s": "seconds that a worker's process may be stopped before another takes its place",
     "step_timeout_s": "seconds, and 20 times the predicted time, after which a step counts as hung",
     "kind": "what the model is; auto is what its name and files say; encoder has a language model's folder embed",
@@ -92,6 +93,8 @@ HELP = {
     "max_record_bytes": "bytes of that file, at which recording stops",
     "otlp_endpoint": "send a span of each request to this OpenTelemetry collector, as http://collector:4318",
     "max_file_bytes": "bytes of an uploaded file",
+    "tune_every_s": "seconds between two looks of the tuner at a model's traffic, at least",
+    "tune_cpu_share": "of all processors' time, what the tuner may take",
     "max_files_bytes": "bytes of all files together",
     "max_batch_lines": "lines of a batch's input",
     "max_batches": "batches that are not over yet, beyond which a new one gets 429",
@@ -154,7 +157,7 @@ def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo
     if default not in (None, (), msgspec.NODEFAULT) and field.name not in _BY_KIND:
         described = f"{described} (default: {default})"
     flag, missing = f"--{dashed(field.name)}", argparse.SUPPRESS
-    if kind is bool:
+    if kind is bool or bool in typing.get_args(kind):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=missing, help=described)
     elif words := choices(kind):
         group.add_argument(flag, choices=words, default=missing, help=described)

@@ -11,6 +11,7 @@ from chairlift.core.queue import ORDERS, QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
 from chairlift.core.sequences.forecast import StepLimits
+from chairlift.core.sequences.live_settings import LiveSettings
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
 from chairlift.core.sequences.scheduler import SequenceScheduler
@@ -47,7 +48,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     requests in it at most `background_step_ms`. Who would have the first token later than `target_ttft_ms` after
     arrival is refused. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a
     token of prompt or output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
-    `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take.
+    `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take. With `auto` a
+    server turns what it may below what is set here, and with a target unless that is false.
     Raises ConfigError naming the setting.
     """
 
@@ -79,6 +81,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_threads: int | None = None
     heartbeat_timeout_s: float = 3.0
     step_timeout_s: float = 30.0
+    auto: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse contradictions and unknown choices by name."""
@@ -156,6 +159,25 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return None
         target = seconds(self.target_itl_ms)
         return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, target, self._step_time)
+
+    @property
+    def live_settings(self) -> LiveSettings:
+        """What of these may change while the model runs."""
+        return LiveSettings(
+            self.slots,
+            self.max_num_batched_tokens,
+            self.max_wait_ms / 1000,
+            self.background_step_ms / 1000,
+            self._step_time,
+            seconds(self.target_itl_ms),
+        )
+
+    @property
+    def tunes(self) -> bool:
+        """Whether settings are to follow the traffic: `auto` says so, or else a target."""
+        if self.auto is not None:
+            return self.auto
+        return self.target_itl_ms is not None or self.target_ttft_ms is not None
 
     @property
     def _step_time(self) -> float | None:

@@ -28,7 +28,7 @@ _AT_LEAST_ONE = (
     "max_background_responses",
     "max_record_bytes",
 )
-_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s")
+_POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s", "tune_every_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
@@ -85,6 +85,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     record: str | None = None
     max_record_bytes: int = 2**30
     otlp_endpoint: str | None = None
+    tune_every_s: float = 60.0
+    tune_cpu_share: float = 0.005
     max_file_bytes: int = 200 * 2**20
     max_files_bytes: int = 10 * 2**30
     max_batch_lines: int = 50_000
@@ -111,6 +113,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 < self.tune_cpu_share <= 1:
+            raise ConfigError(f"tune_cpu_share must be more than 0 and at most 1, got {self.tune_cpu_share}")
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -120,11 +120,15 @@ class Foretold(msgspec.Struct):
 
 
 class WhatIfAnswer(msgspec.Struct):
-    """What was measured, what the twin makes of it as it was, and of each change; None of those it had no time for."""
+    """What was measured, what the twin makes of it as it was, and of each change; None of those it had no time for.
+
+    All of it took `cpu_s` of processor time.
+    """
 
     measured: TrafficFigures
     now: Foretold
     changed: list[Foretold | None]
+    cpu_s: float = 0.0
 
 
 class _Lives(NamedTuple):

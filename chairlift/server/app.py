@@ -39,12 +39,13 @@ def create_app(
     keys: Keys | None = None,
     responses: ResponseStore | None = None,
     live: LiveFeed | None = None,
+    twin: Twin | None = None,
 ) -> ASGIApp:
     """The application that serves these models, and takes the lines of these batches, which are the caller's to close.
 
     Where no batches are given they begin when the first request for them comes. The keys are those of the settings, and
     their owner has them follow their file. Of the responses that are kept, the owner cancels those in the background,
-    and it closes the feed of the live page.
+    and it closes the feed of the live page. The twin answers what would have been.
     """
     batches = batches or Batches(models, config)
     keys = keys or Keys(config)
@@ -53,7 +54,7 @@ def create_app(
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
     state["regions"] = SharedRegions(config)
     state["live"] = live or make_feed(models, config, batches, keys)
-    state["twin"] = Twin()
+    state["twin"] = twin or Twin()
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from chairlift.server.live.feed import LiveFeed
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
+    from chairlift.server.models.tuning import Tuning
     from chairlift.server.responses.response_store import ResponseStore
 
 _BACKLOG = 2048
@@ -158,6 +159,7 @@ class _Front:
         self._batches: Batches | None = None
         self._responses: ResponseStore | None = None
         self._live: LiveFeed | None = None
+        self._tuning: Tuning | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
         self._failed = 0
@@ -201,6 +203,8 @@ class _Front:
         from chairlift.server.http.protocol import make_server
         from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models
+        from chairlift.server.models.tuning import Tuning
+        from chairlift.server.models.twin import Twin
         from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.responses.response_store import ResponseStore
 
@@ -209,15 +213,19 @@ class _Front:
         self._keys = keys = Keys(self._config)
         self._responses = ResponseStore(self._config)
         self._live = make_feed(models, self._config, self._batches, keys)
-        app = create_app(models, self._config, self._batches, keys, self._responses, self._live)
+        twin = Twin()
+        self._tuning = Tuning(models, twin, self._config)
+        app = create_app(models, self._config, self._batches, keys, self._responses, self._live, twin)
         self._batches.open()
         buffered = Buffered(self._config.max_buffered_bytes)
         grpc = grpc_beside(models, self._config, keys, self._tls, buffered)
         return make_server(app, self._config, self._tls, buffered), grpc
 
     def _watches(self) -> "list[Coroutine[Any, Any, None]]":
-        """What follows files that may change (keys and certificates), and what writes one."""
+        """What follows files that may change (keys and certificates) and traffic, and what writes a file."""
         watches = [each.watch() for each in (self._keys, self._tls) if each is not None]
+        if self._tuning is not None:
+            watches.append(self._tuning.run())
         return watches if self._recorder is None else [*watches, self._recorder.keep_writing()]
 
     async def _announce(self, grpc_port: int | None) -> None:

@@ -67,7 +67,17 @@ async def show_model(request: Request) -> Response:
     """One model and how its requests are batched, or 404. KServe v1's clients look at `ready`."""
     name = request.path_params["model"]
     model = model_in_path(request, name)
-    return as_json(_describe(name, model) | {"name": name, "ready": model.ready} | batching_of(model))
+    about = _describe(name, model) | {"name": name, "ready": model.ready} | batching_of(model)
+    return as_json(about | _tuning_of(model))
+
+
+def _tuning_of(model: ModelService) -> dict[str, Any]:
+    """What was turned of its settings and why, the last first; nothing where nobody turns them."""
+    if isinstance(model, ItemService) or (tuner := model.metrics.tuner) is None:
+        return {}
+    configured = {name: getattr(tuner.configured, name) for name in tuner.settings}
+    told = {"configured": configured, "settings": tuner.settings, "on_trial": tuner.on_trial, "rounds": tuner.rounds}
+    return {"tuning": told | {"cpu_s": model.metrics.tuner_cpu_s, "decisions": list(tuner.decisions)[::-1]}}
 
 
 def _describe(name: str, model: ModelService) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from chairlift.engine.sequences.messages import (
     EngineStats,
     Explained,
     Ready,
+    Retune,
     SequencesToFront,
     SequencesToWorker,
     SequenceUpdate,
@@ -160,7 +161,7 @@ class SequenceClient(Supervised):
         load_attempts: int = 1,
     ) -> None:
         """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
-        self.config = config
+        self.config = self._configured = config
         self.info: SequenceInfo | None = None
         self.stats = EngineStats()
         self.on_step: Callable[[EngineStats], None] | None = None
@@ -282,6 +283,14 @@ class SequenceClient(Supervised):
             self._begin_shedding()
         return self.shedder.foresee(request_ids, time.monotonic())
 
+    def retune(self, config: SequenceConfig) -> None:
+        """Go by the settings of another configuration, as far as they may change while the model runs."""
+        self.config = config
+        if self.info is not None:
+            self.shedder.limits = config.step_limits(self.info.num_blocks, self.info.block_size)
+        if self._worker.connected:
+            self._send(Retune(config.live_settings))
+
     def close_queue(self) -> None:
         """Nobody else will come, so a static batch may leave with empty slots."""
         self._send(CloseQueue())
@@ -309,6 +318,8 @@ class SequenceClient(Supervised):
                 self._inquiry.answered(found)
             case Ready(info=info):
                 self.info = info
+                if self.config is not self._configured:
+                    self._send(Retune(self.config.live_settings))  # a new worker begins with what was configured
                 self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
                 self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))
                 self._take_part()

@@ -5,6 +5,7 @@ import msgspec
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
+from chairlift.core.sequences.live_settings import LiveSettings
 from chairlift.core.sequences.request import Request, TokenLogprob
 from chairlift.core.sequences.standing import Standing
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
@@ -94,6 +95,12 @@ class Explain(msgspec.Struct, tag=True):
     request_ids: list[str]
 
 
+class Retune(msgspec.Struct, tag=True):
+    """Front to worker: go by these settings from the next step on."""
+
+    settings: LiveSettings
+
+
 class TurnGiven(msgspec.Struct, tag=True):
     """Front to worker: the machine is this model's until `TurnOver`."""
 
@@ -104,7 +111,7 @@ class TurnAsked(msgspec.Struct, tag=True):
     live: bool
 
 
-SequencesToWorker = Add | Abort | CloseQueue | Explain | Shutdown | TurnGiven | TurnAsked
+SequencesToWorker = Add | Abort | CloseQueue | Explain | Retune | Shutdown | TurnGiven | TurnAsked
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -20,6 +20,7 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.live_settings import apply
 from chairlift.core.sequences.standing import Standing
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
@@ -30,6 +31,7 @@ from chairlift.engine.sequences.messages import (
     Explain,
     Explained,
     Ready,
+    Retune,
     SequencesToFront,
     SequencesToWorker,
     SequenceUpdate,
@@ -199,6 +201,8 @@ class SequenceWorker:
                 self.engine.close_queue()
             case Explain(request_ids=ids):
                 self.send(Explained(self._explain(set(ids))))
+            case Retune(settings=settings):
+                apply(settings, self.engine.scheduler)
             case TurnGiven():
                 self._turn.given()
             case TurnAsked(live=live):

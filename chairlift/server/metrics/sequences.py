@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -39,6 +39,8 @@ FINISH_REASONS = (
     FinishReason.SHED,
 )
 
+if TYPE_CHECKING:
+    from chairlift.plan.tuner import Tuner
 
 # So many steps are kept, some 3 MB: a minute of them, but for a model whose steps take less than 4 ms.
 _MOST_STEPS = 2**14
@@ -88,6 +90,9 @@ class SequenceMetrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.steps: deque[RecentStep] = deque(maxlen=_MOST_STEPS)
+        # What turns the model's settings, if anything does, and the processor time that this took.
+        self.tuner: Tuner | None = None
+        self.tuner_cpu_s = 0.0
         self._engine = engine
         self._step_requests = Histogram(SIZES)
         self._step_tokens = Histogram(TOKENS)
@@ -204,3 +209,22 @@ class SequenceMetrics:
             ("requests_shed", "Live requests that were refused for the load, by reason.", "reason", shed),
         )
         yield from labelled(CounterMetricFamily, self.model, by_label)
+        yield from self._of_tuner()
+
+    def _of_tuner(self) -> Iterable[Metric]:
+        """Of a model whose settings are turned: what was, what it cost, and what holds now."""
+        tuner = self.tuner
+        if tuner is None:
+            return
+        rows = (
+            ("tuner_rounds", "Times that the tuner looked at the traffic.", tuner.rounds),
+            ("tuner_cpu_seconds", "Processor time of the tuner.", self.tuner_cpu_s),
+        )
+        yield from simple(CounterMetricFamily, self.model, rows)
+        turned = (
+            ("tuner_changes", "Settings that were turned.", "setting", tuner.num_changes),
+            ("tuner_changes_taken_back", "Changes that were taken back.", "setting", tuner.num_taken_back),
+        )
+        yield from labelled(CounterMetricFamily, self.model, turned)
+        settings = [("tuned_setting", "What a setting that may be turned is now.", "setting", tuner.settings)]
+        yield from labelled(GaugeMetricFamily, self.model, settings)

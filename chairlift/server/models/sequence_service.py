@@ -77,6 +77,9 @@ class SequenceClientView(Protocol):
     def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
         """Say when they are expected to begin and end, as far as anything is known."""
 
+    def retune(self, config: SequenceConfig) -> None:
+        """Go by the settings of another configuration, as far as they may change while the model runs."""
+
 
 class SequenceOptions(NamedTuple):
     """What a request wants beside tokens and terms.

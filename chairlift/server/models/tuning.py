@@ -1,0 +1,82 @@
+"""Has the settings of models follow their traffic: asks the twin at leisure, and turns what the tuner decides."""
+
+import asyncio
+import logging
+import os
+import time
+
+import msgspec
+
+from chairlift.config.server import ServerConfig
+from chairlift.errors import ConfigError, Unavailable
+from chairlift.plan.tuner import Tuner, TuningDecision
+from chairlift.plan.what_if import Change, SequenceQuestion
+from chairlift.plan.what_if_process import MOST_S
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.models.registry import Models
+from chairlift.server.models.seen import WINDOW_S, lately
+from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.models.twin import Twin
+
+log = logging.getLogger(__name__)
+
+
+class Tuning:
+    """Turns the models of a server that are to be tuned, one after the other. All calls belong to one event loop.
+
+    Of the processors' time it takes `tune_cpu_share` on average: after each question it rests for as long as that
+    takes. What a change is judged by is the traffic of `window_s` after it.
+    """
+
+    def __init__(self, models: Models, twin: Twin, config: ServerConfig, window_s: float = WINDOW_S) -> None:
+        self._models, self._twin, self._window_s = models, twin, window_s
+        self._every = config.tune_every_s
+        self._share = config.tune_cpu_share * len(os.sched_getaffinity(0))
+        # For each model that is on trial, from when on it can be judged.
+        self._judged_from: dict[SequenceService, float] = {}
+
+    async def run(self) -> None:
+        """Tune until this is cancelled."""
+        while True:
+            await asyncio.sleep(self._every)
+            for service in self._tuned():
+                try:
+                    cpu_s = await self.look_at(service)
+                except Exception:
+                    log.exception("%s: the tuner failed; its settings stay as they are", service.name)
+                    cpu_s = MOST_S
+                await asyncio.sleep(cpu_s / self._share)
+
+    def _tuned(self) -> list[SequenceService]:
+        """Those of the models that are to be tuned and serve."""
+        found = [each for each in self._models.all() if isinstance(each, SequenceService)]
+        self._judged_from = {each: moment for each, moment in self._judged_from.items() if each in found}
+        return [each for each in found if each.client.config.tunes and each.ready]
+
+    async def look_at(self, service: SequenceService) -> float:
+        """One round of one model; return the processor time that it took, in seconds."""
+        metrics = service.metrics
+        tuner = metrics.tuner = metrics.tuner or Tuner(service.client.config)
+        if tuner.on_trial and time.monotonic() < self._judged_from.get(service, 0.0):
+            return 0.0
+        try:
+            question = lately(service, [Change(config=each) for each in tuner.alternatives()])
+            assert isinstance(question, SequenceQuestion)
+            # The KV memory stays what it is, whatever is turned.
+            question.config = msgspec.structs.replace(question.config, kv_cache_gb=question.config.kv_cache_gb or 1.0)
+            answer = await self._twin.ask(question)
+        except ApiError:
+            return 0.0  # too little came to say anything, or others ask
+        except (Unavailable, ConfigError) as error:
+            log.info("%s: nothing was turned: %s", service.name, error)
+            metrics.tuner_cpu_s += MOST_S
+            return MOST_S
+        metrics.tuner_cpu_s += answer.cpu_s
+        self._carry_out(service, tuner, tuner.hear(answer))
+        return answer.cpu_s
+
+    def _carry_out(self, service: SequenceService, tuner: Tuner, decision: TuningDecision) -> None:
+        log.log(logging.DEBUG if decision.setting is None else logging.INFO, "%s: %s", service.name, decision.reason)
+        if tuner.config is not service.client.config:
+            service.client.retune(tuner.config)
+            self._judged_from[service] = time.monotonic() + self._window_s
