@@ -13,8 +13,8 @@ import numpy as np
 from chairlift.core.cost import CostModel
 from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
-# Of the recorded ones, so many that are nearest in shape are drawn from, unless told otherwise.
-NEAREST = 24
+# Of the recorded ones, so many that are nearest in shape are drawn from.
+_NEAREST = 24
 # Shapes that differ by less than this share of an octave are one.
 _PER_OCTAVE = 4
 # Deviations come in runs, as whatever slows a machine down lasts for a while: so many in a row on average.
@@ -25,7 +25,8 @@ class Resampler:
     """Draws from recorded values those whose shape is nearest, in runs, as they came one after the other.
 
     A stationary bootstrap (Politis and Romano 1994) among the nearest neighbours. A shape is any counts; distances are
-    in octaves, and the `nearest` are so many. Without values it always draws `default`.
+    in octaves. Without values it always draws `default`. Where there are more than the usual number `within` so many
+    octaves, all of these are drawn from: of traffic many are alike, and the first of them may have been odd.
     """
 
     def __init__(
@@ -34,13 +35,13 @@ class Resampler:
         values: Sequence[float],
         rng: random.Random,
         default: float = 1.0,
-        nearest: int = NEAREST,
+        within: float | None = None,
     ) -> None:
         self._points = np.log2(1 + np.array(shapes, dtype=float))
         self._values = values
         self._random = rng.random
         self._default = default
-        self._nearest = nearest
+        self._within = within
         self._pools: dict[tuple[int, ...], list[float]] = {}
         # For each shape its pool, and the place in it of what was drawn last.
         self._runs: dict[tuple[int, ...], list[Any]] = {}
@@ -76,7 +77,10 @@ class Resampler:
         if not len(self._points):
             return []
         distances = np.abs(self._points - np.array(key) / _PER_OCTAVE).sum(axis=1)
-        nearest = np.argsort(distances, kind="stable")[: self._nearest]
+        count = _NEAREST
+        if self._within is not None:
+            count = max(count, int((distances <= self._within).sum()))
+        nearest = np.argsort(distances, kind="stable")[:count]
         return [self._values[index] for index in sorted(nearest.tolist())]
 
 
@@ -88,17 +92,17 @@ def _bin(count: float) -> int:
 class StepTimes:
     """How long a model's steps take in a simulation, and what passes between two of them.
 
-    `nearest` is as in `Resampler`: more where they are those of traffic, of which many are alike and a few are odd.
+    `within` is as in `Resampler`.
     """
 
-    def __init__(self, profile: SequenceProfile, rng: random.Random, nearest: int = NEAREST) -> None:
+    def __init__(self, profile: SequenceProfile, rng: random.Random, within: float | None = None) -> None:
         self._cost = profile.cost
         steps = [step for step in profile.steps if self._expected(step.tokens, step.kv_tokens, step.pairs) > 0]
         self._ratios = Resampler(
             [(step.tokens, step.kv_tokens) for step in steps],
             [step.seconds / self._expected(step.tokens, step.kv_tokens, step.pairs) for step in steps],
             rng,
-            nearest=nearest,
+            within=within,
         )
         gaps = [(step.sequences, step.gap) for step in profile.steps if step.gap is not None]
         self._gap, self._gap_sequence = line_through(gaps)
@@ -107,7 +111,7 @@ class StepTimes:
             [gap / line if (line := self._gap_line(count)) > 0 else 0.0 for count, gap in gaps],
             rng,
             default=0.0,
-            nearest=nearest,
+            within=within,
         )
 
     def fresh(self, rng: random.Random) -> "StepTimes":
@@ -133,16 +137,16 @@ class StepTimes:
 
 
 class CallTimes:
-    """How long a model's calls take in a simulation; `nearest` is as in `StepTimes`."""
+    """How long a model's calls take in a simulation; `within` is as in `Resampler`."""
 
-    def __init__(self, profile: ItemProfile, rng: random.Random, nearest: int = NEAREST) -> None:
+    def __init__(self, profile: ItemProfile, rng: random.Random, within: float | None = None) -> None:
         self._call, self._size = profile.call, profile.size
         calls = [call for call in profile.calls if self._expected(call.computed) > 0]
         self._ratios = Resampler(
             [(call.items, call.computed) for call in calls],
             [call.seconds / self._expected(call.computed) for call in calls],
             rng,
-            nearest=nearest,
+            within=within,
         )
 
     def fresh(self, rng: random.Random) -> "CallTimes":

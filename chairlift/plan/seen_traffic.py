@@ -51,7 +51,7 @@ class SeenStep(msgspec.Struct, array_like=True, frozen=True):
     kv_blocks: int
 
 
-class _Reader:
+class _Presence:
     """A request among those of the steps, and how many of its tokens are in the KV cache."""
 
     def __init__(self, request: SeenRequest, start: float) -> None:
@@ -81,12 +81,12 @@ def step_samples(steps: Sequence[SeenStep], requests: Sequence[SeenRequest], blo
     when each began. Where nobody is known who was in it, they follow from the KV blocks.
     """
     coming = deque(sorted((each for each in requests if each.scheduled is not None), key=_scheduled))
-    here: list[_Reader] = []
+    here: list[_Presence] = []
     samples: list[StepSample] = []
     for index, step in enumerate(steps):
         start = step.ended - step.seconds
         while coming and _scheduled(coming[0]) <= start + _LATE_S:
-            here.append(_Reader(coming.popleft(), start if not samples else -1.0))
+            here.append(_Presence(coming.popleft(), start if not samples else -1.0))
         here = [each for each in here if not each.left(start)]
         if len(here) > step.requests:
             here.sort(key=lambda each: each.request.ended or start + 1e9)
@@ -109,7 +109,7 @@ def _scheduled(request: SeenRequest) -> float:
     return request.scheduled or 0.0
 
 
-def _holds(here: list[_Reader], step: SeenStep, start: float) -> tuple[int, int]:
+def _holds(here: list[_Presence], step: SeenStep, start: float) -> tuple[int, int]:
     """The KV tokens that a step reads and its pairs of query and key; whoever is in it is further after it."""
     reading = [each for each in here if each.reads(start)]
     left = step.tokens - (len(here) - len(reading))

@@ -32,8 +32,8 @@ from chairlift.plan.trace import TraceRequest
 _SEEDS = 3
 # A message to the worker takes as long as the quickest request waited, and no longer than this.
 _MOST_HOP_S = 1e-3
-# Steps and calls that are drawn from: traffic has many that are alike, and few of those were odd.
-_NEAREST = 128
+# Steps and calls of shapes that differ by less, in octaves, are alike.
+_ALIKE = 0.5
 # Numbers of prefixes that only one request has begin here.
 _OWN_PREFIX = 2**40
 
@@ -237,7 +237,7 @@ class _SequenceTwin(_Twin):
 
     @cached_property
     def _times(self) -> StepTimes:
-        return StepTimes(self._profile, random.Random(0), _NEAREST)
+        return StepTimes(self._profile, random.Random(0), _ALIKE)
 
     def run(self, change: Change, seed: int) -> SimulatedRun:
         question = self._asked
@@ -291,7 +291,7 @@ class _ItemTwin(_Twin):
 
     @cached_property
     def _times(self) -> CallTimes:
-        return CallTimes(self._profile, random.Random(0), _NEAREST)
+        return CallTimes(self._profile, random.Random(0), _ALIKE)
 
     def run(self, change: Change, seed: int) -> SimulatedRun:
         question, trace, target = self._asked, self._trace, self._asked.target

@@ -111,6 +111,62 @@ def see_slots(browser: Browser) -> None:
     browser.until("!document.querySelector('#request').open")
 
 
+def see_forecast(browser: Browser) -> None:
+    """Open the sliders of the first model, and move one by the keyboard."""
+    browser.click(".panel .whatif > summary")
+    browser.until(
+        "document.querySelector('.whatif td') && document.querySelector('.whatif').innerText.includes('by the twin')"
+    )
+    assert "with these settings" not in browser.text(".whatif")
+    shown = "document.querySelector('.whatif').innerText"
+    browser.evaluate("document.querySelector('.whatif [data-setting=max_num_seqs]').focus()")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    slider = "document.querySelector('.whatif [data-setting=max_num_seqs]')"
+    assert browser.evaluate(f"{slider}.getAttribute('aria-valuetext')") == "8"
+    browser.until(f"{shown}.includes('with these settings') && {shown}.includes('max_num_seqs = 8')")
+    assert "Nothing has been changed" in browser.text(".whatif")
+    assert "--max-num-seqs 8" in browser.text(".whatif")
+    assert browser.evaluate("document.querySelector('.whatif [data-setting=batch_size]').closest('label').hidden")
+    browser.evaluate(
+        "{ const choice = document.querySelector('.whatif select'); choice.value = 'static'; choice.onchange(); }"
+    )
+    browser.until(f"{shown}.includes('strategy = \"static\"')")
+    assert browser.evaluate(f"{slider}.closest('label').hidden"), "what the strategy does not read"
+
+
+def ask_what_if(browser: Browser) -> None:
+    """Of a request that ended, what would have made it faster."""
+    browser.evaluate("document.querySelector('canvas.slots').focus()")
+    browser.press("ArrowLeft")
+    browser.press("Enter")
+    browser.until("document.querySelector('#request').open && document.querySelector('#request-parts button')")
+    browser.click("#request-parts button")
+    browser.until("document.querySelector('#request-parts').innerText.includes('the twin takes')")
+    browser.press("Escape")
+
+
+def test_sliders_show_a_forecast_and_change_nothing(server: Server, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        asked = [
+            pool.submit(
+                httpx.post, f"{server.url}/v1/chat/completions", json=WRITTEN, headers=bearer("alice"), timeout=300
+            )
+            for _ in range(24)
+        ]
+        assert [each.result().status_code for each in asked] == [200] * 24
+    before = server.http.get("/v1/models/demo").json()["settings"]
+    with Browser(tmp_path / "profile") as browser:
+        come_in(browser, server)
+        see_forecast(browser)
+        ask_what_if(browser)
+        browser.resize(360, 800)
+        browser.until("document.documentElement.scrollWidth <= 360")
+        assert browser.errors == []
+        assert {url.split("?")[0] for url in browser.requests if not url.startswith(server.url)} <= {"about:blank"}
+    assert server.http.get("/v1/models/demo").json()["settings"] == before
+
+
 def change_models(browser: Browser) -> None:
     browser.click("button[aria-label='Unload doubles']")
     browser.until("document.querySelector(\"button[aria-label='Unload doubles']\").innerText === 'Really unload'")

@@ -78,7 +78,11 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
     said = command(server, "why", told["id"])
     assert said.returncode == 0, said.stderr
     assert "max_num_seqs" in said.stdout
-    refused = command(server, "why", told["id"], name="bob")
+    simulated = command(server, "why", "--faster", told["id"])
+    assert simulated.returncode == 0, simulated.stderr
+    assert "the twin takes" in simulated.stdout
+    assert "max_num_seqs = 4" in simulated.stdout, "many waited for one place"
+    refused = command(server, "why", "--faster", told["id"], name="bob")
     assert refused.returncode == 1
     assert "there is no request" in refused.stderr
 

@@ -22,6 +22,16 @@ def test_only_like_shapes_are_drawn_from() -> None:
     assert all(resampler.draw(700) >= 50 for _ in range(200))
 
 
+def test_all_that_are_alike_are_drawn_from_where_that_is_asked_for() -> None:
+    shapes = [(8.0,)] * 100 + [(9.0,)] * 100 + [(1000.0,)] * 10
+    values = [float(index) for index in range(210)]
+    few = Resampler(shapes, values, random.Random(0))
+    assert {few.draw(8) for _ in range(2000)} == set(values[100:124]), "the first of those that are equally near"
+    many = Resampler(shapes, values, random.Random(0), within=0.5)
+    assert {many.draw(8) for _ in range(20_000)} == set(values[:200])
+    assert {many.draw(1000) for _ in range(2000)} == set(values[-10:]) | set(values[100:114]), "or the usual number"
+
+
 def test_slow_times_come_in_runs() -> None:
     """Twelve slow ones in a row were recorded: whoever is slow mostly stays so, though half of all are."""
     values = [2.0] * 12 + [1.0] * 12

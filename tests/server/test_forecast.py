@@ -69,7 +69,8 @@ def past(count: int = 60, owner: str | None = None, config: SequenceConfig = FEW
     )
     kept = []
     for number, life in enumerate(outcome.requests):
-        arrival, first, end = life.request.arrival, life.first or 0.0, life.end or 0.0
+        # The front hears of a step somewhat after its end.
+        arrival, first, end = life.request.arrival, (life.first or 0.0) + 1e-4, (life.end or 0.0) + 1e-4
         scheduled = life.scheduled or 0.0
         kept.append(
             EndedRequest(

@@ -54,6 +54,8 @@ NEW_BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {"model": "chat", "messages": _TURNS, "max_tokens": 2, **_BLOCK_TOOLS}),
     ("/v1/score", {"model": "bert", "text_1": "a", "text_2": ["b", "c"]}),
     ("/classify", {"model": "bert", "input": ["a", "b"]}),
+    ("/v1/models/chat/forecast", {"strategy": "continuous", "max_num_seqs": 4, "target_itl_ms": 50.5}),
+    ("/v1/models/bert/forecast", {"max_batch_size": 4, "max_wait_ms": 1, "target_latency_ms": None}),
     ("/pooling", {"model": "bert", "input": ["a", [1, 2]], "encoding_format": "float"}),
     ("/embed_all", {"inputs": ["a"], "truncate": True}),
     ("/embed_sparse", {"inputs": ["a"]}),
@@ -122,6 +124,7 @@ READS = (
         "/v1/responses/resp_1/input_items?limit=2",
         "/v1/requests?status=ended&limit=2",
         "/v1/requests/chatcmpl-1",
+        "/v1/requests/chatcmpl-1?faster=true",
     ),
 )
 _KINDS = ("valid", "tree", "tree", "tree", "tree", "bytes", "headers", "raw", "path", "upload", "read")

@@ -30,10 +30,10 @@ const OF_STRATEGY = {
 
 const pair = (name, index) => (figures) => figures[name]?.[index] ?? null;
 const ROWS = {
-  sequence: [["First token, half of them within", pair("ttft", 0), seconds], ["First token, 95% within", pair("ttft", 1), seconds],
-    ["Between tokens, half within", pair("itl", 0), seconds], ["Between tokens, 95% within", pair("itl", 1), seconds],
+  sequence: [["First token, 50%", pair("ttft", 0), seconds], ["First token, 95%", pair("ttft", 1), seconds],
+    ["Between tokens, 50%", pair("itl", 0), seconds], ["Between tokens, 95%", pair("itl", 1), seconds],
     ["Tokens a second", (figures) => figures.outputs_per_s, number]],
-  item: [["Answer, half of them within", pair("latency", 0), seconds], ["Answer, 95% within", pair("latency", 1), seconds],
+  item: [["Answer, 50%", pair("latency", 0), seconds], ["Answer, 95%", pair("latency", 1), seconds],
     ["Requests a second", (figures) => figures.requests_per_s, number], ["Items a second", (figures) => figures.outputs_per_s, number]],
 };
 
@@ -173,7 +173,7 @@ export class WhatIf {
   figures({ measured, now, tried }) {
     const columns = [measured, now, ...(tried ? [tried] : [])];
     const rows = ROWS[this.kind].map(([words, of, show]) => [words, ...columns.map((figures) => show(of(figures)))]);
-    return table("", ["", "measured", "by the twin", ...(tried ? ["with these settings"] : [])], rows);
+    return table("What 50% and 95% are within", ["", "measured", "by the twin", ...(tried ? ["with these settings"] : [])], rows);
   }
 
   // Settings hold from a server's start, so this page only says what they would be.
