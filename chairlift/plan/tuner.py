@@ -27,10 +27,13 @@ _SHARES: dict[str, tuple[float, ...]] = {
     "batch_size": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0),
     "max_num_batched_tokens": (1 / 4, 1 / 2, 1.0),
     "target_itl_ms": (0.5, 0.65, 0.8, 1.0),
-    "step_time_ms": (1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0),
+    "step_time_ms": (1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0),  # and see _LONGER
     "max_wait_ms": (0.0, 1 / 4, 1 / 2, 1.0),
     "background_step_ms": (1 / 4, 1 / 2, 1.0),
 }
+# What a step takes is no limit of the machine's. Where somebody says that first tokens matter, and not that others do,
+# it may also be longer.
+_LONGER = (2.0, 4.0)
 _COUNTS = ("max_num_seqs", "batch_size", "max_num_batched_tokens")
 
 
@@ -63,7 +66,7 @@ class _Trial(NamedTuple):
 
 
 class Tuner:
-    """Turns the settings of one model, of which `configured` is the most that they may be.
+    """Turns the settings of one model below those that were `configured`, which are what memory and buffers are for.
 
     Each round the twin is asked about `alternatives()`, of the same traffic, and `hear` takes its answer. `config` is
     what holds by then, and `decisions` are the last ones. While a change is `on_trial` the traffic is all to be from
@@ -144,7 +147,9 @@ class Tuner:
         if problem is None and without is None:
             problem = "the twin had no time to say what would have been without it"
         if problem is None and without is not None:
-            was, would = self._rank(answer.measured), self._rank(without.figures)
+            # Who was refused is not among what was measured, but the twin refuses as the server does.
+            seen = msgspec.structs.replace(answer.measured, refused=answer.now.figures.refused)
+            was, would = self._rank(seen), self._rank(without.figures)
             if would.beats(was, 0.0):
                 problem = f"without it, of the traffic since then {_gain(was, would)}"
         if problem is None:
@@ -189,15 +194,17 @@ class Tuner:
 
 
 def rungs(configured: SequenceConfig, setting: str) -> list[float]:
-    """The values that a setting may have, least first; what was configured is the last. One alone may not be turned."""
+    """The values that a setting may have, least first, with what was configured. Of one there is no turning."""
     most = getattr(configured, setting)
     if not most or (setting == "max_wait_ms" and POLICIES[configured.strategy].slots_setting is None):
         return [most]
-    found = [share * most for share in _SHARES[setting]]
+    found = [share * most for share in _SHARES[setting] if share < 1]
     if setting in _COUNTS:
         least = configured.slots if setting == "max_num_batched_tokens" else 1
         found = [max(round(each), least) for each in found]
-    return sorted({*found[:-1], most})
+    if setting == "step_time_ms" and configured.target_ttft_ms is not None:
+        found += [share * most for share in _LONGER]
+    return sorted({*found, most})
 
 
 def disbelieved(answer: WhatIfAnswer) -> str | None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support import histories
 from support.dice import SHARES, HypothesisDice, pick
-from support.histories import digest, draw_request, draw_setup, replay, run_history, take_step
+from support.histories import digest, draw_request, draw_settings, draw_setup, replay, run_history, take_step
 from support.parallel import in_two_processes, some_and_all
 from support.sequences_world import STRATEGIES, Setup, World, make_request
 
@@ -56,6 +56,10 @@ class SequencesMachine(RuleBasedStateMachine):
     def step(self, data: st.DataObject) -> None:
         take_step(HypothesisDice(data), self.world)
 
+    @rule(data=st.data())
+    def retune(self, data: st.DataObject) -> None:
+        self.world.retune(draw_settings(HypothesisDice(data), self.world))
+
     @rule(seconds=st.sampled_from([0.25, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.world.now += seconds
@@ -85,6 +89,7 @@ def count_events(world: World, seen: Counter[str]) -> None:
     seen["histories"] += 1
     seen[world.setup.strategy] += 1
     seen["prompts cut to a step's time"] += world.num_cut
+    seen["settings changed"] += world.num_retuned
     for answer in world.answers:
         if isinstance(answer, Step):
             seen["steps"] += 1
@@ -123,7 +128,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
     if len(seeds) >= 1000:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
         kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
-        kinds += ("prompts cut to a step's time",)
+        kinds += ("prompts cut to a step's time", "settings changed")
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 

@@ -5,10 +5,12 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from support.past import traffic
+from support.tuned import question_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.tuner import Tuner, disbelieved, rungs
-from chairlift.plan.what_if import Foretold, Spread, TrafficFigures, WhatIfAnswer
+from chairlift.plan.what_if import Change, Foretold, Spread, TrafficFigures, WhatIfAnswer, answer
 
 
 def figures(ttft: float = 1.0, itl: float = 0.05, latency: float = 4.0, refused: int = 0) -> TrafficFigures:
@@ -194,5 +196,26 @@ def test_whatever_comes_no_setting_leaves_its_ladder_and_none_moves_but_a_step(d
             ladder = rungs(tuner.configured, name)
             places = [ladder.index(getattr(each, name)) for each in (before, tuner.config)]
             assert abs(places[0] - places[1]) == 1
-            assert getattr(tuner.config, name) <= getattr(tuner.configured, name)
+            assert name == "step_time_ms" or getattr(tuner.config, name) <= getattr(tuner.configured, name)
         assert tuner.config.slots <= tuner.config.max_num_batched_tokens
+
+
+def test_turn_by_turn_a_window_that_is_too_long_for_the_traffic_is_closed() -> None:
+    tuner = Tuner(config_of(strategy="dynamic", max_wait_ms=800.0))
+    trace, seen = traffic(rate=1.5), []
+    for _ in range(8):
+        changes = [Change(config=each) for each in tuner.alternatives()]
+        told = answer(question_of(tuner.config, trace, changes), lambda: False)
+        tuner.hear(told)
+        assert told.measured.latency is not None
+        seen.append(told.measured.latency.p50)
+    windows = [each.after for each in tuner.decisions if each.setting is not None]
+    assert windows == [400.0, 200.0, 0.0]
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < seen[0] / 2
+    assert [each.taken_back for each in tuner.decisions if each.taken_back] == []
+
+
+def test_a_step_may_take_longer_only_where_first_tokens_matter_alone() -> None:
+    assert max(rungs(config_of(), "step_time_ms")) == 300.0
+    assert max(rungs(config_of(target_ttft_ms=500.0), "step_time_ms")) == 1200.0

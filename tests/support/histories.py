@@ -12,6 +12,7 @@ import msgspec
 from support.dice import SHARES, Dice, RandomDice, pick
 from support.sequences_world import Setup, World
 
+from chairlift.core.sequences.live_settings import LiveSettings, apply
 from chairlift.core.sequences.request import Request, SamplingParams
 
 LONG = 600
@@ -114,6 +115,19 @@ def take_step(dice: Dice, world: World) -> None:
     world.update(tokens, errors, aborts, seconds, ended, late)
 
 
+def draw_settings(dice: Dice, world: World) -> LiveSettings:
+    """Other settings for a world; what it has no bound for stays without."""
+    setup = world.setup
+    return LiveSettings(
+        slots=1 if setup.strategy == "none" else dice.integer(1, 8),
+        max_num_batched_tokens=dice.integer(1, 80),
+        max_wait=pick(dice, (0.0, 1.0, 3.0)),
+        background_step=pick(dice, (0.005, 0.02)),
+        step_time=None if setup.step_time is None else pick(dice, (0.001, 0.005, 0.02)),
+        target_itl=setup.budget if isinstance(setup.budget, float) else None,
+    )
+
+
 def run_history(rng: random.Random, num_calls: int) -> World:
     """One random history, checked after every call and driven to its end."""
     dice = RandomDice(rng)
@@ -129,6 +143,8 @@ def run_history(rng: random.Random, num_calls: int) -> World:
             world.abort(f"r{dice.integer(0, 19)}" if not world.records else pick(dice, list(world.records)))
         elif choice == 6:
             world.now += pick(dice, (0.25, 1.0, 5.0))
+        elif choice == 8 and dice.integer(0, 1) == 0:
+            world.retune(draw_settings(dice, world))
         elif choice == 7 and dice.integer(0, 5) == 0:
             world.close()
         else:
@@ -139,13 +155,15 @@ def run_history(rng: random.Random, num_calls: int) -> World:
 
 def replay(world: World) -> list[Any]:
     """Make the same calls on a fresh scheduler and return its answers."""
-    scheduler = world.setup.scheduler()
+    scheduler = world.first_setup.scheduler()
     answers: list[Any] = []
     step = None
     for name, *given in copy.deepcopy(world.calls):
         try:
             if name == "update":
                 answers.append(scheduler.update(step, *given))
+            elif name == "retune":
+                answers.append(apply(*given, scheduler))
             else:
                 answers.append(getattr(scheduler, name)(*given))
         except ValueError as error:

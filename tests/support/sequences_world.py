@@ -20,6 +20,7 @@ from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
+from chairlift.core.sequences.live_settings import LiveSettings, apply
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
@@ -220,7 +221,7 @@ class World:
     """Calls a scheduler, checks everything it answers, and records the calls."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+        self.setup = self.first_setup = setup
         self.scheduler = setup.scheduler()
         self.runner = FakeRunner(setup)
         self.now = 0.0
@@ -233,7 +234,9 @@ class World:
         self.begun: dict[str, Record] = {}
         self.served: dict[str, int] = {}
         self.background_percent = 0
-        self.num_cut = 0
+        self.num_cut = self.num_retuned = 0
+        # Who held a slot when there came to be fewer: as they leave, nobody takes their place.
+        self.held_over = 0
         self.calls: list[tuple[Any, ...]] = []
         self.answers: list[Any] = []
         self._serial = 0
@@ -276,6 +279,21 @@ class World:
         self._record("close")
         self.scheduler.close()
         self.answers.append(None)
+
+    def retune(self, settings: LiveSettings) -> None:
+        """Change settings between two steps."""
+        self._record("retune", settings)
+        assert self.in_flight is None
+        scheduler = self.scheduler
+        apply(settings, scheduler)
+        self.answers.append(None)
+        self.held_over = scheduler.num_running + scheduler.num_background_running + len(scheduler.admitted)
+        most = scheduler.max_num_batched_tokens
+        assert most >= max(settings.slots, self.held_over), "somebody would have no token"
+        changed = {"slots": settings.slots, "max_wait": settings.max_wait, "max_num_batched_tokens": most}
+        self.setup = self.setup._replace(**changed)
+        self.num_retuned += 1
+        self.check()
 
     def schedule(self, yields: bool = False) -> Step | None:
         self._record("schedule", self.now, yields)
@@ -421,7 +439,8 @@ class World:
         assert scheduler.num_background_waiting == num_background - len(behind)
         assert scheduler.num_background_running == len(behind)
         assert scheduler.num_unfinished == len(self.records)
-        assert len(names) <= setup.num_slots
+        assert len(names) <= max(setup.num_slots, self.held_over), "more start than there are slots for"
+        self.held_over = min(self.held_over, len(names))
         assert setup.closes_batch or not admitted
         for order in (running, admitted):
             assert all(a.rank < b.rank for a, b in pairwise(order)), "not in order of urgency"
@@ -715,7 +734,7 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
     match decision.reason:
         case Reason.SLOTS:
             assert not scheduler.admitted, "who has a slot does not wait for one"
-            assert placed == setup.num_slots or (setup.closes_batch and not was_empty)
+            assert placed >= setup.num_slots or (setup.closes_batch and not was_empty)
         case Reason.TOKENS:
             assert step.total_tokens == setup.max_num_batched_tokens
         case Reason.ITL:

@@ -85,6 +85,9 @@ class FakeClient:
     def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
         return {each: self.foreseen[each] for each in request_ids if each in self.foreseen}
 
+    def retune(self, config: SequenceConfig) -> None:
+        self.config = config
+
     def submit(self, *requests: Request, group: Any = None, timeout: float | None = None) -> list[Stream]:
         self.submitted.append((group, timeout))
         if self.refusal is not None:

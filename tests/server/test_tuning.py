@@ -1,0 +1,170 @@
+"""Models whose settings follow their traffic: what is asked, what is turned, what is told of it and what it costs."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from support.past import traffic
+from support.server_harness import FakeClient, Front, run
+from support.tuned import question_of
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.errors import Unavailable
+from chairlift.plan.what_if import Change, SequenceQuestion, WhatIfAnswer, answer
+from chairlift.plan.what_if_process import MOST_S
+from chairlift.server.models import tuning
+from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.models.tuning import Tuning
+from chairlift.server.models.twin import Twin
+
+CPU_S = 0.25
+# It waits for company that does not come.
+PATIENT = SequenceConfig(model="tiny", strategy="dynamic", max_wait_ms=800.0, auto=True)
+
+
+class HereTwin(Twin):
+    """Answers in this process, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[SequenceQuestion] = []
+        self.error: Exception | None = None
+
+    async def ask(self, question: Any) -> WhatIfAnswer:
+        self.questions.append(question)
+        if self.error is not None:
+            raise self.error
+        found = answer(question, lambda: False)
+        found.cpu_s = CPU_S
+        return found
+
+
+class Tuned:
+    """A server with one model, whose traffic is simulated under whatever settings it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: SequenceConfig = PATIENT, **settings: Any) -> None:
+        self.front = Front(FakeClient(manual=True))
+        self.service, self.client = self.front.service, self.front.client
+        self.client.config = config
+        self.twin = HereTwin()
+        window = settings.pop("window_s", 0.0)
+        self.tuning = Tuning(self.front.models, self.twin, ServerConfig(**settings), window)
+        monkeypatch.setattr(tuning, "lately", self._lately)
+
+    def _lately(self, service: SequenceService, changes: list[Change]) -> SequenceQuestion:
+        return question_of(service.client.config, traffic(rate=1.5), changes)
+
+    async def look(self) -> float:
+        return await self.tuning.look_at(self.service)
+
+
+def test_what_the_tuner_decides_holds_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch)
+        assert "tuning" not in (await tuned.front.call("GET", "/v1/models/tiny")).json()
+        with caplog.at_level(logging.INFO):
+            assert await tuned.look() == CPU_S
+        assert tuned.client.config.max_wait_ms == 400.0
+        assert "tiny: max_wait_ms goes from 800 to 400: of the last minutes' traffic answers would take" in caplog.text
+        told = (await tuned.front.call("GET", "/v1/models/tiny")).json()
+        assert told["settings"]["max_wait_ms"] == 400.0
+        about = told["tuning"]
+        assert about["configured"] == {"batch_size": 8, "max_wait_ms": 800.0, "background_step_ms": 40.0}
+        assert about["settings"]["max_wait_ms"] == 400.0
+        assert (about["on_trial"], about["rounds"], about["cpu_s"]) == (True, 1, CPU_S)
+        (decision,) = about["decisions"]
+        assert (decision["setting"], decision["before"], decision["after"]) == ("max_wait_ms", 800.0, 400.0)
+        await tuned.look()
+        about = (await tuned.front.call("GET", "/v1/models/tiny")).json()["tuning"]
+        assert (about["on_trial"], len(about["decisions"])) == (False, 2)
+        assert "stays at 400" in about["decisions"][0]["reason"], "the last first"
+        metrics = (await tuned.front.call("GET", "/metrics")).body.decode()
+        for line in (
+            'chairlift_tuner_rounds_total{model="tiny"} 2.0',
+            'chairlift_tuner_changes_total{model="tiny",setting="max_wait_ms"} 1.0',
+            'chairlift_tuned_setting{model="tiny",setting="max_wait_ms"} 400.0',
+            f'chairlift_tuner_cpu_seconds_total{{model="tiny"}} {2 * CPU_S}',
+        ):
+            assert line in metrics
+
+    run(go)
+
+
+def test_a_change_is_judged_by_the_traffic_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch, window_s=3600.0)
+        await tuned.look()
+        assert await tuned.look() == 0.0
+        assert len(tuned.twin.questions) == 1, "an hour is to pass"
+
+    run(go)
+
+
+def test_the_kv_memory_is_taken_to_stay_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch)
+        await tuned.look()
+        (question,) = tuned.twin.questions
+        assert question.config.kv_cache_gb is not None
+
+    run(go)
+
+
+def test_where_too_little_came_nothing_is_asked() -> None:
+    async def go() -> None:
+        front, twin = Front(FakeClient(manual=True)), HereTwin()
+        assert await Tuning(front.models, twin, ServerConfig()).look_at(front.service) == 0.0
+        assert not twin.questions
+
+    run(go)
+
+
+def test_a_twin_that_fails_costs_the_most_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch)
+        tuned.twin.error = Unavailable("the machine had no time", 1)
+        assert await tuned.look() == MOST_S
+        assert tuned.client.config is PATIENT
+        assert tuned.service.metrics.tuner_cpu_s == MOST_S
+
+    run(go)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tunes"),
+    [
+        ({}, False),
+        ({"auto": True}, True),
+        ({"target_itl_ms": 50.0}, True),
+        ({"target_ttft_ms": 500.0}, True),
+        ({"target_itl_ms": 50.0, "auto": False}, False),
+    ],
+    ids=str,
+)
+def test_who_is_tuned(settings: dict[str, Any], tunes: bool) -> None:
+    assert SequenceConfig(model="m", **settings).tunes is tunes
+
+
+def test_it_goes_on_after_an_error_and_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch, tune_every_s=1e-3, tune_cpu_share=1.0)
+        tuned.twin.error = RuntimeError("a bug")
+        monkeypatch.setattr(tuning, "MOST_S", 0.0)
+        task = asyncio.create_task(tuned.tuning.run())
+        while not tuned.twin.questions:
+            await asyncio.sleep(1e-3)
+        tuned.twin.error = None
+        while tuned.client.config is PATIENT:
+            await asyncio.sleep(1e-3)
+        tuned.client.config = SequenceConfig(model="tiny")
+        await asyncio.sleep(0.3)
+        asked = len(tuned.twin.questions)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        assert len(tuned.twin.questions) == asked, "nobody wants it tuned any more"
+
+    run(go)
