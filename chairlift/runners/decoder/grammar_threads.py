@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,7 +16,7 @@ from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Grammar
 
 # Seconds after which a follower, or a compilation, is no longer one that others wait for.
 _LONG = 0.005
-# Seconds of a core after which a follower isn't either, and between two looks at how long it takes.
+# Seconds of a core after which it isn't either, and between two looks at how long it takes.
 _MUCH = _LOOK_EVERY = 0.002
 # Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
 _LARGE = 16_384
@@ -35,6 +35,33 @@ _STACK_SIZE = threading.Lock()
 # None ends the thread that takes it.
 _Followers = SimpleQueue[Follower | None]
 _CompilerDone = Callable[[CompiledGrammar | GrammarError], None]
+
+
+class _Stopwatch:
+    """How long a thread has been at a piece of work, and how much of a core it took. Others may look at it."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._clock: int | None = None
+        self._cpu_began = 0.0
+
+    def start(self) -> None:
+        """The thread that calls this begins now."""
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._cpu_began = time.clock_gettime(self._clock)
+        self.began = time.monotonic()
+
+    def shows_long(self) -> bool:
+        """Whether others should no longer wait for it."""
+        if time.monotonic() - self.began > _LONG:
+            return True
+        if self._clock is None:
+            return False
+        try:
+            return time.clock_gettime(self._clock) - self._cpu_began > _MUCH
+        except OSError:  # the thread has ended
+            return False
 
 
 class LookAhead:
@@ -93,8 +120,8 @@ class LookAhead:
         """Have another thread go on with the queue, if this one has had a follower for long."""
         with self._lock:
             thread = self._thread
-            follower = thread.slow_one() if thread is not None else None
-            if thread is None or follower is None:
+            follower = None if thread is None else thread.follower
+            if thread is None or follower is None or not thread.watch.shows_long():
                 return
             thread.once = True
             _lower(thread)
@@ -120,7 +147,7 @@ class LookAhead:
         now = time.monotonic()
         for follower in waited_for:
             slow = self._slow.get(follower)
-            if slow is not None and follower.busy and now - slow.began > _TOO_LONG:
+            if slow is not None and follower.busy and now - slow.watch.began > _TOO_LONG:
                 follower.give_up(f"its grammar needs more than {_TOO_LONG:g} s to say which tokens may be next")
 
     def forget(self, follower: Follower) -> None:
@@ -141,22 +168,18 @@ class LookAhead:
 
 
 class _FollowerThread(threading.Thread):
-    """Advances what is in a queue; `once` ends it after the follower that it has, which began at `began`."""
+    """Advances what is in a queue; `once` ends it after the follower that it has, at which it is as `watch` shows."""
 
     def __init__(self, queue: _Followers, idle: threading.Event, once: bool = False) -> None:
         super().__init__(name="grammar", daemon=True)
         self.follower: Follower | None = None
-        self.began = time.monotonic()
+        self.watch = _Stopwatch()
         self.once = once
         self._queue, self._idle = queue, idle
-        self._cpu_clock: int | None = None
-        self._cpu_began = 0.0
 
     def run(self) -> None:
-        if hasattr(time, "pthread_getcpuclockid"):
-            self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         while (follower := self._queue.get()) is not None:
-            self.began, self._cpu_began = time.monotonic(), time.thread_time()
+            self.watch.start()
             self.follower = follower
             follower.advance()
             self.follower = None
@@ -164,23 +187,6 @@ class _FollowerThread(threading.Thread):
                 return
             if self._queue.empty():
                 self._idle.set()
-
-    def slow_one(self) -> Follower | None:
-        """The follower that it has, if that takes long by the clock or much of a core."""
-        follower = self.follower
-        if follower is None:
-            return None
-        if time.monotonic() - self.began > _LONG or self._cpu_seconds() > _MUCH:
-            return follower
-        return None
-
-    def _cpu_seconds(self) -> float:
-        if self._cpu_clock is None:
-            return 0.0
-        try:
-            return time.clock_gettime(self._cpu_clock) - self._cpu_began
-        except OSError:  # it has ended
-            return 0.0
 
 
 def _advance_aside(follower: Follower) -> _FollowerThread:
@@ -198,6 +204,7 @@ class _Turn:
     """A thread that compiles, what it compiles now, and whether that takes long, so that another has the turn."""
 
     thread: threading.Thread
+    watch: _Stopwatch = field(default_factory=_Stopwatch)
     grammar: str = ""
     is_slow: bool = False
 
@@ -296,19 +303,16 @@ class GrammarCompiler:
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
         while (done := self._next(turn)) is not None:
-            timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
-            timer.daemon = True
+            turn.watch.start()
             if len(turn.grammar) > _LARGE:
                 self._leave_alone(turn, turn.grammar)
             else:
-                with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
-                    timer.start()
+                self._look_later(turn, turn.grammar)
             result: CompiledGrammar | GrammarError
             try:
                 result = self._compile_here(turn.grammar)
             except GrammarError as error:
                 result = error
-            timer.cancel()
             done(result)
 
     def _next(self, turn: _Turn) -> _CompilerDone | None:
@@ -323,6 +327,19 @@ class GrammarCompiler:
             else:
                 self._turn = None
         return None
+
+    def _look_later(self, turn: _Turn, grammar: str) -> None:
+        """Have a thread see to it that the turn does not stay long with that grammar."""
+        timer = threading.Timer(_LOOK_EVERY, self._look, (turn, grammar))
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
+            timer.start()
+
+    def _look(self, turn: _Turn, grammar: str) -> None:
+        if turn.watch.shows_long():
+            self._leave_alone(turn, grammar)
+        elif turn is self._turn and turn.grammar == grammar:
+            self._look_later(turn, grammar)
 
     def _leave_alone(self, turn: _Turn, grammar: str) -> None:
         """Give the turn to another thread, and what time others leave to this one, if it still is at that grammar."""
