@@ -55,8 +55,8 @@ def _of_sequence(config: SequenceConfig, ended: EndedRequest) -> Iterator[_Alter
                 wanted = {policy.slots_setting: more, "max_num_batched_tokens": max(tokens, more)}
                 yield _setting(config, policy.slots_setting, more, wanted)
     if policy.closes_batch or policy.slots_setting is None:
-        wanted = slots if slots > 1 else _CONTINUOUS_SLOTS
-        changed, words = with_strategy(config, "continuous", wanted), f"max_num_seqs = {wanted}"
+        most = slots if slots > 1 else _CONTINUOUS_SLOTS
+        changed, words = with_strategy(config, "continuous", most), f"max_num_seqs = {most}"
         yield _Alternative(f'strategy = "continuous" and {words}', Change(config=changed), "strategy", "continuous")
     for other in (2 * tokens, tokens // 2):
         if slots <= other <= _MOST_TOKENS:

@@ -51,9 +51,12 @@ class Twin:
     async def _answer(self, question: bytes) -> WhatIfAnswer:
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-P", "-m", self._module)
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=worker_environment()
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, env=worker_environment()
+            )
+        except OSError as error:
+            raise Unavailable(f"no process for a simulation can be started: {error.strerror}", _RETRY_S) from None
         try:
             found, said = await process.communicate(question)
         finally:
