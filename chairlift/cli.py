@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_why(commands, wanted=arguments[:1] == ["why"])
     _add_top(commands, wanted=arguments[:1] == ["top"])
     _add_trace(commands, wanted=arguments[:1] == ["trace"])
+    _add_record(commands, wanted=arguments[:1] == ["record"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
     _add_plan(commands, wanted=arguments[:1] == ["plan"])
@@ -113,6 +114,15 @@ def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 
         add_trace_flags(parser)
         parser.set_defaults(run=trace_command)
+
+
+def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("record", help="write what comes to a server to a file, as a trace without text")
+    if wanted:
+        from chairlift.why import add_record_flags, record_command
+
+        add_record_flags(parser)
+        parser.set_defaults(run=record_command)
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

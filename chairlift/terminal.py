@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
@@ -118,6 +118,12 @@ class ChatEndpoint(NamedTuple):
             return json.loads(raw)
         except ValueError:
             raise RequestFailed(f"{self.host} answered with no JSON; is that a Chairlift server?") from None
+
+    def lines(self, path: str) -> Generator[bytes, None, None]:
+        """An empty line once the answer at a path has begun, and then its lines as they come. Raises as `stream`."""
+        with self._answer("GET", path, None, None) as answer:
+            yield b""
+            yield from answer
 
     @contextlib.contextmanager
     def _answer(

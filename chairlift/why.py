@@ -1,4 +1,4 @@
-"""`chairlift why`, `top` and `trace`: a server's requests, one in words, all as a table, or a minute as a picture."""
+"""`chairlift why`, `top`, `trace` and `record`: a server's requests in words, as a table, a picture or a trace."""
 
 import argparse
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.terminal import DEFAULT_URL, ChatEndpoint
 
 _MOST_ROWS = 100
@@ -20,6 +20,7 @@ _MOST_ROWS = 100
 _SIMULATION_S = 300.0
 # Another screen and back, home, and clearing what follows, as every terminal since the VT100 has it.
 _ENTER, _LEAVE, _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[?1049h", "\033[?1049l", "\033[H", "\033[K", "\033[J"
+_KEY_HELP = "better set as CHAIRLIFT_API_KEY than as a flag"
 _COLUMNS = ("REQUEST", "MODEL", "STATE", "PLACE", "FOR", "TOKENS", "FIRST TOKEN", "END", "WHY")
 
 Part = Mapping[str, Any]
@@ -46,9 +47,17 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="(default: trace.json)")
 
 
+def add_record_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `chairlift record`."""
+    parser.add_argument("url", metavar="URL", help=f"the server, such as {DEFAULT_URL}")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a new file, which gets a line for each request")
+    parser.add_argument("--seconds", type=int, metavar="N", help="for so long (default: until Ctrl-C)")
+    parser.add_argument("--api-key", metavar="KEY", help=_KEY_HELP)
+
+
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help=f"the server ({DEFAULT_URL})")
-    parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
+    parser.add_argument("--api-key", metavar="KEY", help=_KEY_HELP)
 
 
 def _server(args: argparse.Namespace) -> ChatEndpoint:
@@ -74,6 +83,28 @@ def trace_command(args: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidRequest(f"{args.out}: {error.strerror}") from None
     print(f"{args.out}: {len(found['traceEvents'])} events, for https://ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+def record_command(args: argparse.Namespace) -> int:
+    """Write what comes to a server from now on to a new file, as a trace. Raises as `why_command`."""
+    path = "/recording" if args.seconds is None else f"/recording?seconds={args.seconds}"
+    count = 0
+    with contextlib.closing(_server(args).lines(path)) as lines:
+        next(lines)  # it has begun
+        try:
+            file = os.open(args.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise InvalidRequest(f"{args.file}: {error.strerror}") from None
+        print(f"recording to {args.file}, until Ctrl-C" if args.seconds is None else f"recording to {args.file}")
+        with os.fdopen(file, "wb") as out, contextlib.suppress(KeyboardInterrupt):
+            for line in lines:
+                if line.startswith(b'{"error"'):
+                    raise RequestFailed(json.loads(line)["error"]["message"])
+                out.write(line)
+                out.flush()
+                count += 1
+    print(f"{args.file}: {count} requests, for `chairlift plan --trace` and `chairlift bench serve`")
     return 0
 
 

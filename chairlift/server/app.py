@@ -54,7 +54,7 @@ def create_app(
     state = {"models": models, "config": config, "metrics": metrics, "batches": batches, "responses": responses}
     state["regions"] = SharedRegions(config)
     state["live"] = live or make_feed(models, config, batches, keys)
-    state["twin"] = twin or Twin()
+    state["twin"], state["recordings"] = twin or Twin(), set()
     docs = Docs(ENDPOINTS, keys.open_paths if keys.needed else None)
     app: ASGIApp = _Routes(State(state | {"docs": docs}))
     if keys.needed:

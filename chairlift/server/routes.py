@@ -10,7 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
-from chairlift.server import forecast_routes, request_routes, status
+from chairlift.server import forecast_routes, recording_routes, request_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -273,6 +273,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer="JSON in Chrome's trace format",
         right="admin",
         local=True,
+    ),
+    _server(
+        "GET",
+        "/v1/recording",
+        recording_routes.stream_recording,
+        "What comes from now on, as a trace without text; without keys for this machine alone",
+        answer="lines of JSON",
+        right="admin",
+        local=True,
+        query=recording_routes.RECORDING_QUERY,
     ),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),

@@ -100,7 +100,7 @@ def see_slots(browser: Browser) -> None:
     browser.click("canvas.slots", 0.985, 0.2)
     browser.until("document.querySelectorAll('#request .fall').length >= 2")
     assert "of them cached" in browser.text("#request")
-    browser.click("#request button")
+    browser.click("#request form button")
     browser.until("!document.querySelector('#request').open")
     browser.evaluate("document.querySelector('canvas.slots').focus()")
     browser.press("ArrowLeft")

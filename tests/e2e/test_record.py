@@ -1,6 +1,10 @@
 """A real server records what comes; the file is a trace, and the same load can be sent again from it."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,3 +43,33 @@ def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: 
     assert (run["requests"], run["failed"], run["tokens"]) == (4, 0, 14)
     lengths = [(request.input_length, request.output_length) for request in recorded]
     assert [(request.input_length, request.output_length) for request in read_trace(again)] == lengths
+
+
+def test_a_server_that_runs_can_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, trace = language_model(tmp_path / "tiny"), tmp_path / "trace.jsonl"
+    with Server(str(model), "--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01") as server:
+        server.wait_ready()
+        command = [sys.executable, "-m", "chairlift.cli", "record", server.url, str(trace)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
+            assert recording.stdout is not None
+            deadline = time.monotonic() + 60
+            while not trace.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            while len(trace.read_text().splitlines()) < 3:
+                assert time.monotonic() < deadline
+                assert server.complete(max_tokens=4, ignore_eos=True).status_code == 200
+            recording.send_signal(signal.SIGINT)
+            said, problem = recording.communicate(timeout=60)
+        assert recording.returncode == 0, problem
+        assert "requests, for `chairlift plan --trace`" in said
+        assert main(["record", server.url, str(trace)]) == 1
+        assert "File exists" in capsys.readouterr().err
+        assert main(["record", server.url, str(tmp_path / "short.jsonl"), "--seconds", "1"]) == 0
+        assert main(["record", server.url, str(tmp_path / "none.jsonl"), "--seconds", "0"]) == 1
+        assert "seconds must be between" in capsys.readouterr().err
+    recorded = read_trace(trace)
+    assert {request.output_length for request in recorded} == {4}
+    assert trace.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "short.jsonl").read_bytes() == b""
+    assert not (tmp_path / "none.jsonl").exists()

@@ -17,7 +17,7 @@ from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import read_trace
 from chairlift.server.http.exchange import Terms
 from chairlift.server.http.tenants import Tenant
-from chairlift.server.models import trace_recorder
+from chairlift.server.models import trace_notes
 from chairlift.server.models.trace_recorder import TraceRecorder
 
 PLAIN = Terms()
@@ -99,7 +99,7 @@ def test_a_full_file_gets_no_part_of_a_line_and_the_log_one(tmp_path: Path, capl
 def test_a_disk_that_hangs_does_not_take_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_recorder, "_MOST_WAITING_TOKENS", 100)
+    monkeypatch.setattr(trace_notes, "_MOST_WAITING_TOKENS", 100)
     recorder = TraceRecorder(tmp_path / "r", 2**20)
     for _ in range(20):
         recorder.sequence("m", sequence(1.0, [1] * 30), Terms(), 4)
@@ -137,13 +137,14 @@ def test_the_server_records_answers_refusals_and_items(tmp_path: Path) -> None:
 
     async def run() -> None:
         front = Front()
-        front.service.recorder = recorder = TraceRecorder(tmp_path / "r", 2**20)
+        recorder = TraceRecorder(tmp_path / "r", 2**20)
+        front.service.recorders.append(recorder)
         writing = asyncio.create_task(recorder.keep_writing())
         assert (await front.complete(max_tokens=5, n=2, temperature=1)).status == 200
         front.client.refusal = full(1.0)
         assert (await front.complete(max_tokens=6)).status == 429
         service, _ = embedder()
-        service.recorder = recorder
+        service.recorders.append(recorder)
         assert service.encoder is not None
         texts = service.encoder.encode_texts(["hello world", "hello"])
         await service.infer(texts, Terms(), [float(len(each.token_ids)) for each in texts])

@@ -21,14 +21,18 @@ LIVE_QUERY = {"limit": Annotated[int, Meta(ge=1, le=_MOST_MESSAGES)]}
 
 async def watch_server(request: Request) -> Response:
     """Server-sent events, about three a second; with `limit` so many of them."""
-    if TENANT not in request.scope and request.headers.get("sec-fetch-site") in _ELSEWHERE:
-        # It could read nothing, but would keep those out who may watch.
-        raise ApiError(403, "pages of other sites may not watch this server", code="cross_origin")
+    check_same_site(request)
     query = query_of(request, LIVE_QUERY)
     most = page_limit(query, 1, _MOST_MESSAGES) if "limit" in query else 0
     feed: LiveFeed = request.app.state.live
     watcher = feed.watch(most)
     return PartStream("text/event-stream", _messages(watcher), _last, close=watcher.close)
+
+
+def check_same_site(request: Request) -> None:
+    """Refuse pages of other sites: they could read nothing, but would keep those out who may. Raises a 403."""
+    if TENANT not in request.scope and request.headers.get("sec-fetch-site") in _ELSEWHERE:
+        raise ApiError(403, "pages of other sites may not watch this server", code="cross_origin")
 
 
 async def _messages(watcher: Watcher) -> AsyncGenerator[bytes, None]:

@@ -20,6 +20,8 @@ from chairlift.server.models.twin import Twin
 # A change counts if it saves so much, and the twin is believed if it is no further off.
 _LEAST_SAVED, _BELIEVED = 0.1, 0.3
 _MOST_SLOTS, _MOST_TOKENS = 1024, 2**17
+# Slots of continuous batching where there was one place.
+_CONTINUOUS_SLOTS = 8
 # Before everybody: a level is worth a second of waiting, unless the settings say otherwise.
 _FIRST = -1000
 ANSWERED = ("stop", "length", "done")
@@ -53,9 +55,9 @@ def _of_sequence(config: SequenceConfig, ended: EndedRequest) -> Iterator[_Alter
                 wanted = {policy.slots_setting: more, "max_num_batched_tokens": max(tokens, more)}
                 yield _setting(config, policy.slots_setting, more, wanted)
     if policy.closes_batch or policy.slots_setting is None:
-        words = 'strategy = "continuous"'
-        changed = with_strategy(config, "continuous", max(slots, 2))
-        yield _Alternative(words, Change(config=changed), "strategy", "continuous")
+        most = slots if slots > 1 else _CONTINUOUS_SLOTS
+        changed, words = with_strategy(config, "continuous", most), f"max_num_seqs = {most}"
+        yield _Alternative(f'strategy = "continuous" and {words}', Change(config=changed), "strategy", "continuous")
     for other in (2 * tokens, tokens // 2):
         if slots <= other <= _MOST_TOKENS:
             yield _setting(config, "max_num_batched_tokens", other)

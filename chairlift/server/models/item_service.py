@@ -23,7 +23,7 @@ from chairlift.text.encoding import TextEncoder
 
 if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
-    from chairlift.server.models.trace_recorder import TraceRecorder
+    from chairlift.server.models.trace_notes import TraceNotes
 
 
 class ItemService:
@@ -32,7 +32,7 @@ class ItemService:
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
     `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
-    Who wants to record what comes sets `recorder`, who wants spans of what ends `spans`.
+    Who records what comes is among the `recorders`, who wants spans of what ends sets `spans`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ItemService:
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
         self.created = int(time.time())
-        self.recorder: TraceRecorder | None = None
+        self.recorders: list[TraceNotes] = []
         self.spans: RequestSpans | None = None
 
     def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
@@ -135,9 +135,10 @@ class ItemService:
         most = self.dispatcher.limits.max_waiting
         if len(payloads) > most:
             raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
-        if self.recorder is not None and payloads:
+        if self.recorders and payloads:
             size = float(len(payloads)) if sizes is None else sum(sizes)
-            self.recorder.items(self.name, len(payloads), size, terms)
+            for recorder in self.recorders:
+                recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
         submit = self.dispatcher.submit
         timeout, priority, background, tenant, _ = terms

@@ -46,7 +46,9 @@ class HostLoader:
     def prepare(self, host: Host) -> "Service":
         """Make the service of a host that has been started, and remember whose it is."""
         service = host.prepare()
-        service.recorder, service.spans = self._recorder, self._spans
+        service.spans = self._spans
+        if self._recorder is not None:
+            service.recorders.append(self._recorder)
         self._by_service[service] = host
         return service
 

@@ -30,7 +30,7 @@ from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
-    from chairlift.server.models.trace_recorder import TraceRecorder
+    from chairlift.server.models.trace_notes import TraceNotes
 
 # Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
 _MOST_SALT = 64
@@ -101,7 +101,7 @@ class SequenceOptions(NamedTuple):
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
 
-    One without a tokenizer serves nobody. Who wants to record what comes sets `recorder`, who wants spans of what
+    One without a tokenizer serves nobody. Who records what comes is among the `recorders`, who wants spans of what
     ends `spans`.
     """
 
@@ -126,7 +126,7 @@ class SequenceService:
         self.config = config
         self.created = int(time.time())
         self.log: RequestLog[Sample] = RequestLog()
-        self.recorder: TraceRecorder | None = None
+        self.recorders: list[TraceNotes] = []
         self.spans: RequestSpans | None = None
         self.metrics = SequenceMetrics(model, client)
         client.on_step = self.metrics.on_step
@@ -260,14 +260,15 @@ class SequenceService:
         self, request_id: str, params: SamplingParams, requests: Sequence[Request], terms: Terms
     ) -> AtEnd | None:
         """What is told of each of a request's sequences when it ends; None where nobody listens."""
-        recorder, span = self.recorder, None
+        recorders, span = tuple(self.recorders), None
         if self.spans is not None:
             span = self.spans.sequences(self.name, request_id, params, requests, terms)
-        if recorder is None:
+        if not recorders:
             return span
 
         def tell(request: Request, terms: Terms, ended: EndedRequest) -> None:
-            recorder.sequence(self.name, request, terms, ended.tokens or 0)
+            for recorder in recorders:
+                recorder.sequence(self.name, request, terms, ended.tokens or 0)
             if span is not None:
                 span(request, terms, ended)
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _MODULE = "chairlift.plan.what_if_process"
 # Questions that may wait for the one that is being answered, this included; and seconds that an answer may take.
 MOST_ASKED = 4
-_PATIENCE_S = 60.0
+_PATIENCE_S = 55.0
 _RETRY_S = 5
 
 
@@ -40,23 +40,25 @@ class Twin:
             raise ApiError(429, message, code="too_many_simulations", kind="rate_limit_exceeded", headers=retry)
         self._asked += 1
         try:
-            async with self._turn:
+            async with asyncio.timeout(_PATIENCE_S), self._turn:
                 return await self._answer(msgspec.msgpack.encode(question))
+        except TimeoutError:
+            message = f"the machine had no time within {_PATIENCE_S:g} s to simulate it, which goes after all else"
+            raise Unavailable(f"{message}; try again when there is less to do", _RETRY_S) from None
         finally:
             self._asked -= 1
 
     async def _answer(self, question: bytes) -> WhatIfAnswer:
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-P", "-m", self._module)
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=worker_environment()
-        )
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                found, said = await process.communicate(question)
-        except TimeoutError:
-            message = f"the machine had no time within {_PATIENCE_S:g} s to simulate it, which goes after all else"
-            raise Unavailable(f"{message}; try again when there is less to do", _RETRY_S) from None
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, env=worker_environment()
+            )
+        except OSError as error:
+            raise Unavailable(f"no process for a simulation can be started: {error.strerror}", _RETRY_S) from None
+        try:
+            found, said = await process.communicate(question)
         finally:
             if process.returncode is None:
                 process.kill()
