@@ -13,7 +13,7 @@ from support.streams import num_tokens
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
-from chairlift.core.sequences.live_settings import apply
+from chairlift.core.sequences.live_settings import apply_settings
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.messages import EngineStats
@@ -68,7 +68,7 @@ def test_each_setting_finds_its_place() -> None:
     other = msgspec.structs.replace(
         config, max_num_seqs=8, max_num_batched_tokens=100, step_time_ms=50.0, background_step_ms=20.0
     )
-    apply(other.live_settings, scheduler)
+    apply_settings(other.live_settings, scheduler)
     assert (scheduler.policy.slots, scheduler.max_num_batched_tokens) == (8, 100)
     budget, background = scheduler.budget, scheduler.background.budget
     assert isinstance(budget, StepTimeBudget)
@@ -77,12 +77,12 @@ def test_each_setting_finds_its_place() -> None:
     assert (background.target, background.most) == (0.02, 100)
     with_target = msgspec.structs.replace(config, target_itl_ms=30.0)
     scheduler = with_target.make_scheduler(64, 16, 256)
-    apply(msgspec.structs.replace(with_target, target_itl_ms=10.0).live_settings, scheduler)
+    apply_settings(msgspec.structs.replace(with_target, target_itl_ms=10.0).live_settings, scheduler)
     assert isinstance(scheduler.budget, LatencyBudget)
     assert scheduler.budget.target == 0.01
     assert isinstance(scheduler.background.budget, LatencyBudget)
     assert scheduler.background.budget.target == 0.01, "no more than the target"
     dynamic = SequenceConfig(model="m", strategy="dynamic")
     scheduler = dynamic.make_scheduler(64, 16, 256)
-    apply(msgspec.structs.replace(dynamic, batch_size=3, max_wait_ms=70.0).live_settings, scheduler)
+    apply_settings(msgspec.structs.replace(dynamic, batch_size=3, max_wait_ms=70.0).live_settings, scheduler)
     assert (scheduler.policy.slots, scheduler.policy.max_wait) == (3, 0.07)

@@ -12,7 +12,7 @@ import msgspec
 from support.dice import SHARES, Dice, RandomDice, pick
 from support.sequences_world import Setup, World
 
-from chairlift.core.sequences.live_settings import LiveSettings, apply
+from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
 from chairlift.core.sequences.request import Request, SamplingParams
 
 LONG = 600
@@ -163,7 +163,7 @@ def replay(world: World) -> list[Any]:
             if name == "update":
                 answers.append(scheduler.update(step, *given))
             elif name == "retune":
-                answers.append(apply(*given, scheduler))
+                answers.append(apply_settings(*given, scheduler))
             else:
                 answers.append(getattr(scheduler, name)(*given))
         except ValueError as error:

@@ -20,7 +20,7 @@ from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
-from chairlift.core.sequences.live_settings import LiveSettings, apply
+from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
@@ -285,7 +285,7 @@ class World:
         self._record("retune", settings)
         assert self.in_flight is None
         scheduler = self.scheduler
-        apply(settings, scheduler)
+        apply_settings(settings, scheduler)
         self.answers.append(None)
         self.held_over = scheduler.num_running + scheduler.num_background_running + len(scheduler.admitted)
         most = scheduler.max_num_batched_tokens

@@ -19,7 +19,7 @@ class LiveSettings(msgspec.Struct, array_like=True, frozen=True):
     target_itl: float | None = None
 
 
-def apply(settings: LiveSettings, scheduler: SequenceScheduler) -> None:
+def apply_settings(settings: LiveSettings, scheduler: SequenceScheduler) -> None:
     """Have the next step go by these. Nobody who runs is stopped: with fewer slots nobody starts until one is free.
 
     A step always has a token for each that runs or may, whatever the settings say.

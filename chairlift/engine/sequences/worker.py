@@ -20,7 +20,7 @@ import zmq
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.live_settings import apply
+from chairlift.core.sequences.live_settings import apply_settings
 from chairlift.core.sequences.standing import Standing
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
@@ -202,7 +202,7 @@ class SequenceWorker:
             case Explain(request_ids=ids):
                 self.send(Explained(self._explain(set(ids))))
             case Retune(settings=settings):
-                apply(settings, self.engine.scheduler)
+                apply_settings(settings, self.engine.scheduler)
             case TurnGiven():
                 self._turn.given()
             case TurnAsked(live=live):
