@@ -201,7 +201,7 @@ def test_steps_that_a_stream_waits_for_are_bounded_without_a_target() -> None:
     engine = Engine(settings, Timed(settings))
     assert engine.scheduler.meter.model.num_observed == 0, "nothing is timed at the start"
     engine.add(long_one("stream", 30, 200))
-    for _ in range(20):
+    for _ in range(40):
         engine.step()
     assert engine.scheduler.coefficients is not None, "learned from its prompt and its first decodes"
     for name in ("a", "b", "c"):

@@ -122,8 +122,8 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_steps_are_timed_under_load_and_only_then() -> None:
-    model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8), Machine())
+def test_where_prompts_are_not_cut_steps_are_timed_under_load_and_only_then() -> None:
+    model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8, step_time_ms=0), Machine())
     for number in range(3):
         model.send(Arrival(0.0, 50, 100), number)
         model.step()
@@ -142,6 +142,17 @@ def test_steps_are_timed_under_load_and_only_then() -> None:
     assert predicted == pytest.approx(actual, rel=0.15)
     aimed = VirtualModel(SequenceConfig(model="virtual", target_ttft_ms=1000), Machine())
     assert aimed.engine.stats().coefficients is not None
+
+
+def test_where_they_may_be_cut_prompts_and_the_first_decodes_are_timed() -> None:
+    model = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8), Machine())
+    assert model.engine.stats().coefficients is None
+    for number in range(3):
+        model.send(Arrival(0.0, 50, 100), number)
+        model.step()
+    while model.step():
+        pass
+    assert model.engine.stats().coefficients is not None
 
 
 def test_the_target_belongs_to_strategies_that_admit_one_by_one() -> None:

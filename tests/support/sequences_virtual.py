@@ -12,7 +12,6 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason, Shed, ShedReason
 from chairlift.core.queue import QueueOrder
-from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.engine import Engine
@@ -171,10 +170,7 @@ class VirtualModel:
         order = QueueOrder(config.order, config.priority_ageing_ms / 1000, config.order_ageing_ms / 1000)
         self.shedder = LoadShedder(None if target is None else target / 1000, order)
         info = self.engine.info
-        itl = None if config.target_itl_ms is None else config.target_itl_ms / 1000
-        self.shedder.limits = StepLimits(
-            config.slots, config.max_num_batched_tokens, info.num_blocks, info.block_size, itl
-        )
+        self.shedder.limits = config.step_limits(info.num_blocks, info.block_size)
         # Before the first request a worker says that it has nothing to do, and what it knows.
         self.shedder.stepped(0, 0, self.engine.stats().coefficients, 0.0)
         self.lives: dict[str, Life] = {}
