@@ -24,7 +24,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_routes, "_PERIOD_S", 0.01)
 
 
-async def record(front: Front, answer: Answer | None = None, query: str = "", client: str = "127.0.0.1", **more: Any) -> Answer:
+async def record(
+    front: Front, answer: Answer | None = None, query: str = "", client: str = "127.0.0.1", **more: Any
+) -> Answer:
     return await front.call("GET", "/v1/recording", headers=HERE | more, query=query, client=client, answer=answer)
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 
 from chairlift.errors import ConfigError
-from chairlift.server.models.trace_notes import TraceNotes, SeenLine
+from chairlift.server.models.trace_notes import SeenLine, TraceNotes
 
 logger = logging.getLogger(__name__)
 
