@@ -24,6 +24,8 @@ _PERIOD_S = 1.0
 # So many at once, for so long.
 MOST_RECORDINGS, _MOST_SECONDS = 4, 86_400
 RECORDING_QUERY = {"seconds": Annotated[int, Meta(ge=1, le=_MOST_SECONDS)]}
+# About what a line takes, in characters.
+_LINE = 200
 _RETRY = {"Retry-After": "5"}
 
 
@@ -63,8 +65,8 @@ async def _lines(notes: TraceNotes, models: Models, until: float | None) -> Asyn
             raise Unavailable(f"{notes.taker} is slower than requests come")
         seen = notes.take()
         if seen:
-            tokens = sum(len(each.prompt_ids) for each in seen)
-            yield await off_loop(tokens, partial(_joined, notes, seen))
+            size = sum(_LINE + len(each.prompt_ids) for each in seen)
+            yield await off_loop(size, partial(_joined, notes, seen))
         if left <= _PERIOD_S and until is not None:
             return
         if {service.state for service in models.all()} == {"draining"}:
