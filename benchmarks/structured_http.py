@@ -57,7 +57,8 @@ def references(count: int) -> dict[str, Any]:
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "nested repetition": {"regex": "((((((a{50}){50}){50}){50}){50}){50})"},
-    "repetition behind a guess": {"regex": "x(a?){1000}a{1000}"},
+    "nested repetition behind a choice": {"regex": "[xy]((((((a{50}){50}){50}){50}){50}){50})"},
+    "repetition behind a guess": {"regex": "[xy](a?){1000}a{1000}"},
     "900 references": {"json": references(900)},
     "900 optional keys": {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}},
     "3,000 keys": {

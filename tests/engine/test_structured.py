@@ -24,7 +24,7 @@ from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarTokenizer
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler, LookAhead
 from chairlift.text.structured import grammar_of
 
@@ -235,13 +235,18 @@ def test_what_can_not_be_enforced_is_refused_by_name(llm: LLM, wanted: Structure
 
 def test_a_grammar_that_gets_too_complex_ends_its_own_sequence_alone(llm: LLM) -> None:
     # What is allowed first is known, and the rest is more than the library will work out.
-    hard = StructuredOutputsParams(regex="x(a?){1000}a{1000}")
+    hard = StructuredOutputsParams(regex="[xy](a?){1000}a{1000}")
     params = [SamplingParams(max_tokens=20, temperature=0.0, structured_outputs=each) for each in (hard, AS_JSON)]
     first, second = (output.outputs[0] for output in llm.generate(["Hello", "Hello"], params, use_tqdm=False))
     assert first.finish_reason == "invalid"
     assert "too" in str(first.stop_reason)
     assert second.token_ids == ask(llm, "Hello", temperature=0.0, max_tokens=20)[0].token_ids
     assert llm.engine.scheduler.pool.num_used == 0
+
+
+def test_what_breaks_before_anything_is_chosen_is_refused_when_it_is_compiled(words: GrammarTokenizer) -> None:
+    with pytest.raises(GrammarError, match="too many"):
+        words.compile("start: /x(a?){1000}a{1000}/")
 
 
 @pytest.fixture
@@ -321,11 +326,47 @@ def test_one_that_is_left_alone_costs_the_others_no_waiting(words: GrammarTokeni
     gate, advance = threading.Event(), follower.advance
     follower.advance = lambda: gate.wait(60) and advance()  # type: ignore[method-assign]
     ahead.post([follower, other])
-    while not ahead._slow:
-        ahead.tend([follower, other])
+    while other.busy:
         time.sleep(0.001)
     assert ahead._idle.wait(60)
     assert (follower.busy, other.busy) == (True, False)
+    gate.set()
+    ahead.close()
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="needs a thread's clock")
+def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
+    words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks after it meanwhile: what watches is a thread."""
+    lowered: list[threading.Thread] = []
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._lower", lowered.append)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+
+    def busy() -> None:
+        while not lowered:
+            pass
+
+    follower.advance = busy  # type: ignore[method-assign]
+    ahead.post([follower])
+    while not lowered:
+        time.sleep(0.001)
+    assert follower in ahead._slow
+    ahead.close()
+
+
+def test_threads_of_what_nobody_waits_for_count_as_long_as_they_go_on(words: GrammarTokenizer) -> None:
+    ahead, gate = LookAhead(), threading.Event()
+    followers = [words.compile('start: "a" "b"').follow([], True) for _ in range(6)]
+    for follower in followers:
+        follower.advance = lambda: gate.wait(60)  # type: ignore[method-assign]
+        ahead.post([follower])
+        assert ahead._idle.wait(60)
+        while follower not in ahead._slow and follower.error is None:
+            time.sleep(0.001)
+        ahead.forget(follower)
+    assert [follower.error is None for follower in followers] == [True] * 4 + [False] * 2
     gate.set()
     ahead.close()
 
@@ -442,7 +483,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 words = GrammarTokenizer(Path(demo_path()), {LLM_VOCAB})
-nested = grammar_of(StructuredOutputsParams(regex="((((((a{{50}}){{50}}){{50}}){{50}}){{50}}){{50}})"))
+nested = grammar_of(StructuredOutputsParams(regex="[xy]((((((a{{50}}){{50}}){{50}}){{50}}){{50}}){{50}})"))
 before = resident()
 held = words.compile(nested)
 print((resident() - before) // 2**20)

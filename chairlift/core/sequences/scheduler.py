@@ -24,7 +24,7 @@ from chairlift.core.sequences.sequence import Sequence
 
 _rank = attrgetter("rank")
 # Of steps that no budget is for, one in so many is metered; what steps cost is told from so many on.
-_SAMPLED, _LEAST_SAMPLES = 4, 4
+_SAMPLED, _LEAST_SAMPLES = 8, 4
 
 
 class SequenceScheduler(Scheduler[Request, Step, StepResult]):
@@ -245,22 +245,20 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         num_tokens, block_size = step.num_tokens, self.block_size
         if limit is not None:
             limit.begin(running)
-        index = 0
-        while index < len(running):
-            sequence = running[index]
+        for sequence in running:  # whoever gives way while this goes on stands at the end
             computed = sequence.num_computed_tokens
             given = len(sequence.token_ids) - computed
             if given > 1:
-                given = min(given, budget - (len(running) - index - 1))
+                given = min(given, 1 + budget - len(running))
                 if limit is not None:
                     given = 1 + limit.grant(computed, given - 1, starts=False)
-            if computed + given > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
+                budget -= given - 1
+            computed += given
+            if computed > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
                 break  # it gave way itself, and was the last
             num_tokens[sequence.id] = given
-            budget -= given
-            if (computed + given) // block_size > sequence.num_published:
-                self.prefixes.publish(sequence, computed + given)
-            index += 1
+            if computed // block_size > sequence.num_published:
+                self.prefixes.publish(sequence, computed)
 
     def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
         """Take blocks for more tokens, preempting others if need be; False if there is none, or it was one of them."""

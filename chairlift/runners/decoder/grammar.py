@@ -57,7 +57,7 @@ class GrammarTokenizer:
         )
         matcher = llguidance.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
         found = CompiledGrammar(self, matcher)
-        # Also the first tokens that it allows, for which most of the lexer is made.
+        # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
         found.check(np.zeros(self.words, np.int32))
         return found
 
@@ -74,6 +74,10 @@ class CompiledGrammar:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         _check(self._matcher)
+        first = self.follow([], forces=True)
+        first.advance()
+        if first.error is not None:
+            raise GrammarError(first.error)
 
     def follow(self, output_ids: Sequence[int], forces: bool) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""

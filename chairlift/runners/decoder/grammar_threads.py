@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,6 +16,8 @@ from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Grammar
 
 # Seconds after which a follower, or a compilation, is no longer one that others wait for.
 _LONG = 0.005
+# Seconds of a core after which it isn't either, and between two looks at how long it takes.
+_MUCH = _LOOK_EVERY = 0.002
 # Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
 _LARGE = 16_384
 # Seconds after which a follower that still is not done fails, and how many such may go on at once.
@@ -35,92 +37,149 @@ _Followers = SimpleQueue[Follower | None]
 _CompilerDone = Callable[[CompiledGrammar | GrammarError], None]
 
 
+class _Stopwatch:
+    """How long a thread has been at a piece of work, and how much of a core it took. Others may look at it."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._clock: int | None = None
+        self._cpu_began = 0.0
+
+    def start(self) -> None:
+        """The thread that calls this begins now."""
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._cpu_began = time.clock_gettime(self._clock)
+        self.began = time.monotonic()
+
+    def shows_long(self) -> bool:
+        """Whether others should no longer wait for it."""
+        if time.monotonic() - self.began > _LONG:
+            return True
+        if self._clock is None:
+            return False
+        try:
+            return time.clock_gettime(self._clock) - self._cpu_began > _MUCH
+        except OSError:  # the thread has ended
+            return False
+
+
 class LookAhead:
     """Advances followers, one after the other, in a thread.
 
     One that takes long is left alone with that thread, which then gets what time others leave; another thread goes on
-    with the rest. `post`, `wait` and `tend` belong to one thread.
+    with the rest. `post`, `wait`, `tend`, `forget` and `close` belong to one thread.
     """
 
     def __init__(self) -> None:
         self._queue: _Followers = SimpleQueue()
+        # Whether the queue is empty and nothing in hand; whether something was posted since somebody looked.
         self._idle = threading.Event()
+        self._posted = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._closed = False
+        # Of what follows. Threads of followers that nobody waits for any more are `_forgotten` until they end.
+        self._lock = threading.Lock()
         self._thread: _FollowerThread | None = None
         self._slow: dict[Follower, _FollowerThread] = {}
+        self._forgotten: list[_FollowerThread] = []
 
     def post(self, followers: Sequence[Follower]) -> None:
         """Have these advanced."""
-        quick = [each for each in followers if each not in self._slow]
         for follower in followers:
             follower.busy = True
-        for follower in followers:
-            if follower in self._slow:
-                own: _Followers = SimpleQueue()
-                own.put(follower)
-                self._slow[follower] = thread = _FollowerThread(own, threading.Event(), once=True)
-                thread.start()
-                thread.yield_to_others()
-        if not quick:
-            return
-        if self._thread is None:
-            self._thread = _FollowerThread(self._queue, self._idle)
-            self._thread.start()
-        self._idle.clear()
-        for follower in quick:
-            self._queue.put(follower)
+        with self._lock:
+            quick = [each for each in followers if each not in self._slow] if self._slow else followers
+            for follower in followers if len(quick) < len(followers) else ():
+                if follower in self._slow:
+                    self._slow[follower] = _advance_aside(follower)
+            if not quick:
+                return
+            self._idle.clear()
+            for follower in quick:
+                self._queue.put(follower)
+            if self._thread is None:
+                self._start()
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._keep_watch, name="grammar watch", daemon=True)
+            self._watch.start()
+        self._posted.set()
+
+    def _start(self) -> None:
+        """Have a thread go on with the queue. The lock is held."""
+        self._thread = _FollowerThread(self._queue, self._idle)
+        self._thread.start()
+
+    def _keep_watch(self) -> None:
+        while self._posted.wait() and not self._closed:
+            self._posted.clear()
+            while not self._idle.wait(_LOOK_EVERY):
+                self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        """Have another thread go on with the queue, if this one has had a follower for long."""
+        with self._lock:
+            thread = self._thread
+            follower = None if thread is None else thread.follower
+            if thread is None or follower is None or not thread.watch.shows_long():
+                return
+            thread.once = True
+            _lower(thread)
+            self._forgotten = [each for each in self._forgotten if each.is_alive()]
+            if len(self._slow) + len(self._forgotten) < _MOST_SLOW:
+                self._slow[follower] = thread
+            else:
+                self._forgotten.append(thread)
+                follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
+            self._thread = None
+            # Nobody else is busy, unless they wait behind it.
+            if self._queue.empty():
+                self._idle.set()
+            else:
+                self._start()
 
     def wait(self, seconds: float) -> None:
         """Wait until all are advanced that do not take long, but no longer than that."""
         self._idle.wait(seconds)
 
     def tend(self, waited_for: Sequence[Follower]) -> None:
-        """Leave alone whoever takes long; fail those of the given ones that take too long."""
-        now, thread = time.monotonic(), self._thread
-        if thread is not None and thread.follower is not None and now - thread.began > _LONG:
-            follower = thread.follower
-            thread.once = True
-            thread.yield_to_others()
-            self._thread = None
-            # Nobody else is busy, unless they wait behind it for the next thread.
-            self._idle.set()
-            self._slow = {each: other for each, other in self._slow.items() if other.is_alive() or each in waited_for}
-            if len(self._slow) < _MOST_SLOW:
-                self._slow[follower] = thread
-            else:
-                follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
-            if not self._queue.empty():
-                self._idle.clear()
-                self._thread = _FollowerThread(self._queue, self._idle)
-                self._thread.start()
+        """Fail those of the given ones that take too long."""
+        now = time.monotonic()
         for follower in waited_for:
             slow = self._slow.get(follower)
-            if slow is not None and follower.busy and now - slow.began > _TOO_LONG:
+            if slow is not None and follower.busy and now - slow.watch.began > _TOO_LONG:
                 follower.give_up(f"its grammar needs more than {_TOO_LONG:g} s to say which tokens may be next")
 
     def forget(self, follower: Follower) -> None:
         """Nobody waits for this one any more."""
-        self._slow.pop(follower, None)
+        with self._lock:
+            thread = self._slow.pop(follower, None)
+            if thread is not None:
+                self._forgotten.append(thread)
 
     def close(self) -> None:
-        """End the thread once it is idle."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread = None
+        """End the threads once they are idle."""
+        self._closed = True
+        self._posted.set()
+        with self._lock:
+            if self._thread is not None:
+                self._queue.put(None)
+                self._thread = None
 
 
 class _FollowerThread(threading.Thread):
-    """Advances what is in a queue; `once` ends it after the follower that it has, which began at `began`."""
+    """Advances what is in a queue; `once` ends it after the follower that it has, at which it is as `watch` shows."""
 
     def __init__(self, queue: _Followers, idle: threading.Event, once: bool = False) -> None:
         super().__init__(name="grammar", daemon=True)
         self.follower: Follower | None = None
-        self.began = time.monotonic()
+        self.watch = _Stopwatch()
         self.once = once
         self._queue, self._idle = queue, idle
 
     def run(self) -> None:
         while (follower := self._queue.get()) is not None:
-            self.began = time.monotonic()
+            self.watch.start()
             self.follower = follower
             follower.advance()
             self.follower = None
@@ -129,9 +188,15 @@ class _FollowerThread(threading.Thread):
             if self._queue.empty():
                 self._idle.set()
 
-    def yield_to_others(self) -> None:
-        """Let it run only where others leave time."""
-        _lower(self)
+
+def _advance_aside(follower: Follower) -> _FollowerThread:
+    """Start a thread for one follower, in what time others leave."""
+    own: _Followers = SimpleQueue()
+    own.put(follower)
+    thread = _FollowerThread(own, threading.Event(), once=True)
+    thread.start()
+    _lower(thread)
+    return thread
 
 
 @dataclass(slots=True)
@@ -139,6 +204,7 @@ class _Turn:
     """A thread that compiles, what it compiles now, and whether that takes long, so that another has the turn."""
 
     thread: threading.Thread
+    watch: _Stopwatch = field(default_factory=_Stopwatch)
     grammar: str = ""
     is_slow: bool = False
 
@@ -237,19 +303,16 @@ class GrammarCompiler:
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
         while (done := self._next(turn)) is not None:
-            timer = threading.Timer(_LONG, self._leave_alone, (turn, turn.grammar))
-            timer.daemon = True
+            turn.watch.start()
             if len(turn.grammar) > _LARGE:
                 self._leave_alone(turn, turn.grammar)
             else:
-                with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
-                    timer.start()
+                self._look_later(turn, turn.grammar)
             result: CompiledGrammar | GrammarError
             try:
                 result = self._compile_here(turn.grammar)
             except GrammarError as error:
                 result = error
-            timer.cancel()
             done(result)
 
     def _next(self, turn: _Turn) -> _CompilerDone | None:
@@ -264,6 +327,19 @@ class GrammarCompiler:
             else:
                 self._turn = None
         return None
+
+    def _look_later(self, turn: _Turn, grammar: str) -> None:
+        """Have a thread see to it that the turn does not stay long with that grammar."""
+        timer = threading.Timer(_LOOK_EVERY, self._look, (turn, grammar))
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # without another thread the others wait for this one
+            timer.start()
+
+    def _look(self, turn: _Turn, grammar: str) -> None:
+        if turn.watch.shows_long():
+            self._leave_alone(turn, grammar)
+        elif turn is self._turn and turn.grammar == grammar:
+            self._look_later(turn, grammar)
 
     def _leave_alone(self, turn: _Turn, grammar: str) -> None:
         """Give the turn to another thread, and what time others leave to this one, if it still is at that grammar."""
