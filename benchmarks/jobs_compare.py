@@ -25,8 +25,8 @@ _LIMITS = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 2.0, "enab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a Hugging Face folder")
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=("run", "library", "vllm"), default=("run", "library", "vllm"))
@@ -144,7 +144,8 @@ def _command(
         flags = ["--dtype", "bfloat16", "--max-model-len", "2048", "--kv-cache-gb", "2", "--no-enable-prefix-caching"]
         arguments = [str(lines), "-o", str(output), "--model", args.model, "--served-model-name", "bench", *flags]
         arguments += ["--quantization", quantization]
-        return [sys.executable, "-m", "chairlift.cli", "run", *arguments], {}, "continuous, 64 seats", "tokens out"
+        # Before its first line it says how it sends the file.
+        return [sys.executable, "-m", "chairlift.cli", "run", *arguments], {}, f"{lines}: ", "tokens out"
     module = [args.vllm, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(lines), "-o", str(output)]
     flags = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
     command = [*module, "--model", args.model, "--served-model-name", "bench", *flags]

@@ -7,11 +7,17 @@ table has the one with the highest median of each engine and precision.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from engines import vllm_environment
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
@@ -23,6 +29,8 @@ PEERS = {
     "onnxruntime": "onnxruntime_embed.py",
 }
 SETTINGS = ("batch_size", "batch_tokens")
+# What counts in vLLM is the tokens of a step. The programs of the others try their batch sizes themselves.
+VLLM_BATCH_TOKENS = (512, 2048, 8192)
 
 
 def main() -> None:
@@ -33,27 +41,34 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> Results:
     """Run all rounds, saving as they go."""
     recording = Recording(start("compare_embed", vars(args), args.model), args.out)
-    commands = commands_of(args)
-    for number in range(1, args.rounds + 1):
-        for name, command in commands if number % 2 else reversed(commands):
-            print(f"round {number}: {name}", file=sys.stderr)
-            done = subprocess.run(command, capture_output=True, text=True)
-            for line in done.stdout.splitlines():
-                if line.startswith('{"engine"'):
-                    recording.add({"round": number} | json.loads(line))
-            if done.returncode:
-                recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
+    with tempfile.TemporaryDirectory() as work:
+        commands = commands_of(args, work)
+        for number in range(1, args.rounds + 1):
+            for name, command in commands if number % 2 else reversed(commands):
+                print(f"round {number}: {name}", file=sys.stderr)
+                env = vllm_environment(Path(args.vllm)) if name == "vllm" else {}
+                done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+                for line in done.stdout.splitlines():
+                    if line.startswith('{"engine"'):
+                        recording.add({"round": number} | json.loads(line))
+                if done.returncode:
+                    recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
     return recording.results
 
 
-def commands_of(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """What to run of each engine that the options name."""
+def commands_of(args: argparse.Namespace, work: str) -> list[tuple[str, list[str]]]:
+    """What to run of each engine that the options name; exported files go to the folder `work`."""
     texts = [args.model, "--texts", str(args.texts)]
     own = [sys.executable, str(HERE / "embed.py"), *texts, "--roofline"]
     commands = [("chairlift", own), ("chairlift int8", [*own, "--quantization", "int8"])]
+    more = {
+        "vllm": [["--batch-tokens", str(tokens)] for tokens in VLLM_BATCH_TOKENS],
+        "onnxruntime": [["--work", work], ["--work", work, "--int8"]],
+    }
     for name, script in PEERS.items():
         if python := getattr(args, name):
-            commands.append((name, [python, str(HERE / "peers" / script), *texts]))
+            program = [python, str(HERE / "peers" / script), *texts]
+            commands += [(name, [*program, *flags]) for flags in more.get(name, [[]])]
     return commands
 
 

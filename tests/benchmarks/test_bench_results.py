@@ -1,5 +1,6 @@
 """Raw results and what is made of them: captions and tables say what was saved, and the documentation what they say."""
 
+import argparse
 import json
 import re
 import sys
@@ -23,8 +24,10 @@ import scheduler
 import serving
 import sharing
 import simulate
+import workloads
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, save, spread, start, table
+from chairlift.demo import demo_path
 
 
 def results(*runs: dict[str, Any], **more: Any) -> Results:
@@ -168,6 +171,34 @@ def test_the_best_setting_of_each_engine_is_shown_and_named() -> None:
     ]
     text = compare_embed.markdown(results(*runs, settings={"texts": 1000}))
     assert cells(text)[1:] == [["infinity", "bfloat16", "batch_size 16", "9,002 (9,001-9,003)"]]
+
+
+def test_programs_of_embedding_peers_get_the_settings_that_they_cannot_try_themselves() -> None:
+    peers = ["--vllm", "vllm-python", "--onnxruntime", "onnx-python", "--infinity", "infinity-python"]
+    args = compare_embed._parser().parse_args(["minilm", *peers, "--out", "embed.json"])
+    flags = [
+        (name, command[5:]) for name, command in compare_embed.commands_of(args, "work") if name in compare_embed.PEERS
+    ]
+    assert flags == [
+        *[("vllm", ["--batch-tokens", tokens]) for tokens in ("512", "2048", "8192")],
+        ("infinity", []),
+        ("onnxruntime", ["--work", "work"]),
+        ("onnxruntime", ["--work", "work", "--int8"]),
+    ]
+
+
+@pytest.mark.processes
+def test_a_file_through_chairlift_run_is_timed_from_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs = [([40, 41, 42], 3), ([43], 2)]
+    monkeypatch.setattr(workloads, "requests", lambda name: jobs)
+    model = str(demo_path())
+    lines = tmp_path / "in.jsonl"
+    lines.write_text("".join(json.dumps(line) + "\n" for line in jobs_compare.batch(model)))
+    # It ends the program if the line that begins the time, or the one that ends it, was never printed.
+    row = jobs_compare._measure("run", "none", argparse.Namespace(model=model), lines)
+    assert row["tokens_out"] == 5
 
 
 def test_a_window_comes_from_the_sweep_that_held_most() -> None:

@@ -96,9 +96,11 @@ def export(model: Path, work: Path, int8: bool) -> str:
         print(json.dumps({"fused": optimized.get_fused_operator_statistics()}), file=sys.stderr)
         optimized.save_model_to_file(str(fused))
     if int8 and not rounded.exists():
+        from onnx import TensorProto
         from onnxruntime.quantization import quantize_dynamic
 
-        quantize_dynamic(str(fused), str(rounded))
+        # ONNX cannot tell what the fused operators return.
+        quantize_dynamic(str(fused), str(rounded), extra_options={"DefaultTensorType": TensorProto.FLOAT})
     return str(rounded if int8 else fused)
 
 
