@@ -96,13 +96,18 @@ def step_samples(steps: Sequence[SeenStep], requests: Sequence[SeenRequest], blo
             read = pairs = step.kv_blocks * block_size
         elif len(here) < step.requests:
             read, pairs = read * step.requests // len(here), pairs * step.requests // len(here)
-        after = steps[index + 1] if index + 1 < len(steps) else None
-        gap = None
-        if after is not None and step.running:
-            gap = max(after.ended - after.seconds - step.ended, 0.0)
+        gap = _gap(step, steps[index + 1], here) if index + 1 < len(steps) else None
         read = max(read, step.tokens)
         samples.append(StepSample(step.requests, step.tokens, read, max(pairs, read), step.seconds, gap))
     return samples
+
+
+def _gap(step: SeenStep, after: SeenStep, here: Sequence[_Presence]) -> float | None:
+    """Seconds between two steps; None if nobody was left who could have been in the second, as after a client left."""
+    start = after.ended - after.seconds
+    if not step.running or (here and all(each.left(start) for each in here)):
+        return None
+    return max(start - step.ended, 0.0)
 
 
 def _scheduled(request: SeenRequest) -> float:

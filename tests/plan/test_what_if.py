@@ -50,6 +50,16 @@ def test_steps_are_known_again_by_those_who_were_in_them() -> None:
     assert max(gaps) < 1e-6, "who waits for the next request has no gap"
 
 
+def test_a_client_that_left_leaves_no_gap() -> None:
+    """The step that was the last had it running; then nothing did until the next one came."""
+    gone = SeenRequest(BEGAN, 10, 5, scheduled=BEGAN, first=BEGAN + 1, ended=BEGAN + 2.1)
+    later = SeenRequest(BEGAN + 50, 10, 5, scheduled=BEGAN + 50, first=BEGAN + 51, ended=BEGAN + 60)
+    steps = [SeenStep(BEGAN + end, 0.9, 1, tokens, 1, 1) for end, tokens in ((0.95, 10), (2.0, 1), (51.0, 10))]
+    first, second, third = step_samples(steps, [gone, later], 16)
+    assert first.gap == pytest.approx(0.15)
+    assert (second.gap, third.gap) == (None, None)
+
+
 def test_steps_of_nobody_known_hold_what_the_kv_blocks_say() -> None:
     steps = [SeenStep(BEGAN + index, 0.5, 2, 2, 2, 10) for index in range(3)]
     assert [(each.kv_tokens, each.pairs) for each in step_samples(steps, [], 16)] == [(160, 160)] * 3

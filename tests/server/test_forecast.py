@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from support.items_harness import embedder
 from support.key_files import bearer, write_keys
-from support.past import served, traffic
+from support.past import seen_steps, served, traffic
 from support.server_harness import INFO, Answer, FakeClient, Front, run, until
 from support.simulated import COST, exact_profile
 
@@ -51,21 +51,20 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[SequenceQuestion | ItemQuestio
     return questions
 
 
-def past(count: int = 60, owner: str | None = None, config: SequenceConfig = FEW, **settings: Any) -> Front:
+def past(
+    count: int = 60, owner: str | None = None, config: SequenceConfig = FEW, rate: float = 8.0, **settings: Any
+) -> Front:
     """A server whose last minute is known: so many requests, of this owner."""
     front = Front(FakeClient(manual=True), **settings)
     front.client.config = config
     front.client.info = msgspec.structs.replace(INFO, max_model_len=4096, num_blocks=10_000)
     front.client.stats = EngineStats(coefficients=COST)
-    trace = traffic(count, rate=8.0)
+    trace = traffic(count, rate=rate)
     outcome = served(config, trace, exact_profile())
-    (steps,) = outcome.steps.values()
     began = time.monotonic() - max(life.end or 0.0 for life in outcome.requests)
     front.service.metrics.steps.extend(
-        RecentStep(began + start + seconds, seconds, requests, int(tokens), 0, 0, blocks, 1)
-        for start, seconds, requests, tokens, blocks in zip(
-            steps.began, steps.seconds, steps.running, steps.tokens, steps.kv_blocks, strict=True
-        )
+        RecentStep(step.ended, step.seconds, step.requests, step.tokens, 0, 0, step.kv_blocks, step.running)
+        for step in seen_steps(outcome, began)
     )
     kept = []
     for number, life in enumerate(outcome.requests):
@@ -343,16 +342,26 @@ def test_what_would_have_made_it_faster_is_told_on_request(here: list[Any]) -> N
 
 def test_where_nothing_would_have_helped_that_is_said(here: list[Any]) -> None:
     async def go() -> None:
-        front = past(config=SequenceConfig(model="tiny", max_num_seqs=64))
-        quickest = min(
-            front.service.log.ended[None], key=lambda each: (each.prompt_tokens or 0) - 99 * (each.tokens or 0)
+        front = past(rate=0.3, config=SequenceConfig(model="tiny", max_num_seqs=64))
+        kept = front.service.log.ended[None]
+
+        def has_company(one: EndedRequest) -> bool:
+            begins = one.ended - (one.total_s or 0.0)
+            return any(
+                begins < each.ended and each.ended - (each.total_s or 0.0) < one.ended
+                for each in kept
+                if each is not one
+            )
+
+        # A long answer to a short prompt, by itself: only a faster machine would help.
+        alone = min(
+            (each for each in kept if not has_company(each)),
+            key=lambda each: (each.prompt_tokens or 0) / (each.tokens or 1),
         )
-        (part,) = (await why_not_faster(front, quickest.id)).json()["parts"]
+        (part,) = (await why_not_faster(front, alone.id)).json()["parts"]
         told = part["what_if"]
-        if not told["faster"]:
-            assert "none of what was tried would have made it 10% faster" in told["text"]
-        assert all(each["saves"] >= 0.1 for each in told["faster"])
-        assert "max_num_seqs = 128" not in {each["change"] for each in told["faster"]}
+        assert told["faster"] == []
+        assert "none of what was tried would have made it 10% faster" in told["text"]
 
     run(go)
 
