@@ -18,7 +18,7 @@ from chairlift.plan.what_if import Change, Foretold, ItemQuestion, SequenceQuest
 from chairlift.server.http.exchange import as_json, read_body, until_gone
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import model_in_path
-from chairlift.server.models.seen import WINDOW_S, lately
+from chairlift.server.models.seen import WINDOW_S, lately, past_of
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.models.twin import Twin
 
@@ -56,10 +56,10 @@ async def show_forecast(request: Request) -> Response:
         if (value := getattr(body, name)) is not UNSET and (value is not None or name in _TARGETS)
     }
     change, now, tried = _tried(service, given)
-    question = lately(service, [] if change is None else [change])
+    past, changes = past_of(service), [] if change is None else [change]
     twin: Twin = request.app.state.twin
     async with until_gone(request.receive):
-        answer = await twin.ask(question)
+        question, answer = await twin.ask(lambda: lately(past, changes))
     (foretold,) = answer.changed or [None]
     return as_json(
         {

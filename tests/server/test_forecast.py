@@ -1,6 +1,7 @@
 """Forecasts of a server: who may ask, what is answered, what is refused by name, and what a simulation may cost."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from chairlift.errors import Unavailable
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
+from chairlift.server.models import seen
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.twin import MOST_ASKED, Twin
 
@@ -106,6 +108,30 @@ def slowest(front: Front, owner: str | None = None) -> EndedRequest:
 
 
 # Forecasts
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_known_of_many_requests_is_gone_through_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(make: Any) -> Any:
+        def made(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return make(*args)
+
+        return made
+
+    monkeypatch.setattr("chairlift.server.forecast_routes.lately", noted(seen.lately))
+    monkeypatch.setattr("chairlift.server.models.faster.around", noted(seen.around))
+
+    async def go() -> None:
+        front = past()
+        assert (await ask(front)).status == 200
+        assert (await why_not_faster(front, slowest(front).id)).status == 200
+
+    run(go)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 def test_a_forecast_has_what_was_measured_and_what_the_twin_makes_of_it(here: list[Any]) -> None:
@@ -547,7 +573,7 @@ def test_a_process_that_fails_is_no_500(
         monkeypatch.undo()
         twin = _Child(tmp_path, code, monkeypatch).twin
         with pytest.raises(Unavailable, match=words):
-            await twin.ask(here[0])
+            await twin.ask(lambda: here[0])
 
     run(go)
 
@@ -566,7 +592,7 @@ def test_a_process_that_takes_too_long_or_is_wanted_no_more_is_ended(
         assert (await ask(past())).status == 200
         monkeypatch.undo()
         twin = _Child(tmp_path, code, monkeypatch).twin
-        asked = asyncio.create_task(twin.ask(here[0]))
+        asked = asyncio.create_task(twin.ask(lambda: here[0]))
         await until(lambda: mark.exists() and mark.read_text())
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -574,7 +600,7 @@ def test_a_process_that_takes_too_long_or_is_wanted_no_more_is_ended(
         assert is_gone()
         monkeypatch.setattr("chairlift.server.models.twin._PATIENCE_S", 0.5)
         with pytest.raises(Unavailable, match="no time"):
-            await twin.ask(here[0])
+            await twin.ask(lambda: here[0])
         assert is_gone()
 
     run(go)

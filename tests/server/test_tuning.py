@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from chairlift.errors import Unavailable
 from chairlift.plan.what_if import Change, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.plan.what_if_process import MOST_S
 from chairlift.server.models import tuning
-from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.models.seen import Past
 from chairlift.server.models.tuning import Tuning
-from chairlift.server.models.twin import Twin
+from chairlift.server.models.twin import Question, Twin
 
 CPU_S = 0.25
 # It waits for company that does not come.
@@ -32,13 +33,15 @@ class HereTwin(Twin):
         self.questions: list[SequenceQuestion] = []
         self.error: Exception | None = None
 
-    async def ask(self, question: Any) -> WhatIfAnswer:
+    async def ask(self, make: Callable[[], Question]) -> tuple[Question, WhatIfAnswer]:
+        question = make()
+        assert isinstance(question, SequenceQuestion)
         self.questions.append(question)
         if self.error is not None:
             raise self.error
         found = answer(question, lambda: False)
         found.cpu_s = CPU_S
-        return found
+        return question, found
 
 
 class Tuned:
@@ -53,8 +56,9 @@ class Tuned:
         self.tuning = Tuning(self.front.models, self.twin, ServerConfig(**settings), window)
         monkeypatch.setattr(tuning, "lately", self._lately)
 
-    def _lately(self, service: SequenceService, changes: list[Change]) -> SequenceQuestion:
-        return question_of(service.client.config, traffic(rate=1.5), changes)
+    def _lately(self, past: Past, changes: list[Change]) -> SequenceQuestion:
+        assert isinstance(past.of, SequenceQuestion)
+        return question_of(past.of.config, traffic(rate=1.5), changes)
 
     async def look(self) -> float:
         return await self.tuning.look_at(self.service)

@@ -13,7 +13,7 @@ from chairlift.plan.what_if import Change, WhatIfAnswer
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.request_view import FasterView, WhatIfView
-from chairlift.server.models.seen import around
+from chairlift.server.models.seen import around, past_of
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.models.twin import Twin
 
@@ -42,7 +42,8 @@ async def what_if(twin: Twin, service: SequenceService | ItemService, ended: End
         tried = list(_of_sequence(service.client.config, ended))
     else:
         tried = list(_of_items(service.dispatcher.limits))
-    answer = await twin.ask(around(service, ended, [each.change for each in tried]))
+    past, changes = past_of(service), [each.change for each in tried]
+    _, answer = await twin.ask(lambda: around(past, ended, changes))
     return _view(answer, tried, ended.total_s or 0.0)
 
 

@@ -7,6 +7,8 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
+
 from chairlift.core.cost import Coefficients
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
@@ -15,7 +17,7 @@ from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
 
 # The traffic that is told of, and what came before it, which may still have been there.
@@ -40,6 +42,21 @@ class _Kept(NamedTuple):
     seen: SeenRequest
 
 
+class Past(NamedTuple):
+    """What a server knows of a model at a moment: a copy, as what it is made from goes on.
+
+    `ended` are those of each tenant, the last one last; `known` is the moment from which on none of a tenant's is
+    missing, if that is known; `steps` are those of a language model, or another's calls.
+    """
+
+    now: float
+    of: SequenceQuestion | ItemQuestion
+    ended: list[list[EndedRequest]]
+    live: list[_Kept]
+    known: float | None
+    steps: list[Any]
+
+
 class _Window(NamedTuple):
     """What came, in order of arrival; what is told of begins at `since`."""
 
@@ -56,40 +73,49 @@ class _Window(NamedTuple):
         return next((index for index, each in enumerate(self.kept) if each.id == request_id), None)
 
 
-def lately(service: SequenceService | ItemService, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
+def past_of(service: SequenceService | ItemService) -> Past:
+    """Copy what is known of a model; quick, as it belongs to the event loop, and what follows does not."""
+    lines = service.log.ended.values()
+    known = max((line[0].ended for line in lines if len(line) == line.maxlen), default=None)
+    if isinstance(service, SequenceService):
+        of: SequenceQuestion | ItemQuestion = _of_sequences(service)
+        steps: list[Any] = list(service.metrics.steps)
+    else:
+        of, steps = _of_items(service.dispatcher, service.loaded()), list(service.metrics.calls)
+    return Past(time.monotonic(), of, [list(line) for line in lines], list(_live(service)), known, steps)
+
+
+def lately(past: Past, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
     """Ask what would have become of the last minutes' traffic. Raises ApiError (409) where there was too little."""
-    now = time.monotonic()
-    window = _window(service, now - WINDOW_S, now)
+    window = _window(past, past.now - WINDOW_S, past.now)
     answered = sum(each.answered and each.arrival >= window.since for each in window.requests)
     if answered < LEAST_ANSWERED:
         message = f"{answered} requests came and were answered within the last {WINDOW_S:g} s"
         raise _too_little(f"{message}, and to say anything takes {LEAST_ANSWERED}")
-    return _question(service, window, changes, None)
+    return _question(past, window, changes, None)
 
 
-def around(
-    service: SequenceService | ItemService, ended: EndedRequest, changes: list[Change]
-) -> SequenceQuestion | ItemQuestion:
+def around(past: Past, ended: EndedRequest, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
     """Ask what would have become of one request that was answered. Raises ApiError (409) if too little is known."""
     arrival = ended.ended - (ended.total_s or 0.0)
-    window = _window(service, arrival, ended.ended, ended.id)
+    window = _window(past, arrival, ended.ended, ended.id)
     target = window.place(ended.id)
     if target is None:
         raise _too_little("too much came after it for the server to know what was there with it")
-    return _question(service, window, changes, target)
+    return _question(past, window, changes, target)
 
 
 def _too_little(message: str) -> ApiError:
     return ApiError(409, message, code="too_little_traffic")
 
 
-def _window(service: SequenceService | ItemService, since: float, until: float, target: str | None = None) -> _Window:
+def _window(past: Past, since: float, until: float, target: str | None = None) -> _Window:
     """Those that came until then, and somewhat before `since`, who may still be there then; the last if too many."""
     begin = since - _LEAD_S
-    found = [each for each in _ended_since(service, begin) if begin <= each.seen.arrival <= until]
-    found += [each for each in _live(service) if begin <= each.seen.arrival <= until]
+    found = [each for each in _ended_since(past, begin) if begin <= each.seen.arrival <= until]
+    found += [each for each in past.live if begin <= each.seen.arrival <= until]
     # What a tenant had before the oldest of its that are kept is not known.
-    known = max((line[0].ended for line in service.log.ended.values() if len(line) == line.maxlen), default=begin)
+    known = begin if past.known is None else past.known
     found.sort(key=lambda each: each.seen.arrival)
     kept: list[_Kept] = []
     tokens = 0
@@ -104,11 +130,10 @@ def _window(service: SequenceService | ItemService, since: float, until: float, 
     return _Window(kept, max(since, known) if target is None else since)
 
 
-def _ended_since(service: SequenceService | ItemService, begin: float) -> Iterator[_Kept]:
+def _ended_since(past: Past, begin: float) -> Iterator[_Kept]:
     """Those that ran and ended since then, of all tenants, the last one first."""
-    log: RequestLog[Any] = service.log
-    make = _seen_sequence if isinstance(service, SequenceService) else _seen_items
-    lines = [_numbered(number, reversed(line)) for number, line in enumerate(log.ended.values())]
+    make = _seen_sequence if isinstance(past.of, SequenceQuestion) else _seen_items
+    lines = [_numbered(number, reversed(line)) for number, line in enumerate(past.ended)]
     merged = heapq.merge(*lines, key=lambda pair: pair[1].ended, reverse=True)
     for number, each in islice(takewhile(lambda pair: pair[1].ended >= begin, merged), _MOST_READ):
         seen = make(each, number)
@@ -188,7 +213,7 @@ def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
 
 
 def _question(
-    service: SequenceService | ItemService, window: _Window, changes: list[Change], target: int | None
+    past: Past, window: _Window, changes: list[Change], target: int | None
 ) -> SequenceQuestion | ItemQuestion:
     asked: dict[str, Any] = {
         "requests": window.requests,
@@ -196,32 +221,14 @@ def _question(
         "since": window.since,
         "target": target,
     }
-    if isinstance(service, ItemService):
-        return _item_question(service.dispatcher, service.loaded(), _calls(service), asked)
-    config, info = service.client.config, service.client.info
-    assert info is not None, "it has served requests"
+    if isinstance(past.of, ItemQuestion):
+        return msgspec.structs.replace(past.of, calls=_calls(past.steps), **asked)
     steps = [
         SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
-        for step in _last(service.metrics.steps, window.kept)
+        for step in _last(past.steps, window.kept)
     ]
     _check_samples(steps, "steps")
-    profile = SequenceProfile(
-        model="",
-        max_model_len=info.max_model_len,
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        cost=Coefficients(0.0, 0.0, 0.0, 0.0),
-        steps=[],
-    )
-    return SequenceQuestion(
-        config=config,
-        profile=profile,
-        max_waiting=service.config.max_waiting,
-        steps=steps,
-        cost=service.client.stats.coefficients,
-        **asked,
-    )
+    return msgspec.structs.replace(past.of, steps=steps, **asked)
 
 
 def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
@@ -235,24 +242,51 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
     return found[::-1]
 
 
-def _calls(service: ItemService) -> list[CallSample]:
+def _calls(calls: Sequence[Any]) -> list[CallSample]:
     """The last calls that succeeded."""
-    timed = (each for each in reversed(service.metrics.calls) if each.failure is None and each.seconds > 0)
+    timed = (each for each in reversed(calls) if each.failure is None and each.seconds > 0)
     found = [CallSample(each.items, each.computed or each.size, each.seconds) for each in islice(timed, _MOST_STEPS)]
     _check_samples(found, "calls")
     return found[::-1]
 
 
-def _item_question(
-    dispatcher: Dispatcher, info: ItemInfo, calls: list[CallSample], asked: dict[str, Any]
-) -> ItemQuestion:
+def _of_sequences(service: SequenceService) -> SequenceQuestion:
+    """What a question about a language model says of it, before there is any traffic."""
+    config, info = service.client.config, service.client.info
+    if info is None:
+        raise _too_little(f"`{service.name}` has not been loaded")
+    profile = SequenceProfile(
+        model="",
+        max_model_len=info.max_model_len,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        cost=Coefficients(0.0, 0.0, 0.0, 0.0),
+        steps=[],
+    )
+    return SequenceQuestion(
+        requests=[],
+        changes=[],
+        since=0.0,
+        config=config,
+        profile=profile,
+        max_waiting=service.config.max_waiting,
+        steps=[],
+        cost=service.client.stats.coefficients,
+    )
+
+
+def _of_items(dispatcher: Dispatcher, info: ItemInfo) -> ItemQuestion:
+    """What a question about another model says of it, before there is any traffic."""
     return ItemQuestion(
+        requests=[],
+        changes=[],
+        since=0.0,
         limits=dispatcher.limits,
         instances=len(dispatcher.executors),
         ahead=dispatcher.sends_ahead,
         sized=info.task in ("embed", "classify", "rerank"),
-        calls=calls,
-        **asked,
+        calls=[],
     )
 
 

@@ -14,9 +14,9 @@ from chairlift.plan.what_if import Change, SequenceQuestion
 from chairlift.plan.what_if_process import MOST_S
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.registry import Models
-from chairlift.server.models.seen import WINDOW_S, lately
+from chairlift.server.models.seen import WINDOW_S, lately, past_of
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.models.twin import Twin
+from chairlift.server.models.twin import Question, Twin
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,8 @@ class Tuning:
         if tuner.on_trial and time.monotonic() < self._judged_from.get(service, 0.0):
             return 0.0
         try:
-            question = lately(service, [Change(config=each) for each in tuner.alternatives()])
-            assert isinstance(question, SequenceQuestion)
-            # The KV memory stays what it is, whatever is turned.
-            question.config = msgspec.structs.replace(question.config, kv_cache_gb=question.config.kv_cache_gb or 1.0)
-            answer = await self._twin.ask(question)
+            past, changes = past_of(service), [Change(config=each) for each in tuner.alternatives()]
+            _, answer = await self._twin.ask(lambda: _with_memory(lately(past, changes)))
         except ApiError:
             return 0.0  # too little came to say anything, or others ask
         except (Unavailable, ConfigError) as error:
@@ -80,3 +77,10 @@ class Tuning:
         if tuner.config is not service.client.config:
             service.client.retune(tuner.config)
             self._judged_from[service] = time.monotonic() + self._window_s
+
+
+def _with_memory(question: Question) -> Question:
+    """The KV memory stays what it is, whatever is turned."""
+    assert isinstance(question, SequenceQuestion)
+    question.config = msgspec.structs.replace(question.config, kv_cache_gb=question.config.kv_cache_gb or 1.0)
+    return question

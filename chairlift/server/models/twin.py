@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,6 +14,8 @@ from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer
 from chairlift.server.http.api_errors import ApiError
 
 log = logging.getLogger(__name__)
+
+Question = SequenceQuestion | ItemQuestion
 
 _MODULE = "chairlift.plan.what_if_process"
 # Questions that may wait for the one that is being answered, this included; and seconds that an answer may take.
@@ -29,10 +32,10 @@ class Twin:
         self._turn = asyncio.Lock()
         self._asked = 0
 
-    async def ask(self, question: SequenceQuestion | ItemQuestion) -> WhatIfAnswer:
-        """Answer, or be cancelled at any moment.
+    async def ask(self, make: Callable[[], Question]) -> tuple[Question, WhatIfAnswer]:
+        """Answer a question, which is made in a thread once it is its turn, or be cancelled at any moment.
 
-        Raises ApiError (429) where too many ask, and Unavailable where the machine has no time for it.
+        Raises what `make` does, ApiError (429) where too many ask, and Unavailable where the machine has no time.
         """
         if self._asked >= MOST_ASKED:
             message = f"{MOST_ASKED} simulations are asked for already, which is the limit; try again"
@@ -41,7 +44,8 @@ class Twin:
         self._asked += 1
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
-                return await self._answer(msgspec.msgpack.encode(question))
+                question, encoded = await asyncio.to_thread(_made, make)
+                return question, await self._answer(encoded)
         except TimeoutError:
             message = f"the machine had no time within {_PATIENCE_S:g} s to simulate it, which goes after all else"
             raise Unavailable(f"{message}; try again when there is less to do", _RETRY_S) from None
@@ -69,3 +73,8 @@ class Twin:
             raise Unavailable("simulating this traffic takes more processor time than it may", _RETRY_S)
         log.warning("a simulation failed with status %s: %s", process.returncode, clip(said.decode(errors="replace")))
         raise Unavailable("the simulation failed, which the server's log says more of", _RETRY_S)
+
+
+def _made(make: Callable[[], Question]) -> tuple[Question, bytes]:
+    question = make()
+    return question, msgspec.msgpack.encode(question)
