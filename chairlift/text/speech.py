@@ -24,7 +24,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
 
     `switch` is the template's argument that turns reasoning on or off. `tokens` are those of the markers that are
     tokens; the ones that texts leave out are among `shown_with_tools` and `shown_without`. `markers` are the dialect's
-    without tools.
+    without tools, and it `spells` if a reply has parts even where no tools are given.
     """
 
     dialect: Dialect | None = None
@@ -35,16 +35,12 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     shown_with_tools: frozenset[int] = frozenset()
     shown_without: frozenset[int] = frozenset()
     markers: DialectMarkers | None = None
+    spells: bool = False
 
     @property
     def reasons(self) -> bool:
         """Whether replies may begin with reasoning."""
         return self.dialect is not None and self.dialect.reasoning_content is not None
-
-    @property
-    def spells(self) -> bool:
-        """Whether there are parts even where no tools are given."""
-        return self.dialect is not None and (self.reasons or self.dialect.content is not None)
 
     def prefill(self, prompt: str) -> Prefill:
         """Whether a prompt has opened the reasoning, or closed it, or neither."""
@@ -78,6 +74,7 @@ def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
         shown_with_tools=special.intersection(_tokens_in(tokenizer, dialect, True).values()),
         shown_without=special.intersection(_tokens_in(tokenizer, dialect, False).values()),
         markers=None if dialect is None else DialectMarkers(dialect, {}),
+        spells=dialect is not None and not (dialect.reasoning_content is None and dialect.content is None),
     )
 
 

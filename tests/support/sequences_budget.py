@@ -10,7 +10,7 @@ from chairlift.core.sequences.sequence import Sequence
 class RandomBudget:
     """Leaves another number of tokens in every step, at times very few, but never none."""
 
-    metered = True
+    lazy = False
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -554,8 +554,8 @@ def check_step_time(world: World, step: Step, before: Before, prompts: int) -> b
     """Check that prompts are cut exactly where somebody decodes, and that they go on; return if their time is spent."""
     budget = world.scheduler.budget
     assert isinstance(budget, StepTimeBudget)
-    if not budget.metered:
-        assert not prompts, "a prompt that nobody asked the budget for"
+    if world.scheduler._limit is None:
+        assert not prompts or not before.running, "a prompt that nobody asked the budget for"
         return False
     if not before.decodes or budget.model.num_observed < LEAST_STEPS:
         assert budget.target == inf, "held back though nobody waits, or by a guess"
@@ -739,7 +739,7 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert step.total_tokens == setup.max_num_batched_tokens
         case Reason.ITL:
             assert scheduler.budget is not None
-            assert scheduler.budget.metered
+            assert scheduler._limit is scheduler.budget
             hits = _hits(world, decision.request_id)
             assert scheduler.budget.capacity(len(hits) * setup.block_size) < 1
         case Reason.BLOCKS:

@@ -36,7 +36,11 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def lack(self, needed: int, hits: list[int], kept: int) -> str:
-        """Say how many blocks are missing for so many, the hits among them, beside those kept; nothing if none are."""
+        """Say how many blocks are missing for so many, the hits among them, beside those kept; nothing if none are.
+
+        One is kept for each that runs, else the next block any of them needs would throw the newcomer off again. None
+        is owed more than that: had one been given less than its known tokens, there would be none to give.
+        """
         # A hit that nobody holds lies in the free list, so it uses up a free block as well.
         free = len(self._free) - sum(1 for block in hits if self.ref_count[block] == 0)
         needed -= len(hits)

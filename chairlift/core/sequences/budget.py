@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from math import inf
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.sequences.request import Step
@@ -29,11 +29,11 @@ class StepBudget(Protocol):
     """Hands out a step's tokens beyond the one that each running sequence gets in any case.
 
     It is asked in order of urgency, and once someone got less than was wanted, nobody gets any more in that step: a
-    long prompt is not passed by those to whom a token costs less. `metered` says whether it learns from the step that
-    was begun last.
+    long prompt is not passed by those to whom a token costs less. One that is `lazy` is begun, and learns from a step,
+    only where prompts ask for tokens beside others who run.
     """
 
-    metered: bool
+    lazy: ClassVar[bool]
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """Start a step in which all of these get one token."""
@@ -78,6 +78,8 @@ class LatencyBudget:
     profiling and then keeps it.
     """
 
+    lazy: ClassVar[bool] = False
+
     def __init__(self, target: float, most: int, model: CostModel | None = None) -> None:
         self.target = target
         self.most = most
@@ -85,7 +87,6 @@ class LatencyBudget:
         self.tokens = most
         self.predicted = 0.0
         self.seconds = 0.0
-        self.metered = True
         self._floor = 0
         self._gives = False
         self._given_out = False
@@ -211,40 +212,21 @@ class StepTimeBudget(LatencyBudget):
     """Holds a step whose tokens somebody reads along to `step_time` seconds, or more where `seconds_beside` says so.
 
     Others have all that there is: where nobody decodes, or whoever does hears of it only in the end; and so has
-    everyone until the model has learned from a few steps. A step without prompts costs nothing: those who run are
-    looked at when the first prompt asks, and nothing is learned before.
-    `target` is what the present step may take, in seconds.
+    everyone until the model has learned from a few steps. `target` is what the present step may take, in seconds.
     """
+
+    lazy: ClassVar[bool] = True
 
     def __init__(self, step_time: float, most: int, model: CostModel | None = None) -> None:
         super().__init__(inf, most, model)
         self.step_time = step_time
-        self.metered = False
-        self._running: Iterable[Sequence] = ()
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        """Start a step of these; how long it may take is found out when a prompt asks."""
-        self._running = running
-        self.metered = False
-
-    def capacity(self, computed: int) -> int:
-        """Return how many tokens a prompt that starts now may have."""
-        self._look()
-        return super().capacity(computed)
-
-    def grant(self, computed: int, wanted: int, starts: bool) -> int:
-        """Give up to `wanted` tokens, in time or without limit."""
-        self._look()
-        return super().grant(computed, wanted, starts)
-
-    def _look(self) -> None:
-        if self.metered:
-            return
-        self.metered = True
+        """Start a step in which all of these get one token, and find out how long it may take."""
         self.target = inf
-        super().begin(self._running)
+        super().begin(running)
         known = self.model.num_observed >= LEAST_STEPS
-        if known and any(not each.reads_prompt and not each.request.hold_updates for each in self._running):
+        if known and any(not each.reads_prompt and not each.request.hold_updates for each in running):
             decodes = self.model.predict(*self._holds)
             self.target = seconds_beside(decodes, self.model.coefficients, self.step_time)
 

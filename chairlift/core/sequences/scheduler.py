@@ -70,6 +70,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
         self._released: list[str] = []
+        # The step's budget, once it was begun, and who learns from it.
+        self._limit: StepBudget | None = None
         self._learner: StepBudget | None = None
         self._serial = 0
 
@@ -80,18 +82,13 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is already in use")
         prompt = len(request.prompt_ids)
-        check_fits(
-            prompt,
-            request.max_tokens,
-            max_model_len=self.max_model_len,
-            num_blocks=self.pool.num_blocks,
-            block_size=self.block_size,
-        )
+        size, most, num_blocks = self.block_size, self.max_model_len, self.pool.num_blocks
+        check_fits(prompt, request.max_tokens, max_model_len=most, num_blocks=num_blocks, block_size=size)
         self._serial += 1
         moment = self.order.moment(request.arrival, request.priority, prompt + request.max_tokens)
         sequence = Sequence(request, (moment, self._serial))
         if self.prefixes.may_read(sequence):
-            sequence.hash_blocks(prompt // self.block_size, self.block_size)
+            sequence.hash_blocks(prompt // size, size)
         self._sequences[request.id] = sequence
         (self.background.waiting if request.background else self.waiting).push(sequence)
 
@@ -128,12 +125,12 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             self._admit_waiting(step, now)
         if self.waiting_decision is not None:
             step.decisions.append(self.waiting_decision)
-        self._learner = self.budget if self.budget and self.budget.metered else None
+        self._learner = self._limit
         self.background.decision = None
         if self.has_background:
             self._fill_with_background(step, yields, now)
             self._learner = self._learner or self.background.budget
-        elif self._learner is None and self.num_steps % _SAMPLED == 0 and self._is_telling():
+        elif self._learner is None and self._is_telling():
             self._learner = self.meter
         if not step.num_tokens:
             return None
@@ -229,9 +226,10 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         return Decision(head.reason, request_id, f"waits behind {head.request_id}: {head.detail}")
 
     def _is_telling(self) -> bool:
-        """Whether to meter one in a few steps that no budget is for: at first, and while requests may wait."""
-        busy = self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots
-        return busy or (self.budget is not None and self.meter.model.num_observed < LEAST_STEPS)
+        """Whether to meter a step without a budget: the first few, if others have one, or under load one in so many."""
+        if self.num_steps % _SAMPLED:
+            return self.budget is not None and self.meter.model.num_observed < LEAST_STEPS
+        return self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots
 
     # Running sequences
 
@@ -241,15 +239,17 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
         blocks run out the least urgent gives way, so the most urgent always moves and there is no livelock.
         """
-        running, budget, limit = self.running, self.max_num_batched_tokens, self.budget
+        running, budget = self.running, self.max_num_batched_tokens
         num_tokens, block_size = step.num_tokens, self.block_size
-        if limit is not None:
-            limit.begin(running)
+        self._limit = None
+        if self.budget is not None and not self.budget.lazy:
+            self._begin_budget()
         for sequence in running:  # whoever gives way while this goes on stands at the end
             computed = sequence.num_computed_tokens
             given = len(sequence.token_ids) - computed
             if given > 1:
                 given = min(given, 1 + budget - len(running))
+                limit = self._limit or self._begin_budget()
                 if limit is not None:
                     given = 1 + limit.grant(computed, given - 1, starts=False)
                 budget -= given - 1
@@ -259,6 +259,14 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             num_tokens[sequence.id] = given
             if computed // block_size > sequence.num_published:
                 self.prefixes.publish(sequence, computed)
+
+    def _begin_budget(self) -> StepBudget | None:
+        """The step's budget, at the moment at which the first asks for it; None if there is none for this step."""
+        budget = self.budget
+        if budget is not None and (self.running or not budget.lazy):
+            budget.begin(self.running)
+            self._limit = budget
+        return self._limit
 
     def _grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
         """Take blocks for more tokens, preempting others if need be; False if there is none, or it was one of them."""
@@ -353,20 +361,15 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
             return Decision(Reason.TOKENS, sequence.id, detail, count)
         hits = self.prefixes.match(sequence)
-        if self.budget is not None and self.budget.capacity(len(hits) * self.block_size) < 1:
-            return Decision(Reason.ITL, sequence.id, self.budget.explain(), count)
-        while lack := self._lack_of_blocks(sequence, hits, len(self.running)):
+        limit = self._limit or self._begin_budget()
+        if limit is not None and limit.capacity(len(hits) * self.block_size) < 1:
+            return Decision(Reason.ITL, sequence.id, limit.explain(), count)
+        while lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=len(self.running)):
             victim = self.background.youngest()
             if victim is None:
                 return Decision(Reason.BLOCKS, sequence.id, lack, count)
             self._preempt(step, victim, f"its blocks are needed for {sequence.id}")
         return None
-
-    def _lack_of_blocks(self, sequence: Sequence, hits: list[int], num_others: int) -> str:
-        """Say how many blocks are missing for a sequence to start beside so many others; nothing if they are there."""
-        # One spare block for each that runs, else the next block any of them needs would throw the newcomer off again.
-        # None is owed more than that: had one been given less than its known tokens, there would be none to give.
-        return self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=num_others)
 
     def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
         """Give a sequence its first blocks and tokens; return how many tokens."""
@@ -375,7 +378,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             self.pool.share(block)
         computed = len(hits) * self.block_size
         given = min(len(sequence.token_ids) - computed, budget)
-        limit = self.background.budget if sequence.request.background else self.budget
+        limit = self.background.budget if sequence.request.background else self._limit
         if limit is not None:
             given = limit.grant(computed, given, starts=True)
         missing = self._blocks_for(computed + given) - len(hits)
@@ -465,7 +468,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             lost = next((decision for decision in step.decisions if decision.reason is Reason.PREEMPTED), None)
             if lost is not None:
                 return Reason.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
-            if lack := self._lack_of_blocks(sequence, hits, others):
+            if lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=others):
                 return Reason.BLOCKS, lack
             background.waiting.pop()
             budget -= self._start(step, sequence, budget, now)

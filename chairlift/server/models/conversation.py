@@ -76,7 +76,7 @@ class OpenConversation(msgspec.Struct):
 async def open_conversation(service: SequenceService, conversation: Conversation) -> OpenConversation:
     """Render and tokenize. Raises InvalidRequest for what this model's template or dialect can't say."""
     speech = service.speech
-    if speech.dialect is None and _is_plain(conversation):
+    if not speech.spells and _is_plain(conversation):
         prompt_ids, _ = await _prompt(service, conversation)
         return OpenConversation(prompt_ids, conversation.grammar, None)
     check_tools(conversation)
@@ -225,7 +225,7 @@ def _encode(service: SequenceService, conversation: Conversation, quick: bool) -
     generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
     prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
     prompt_ids = service.encode_chat(prompt)
-    prefill = "closed" if speech.dialect is None else speech.prefill(prompt.text)
+    prefill = speech.prefill(prompt.text) if speech.spells else "closed"
     return prompt_ids, "closed" if continues and prefill == "maybe" else prefill
 
 
