@@ -54,6 +54,7 @@ class CostModel:
     out. A coefficient that would turn negative is held at zero, and the others adjusted as if it were known (Simon and
     Chia 2002).
 
+    `coefficients` are the present fit, in seconds.
     `shape` is the first guess's proportions, and `doubt` the variance of each of its terms, relative to its square.
     """
 
@@ -64,11 +65,6 @@ class CostModel:
         self._noise = 0.1
         self._surprises = 0
         self._guess(_FIRST_SECONDS_PER_TOKEN)
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """The present fit, in seconds."""
-        return Coefficients(*(value * unit for value, unit in zip(self._theta, self._shape, strict=True)))
 
     def predict(self, tokens: float, kv_tokens: float, pairs: float | None = None) -> float:
         """Return the seconds that a step of this size will take; `pairs` is that of decodes if not given."""
@@ -118,6 +114,7 @@ class CostModel:
     def _guess(self, level: float) -> None:
         """Start from the first guess's proportions; `level` in seconds a token."""
         self._theta = [level] * 4
+        self._tell()
         self._variance = [[level * level * (_COMMON + self._doubt * (i == j)) for j in range(4)] for i in range(4)]
 
     def _drift(self, level: float) -> None:
@@ -163,3 +160,8 @@ class CostModel:
                     theta[j] -= share * variance[i][j]
         for i in range(4):
             theta[i] = max(theta[i], 0.0)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Set the coefficients to the present fit."""
+        self.coefficients = Coefficients(*(value * unit for value, unit in zip(self._theta, self._shape, strict=True)))
