@@ -5,9 +5,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -97,7 +98,7 @@ def record_command(args: argparse.Namespace) -> int:
         except OSError as error:
             raise InvalidRequest(f"{args.file}: {error.strerror}") from None
         print(f"recording to {args.file}, until Ctrl-C" if args.seconds is None else f"recording to {args.file}")
-        with os.fdopen(file, "wb") as out, contextlib.suppress(KeyboardInterrupt):
+        with os.fdopen(file, "wb") as out, _until_told(), contextlib.suppress(KeyboardInterrupt):
             for line in lines:
                 if line.startswith(b'{"error"'):
                     raise RequestFailed(json.loads(line)["error"]["message"])
@@ -106,6 +107,16 @@ def record_command(args: argparse.Namespace) -> int:
                 count += 1
     print(f"{args.file}: {count} requests, for `chairlift plan --trace` and `chairlift bench serve`")
     return 0
+
+
+@contextlib.contextmanager
+def _until_told() -> Iterator[None]:
+    """Have SIGTERM end what Ctrl-C would: who works in the background is deaf to that."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def top_command(args: argparse.Namespace) -> int:

@@ -37,6 +37,11 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     markers: DialectMarkers | None = None
     spells: bool = False
 
+    def __post_init__(self) -> None:
+        """Find out once what each request asks."""
+        found = self.dialect is not None and (self.reasons or self.dialect.content is not None)
+        msgspec.structs.force_setattr(self, "spells", found)
+
     @property
     def reasons(self) -> bool:
         """Whether replies may begin with reasoning."""
@@ -74,7 +79,6 @@ def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
         shown_with_tools=special.intersection(_tokens_in(tokenizer, dialect, True).values()),
         shown_without=special.intersection(_tokens_in(tokenizer, dialect, False).values()),
         markers=None if dialect is None else DialectMarkers(dialect, {}),
-        spells=dialect is not None and not (dialect.reasoning_content is None and dialect.content is None),
     )
 
 

@@ -1,7 +1,6 @@
 """A real server records what comes; the file is a trace, and the same load can be sent again from it."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -59,7 +58,7 @@ def test_a_server_that_runs_can_be_recorded(tmp_path: Path, capsys: pytest.Captu
             while len(trace.read_text().splitlines()) < 3:
                 assert time.monotonic() < deadline
                 assert server.complete(max_tokens=4, ignore_eos=True).status_code == 200
-            recording.send_signal(signal.SIGINT)
+            recording.terminate()
             said, problem = recording.communicate(timeout=60)
         assert recording.returncode == 0, problem
         assert "requests, for `chairlift plan --trace`" in said
