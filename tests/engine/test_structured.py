@@ -457,8 +457,9 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_no
 def test_large_grammars_are_compiled_where_others_leave_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered: list[threading.Thread] = []
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._lower", lowered.append)
-    # Nothing takes so long that it would be noticed.
+    # Nothing takes so long, or so much of a core, that it would be noticed.
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MUCH", 600)
     compiler, results = GrammarCompiler(Path(demo_path()), LLM_VOCAB), SimpleQueue[object]()
     assert compiler.tokenizer
     for text, count in (("a", 0), ("b" * 20_000, 1), ("c", 1)):

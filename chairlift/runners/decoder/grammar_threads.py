@@ -17,7 +17,7 @@ from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Grammar
 # Seconds after which a follower, or a compilation, is no longer one that others wait for.
 _LONG = 0.005
 # Seconds of a core after which it isn't either, and between two looks at how long it takes, so that the first finds it.
-_MUCH, _LOOK_EVERY = 0.0008, 0.001
+_MUCH, _LOOK_EVERY = 0.0015, 0.002
 # Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
 _LARGE = 16_384
 # Seconds after which a follower that still is not done fails, and how many such may go on at once.
