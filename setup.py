@@ -45,6 +45,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS["avx512vnni"] = [*AVX512, "-mavx512vnni"]
     # No processor has the one without the other.
     INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
+    INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 
 
 class BuildProgress:

@@ -1,6 +1,11 @@
 // Chooses the kernels that this processor can run, and exports them as plain C functions.
 #include <cstring>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "layout.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -15,6 +20,18 @@ struct Choice {
 
 const Choice *chosen = nullptr;
 
+#if defined(HAVE_AMX)
+// Asks Linux for the registers of AMX, which it gives to a process that asks. Whether there are any, cpuid has told.
+bool may_use_tiles() {
+#if defined(__linux__)
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 const Choice *best_choice(const char *wanted) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -23,6 +40,11 @@ const Choice *best_choice(const char *wanted) {
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #endif
     static const Choice choices[] = {
+#if defined(HAVE_AMX)
+        {"amx", &amx::kernels,
+         has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") && may_use_tiles()},
+#endif
 #if defined(HAVE_AVX512BF16)
         {"avx512bf16", &avx512bf16::kernels,
          has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")},

@@ -99,13 +99,10 @@ template <typename T> struct EncoderWorkspace {
     static int64_t widest(const Encoder &encoder) {
         return std::max(encoder.layers->down.in_features, encoder.hidden_size);
     }
-    static int64_t packed_bytes(const Encoder &encoder, int64_t tokens) {
-        return tokens * packed_row_bytes(encoder.layers->down);
-    }
 
     static int64_t size(const Encoder &encoder, int64_t tokens, int64_t longest, int threads) {
         const int64_t rows = tokens * (6 * encoder.hidden_size + encoder.layers->down.in_features);
-        return rows * sizeof(T) + packed_bytes(encoder, tokens) + Staging<T>::size(tokens, widest(encoder), threads) +
+        return rows * sizeof(T) + packed_bytes(encoder.layers->down, tokens) + Staging<T>::size(tokens, widest(encoder), threads) +
                threads * AttentionWorkspace<T>::size(longest, encoder.hidden_size / encoder.num_heads) + 16 * 64;
     }
 
@@ -117,7 +114,8 @@ template <typename T> struct EncoderWorkspace {
         qkv = arena.take<T>(tokens * 3 * hidden);
         attention_out = arena.take<T>(tokens * hidden);
         intermediate = arena.take<T>(tokens * encoder.layers->down.in_features);
-        packed_rows = Rows{arena.take<char>(packed_bytes(encoder, tokens)), packed_row_bytes(encoder.layers->down)};
+        packed_rows = Rows{arena.take<char>(packed_bytes(encoder.layers->down, tokens)),
+                           packed_row_bytes(encoder.layers->down)};
         staging.take(arena, tokens, widest(encoder), threads, true);
         for (auto &workspace : attention) workspace.take(arena, longest, hidden / encoder.num_heads);
     }

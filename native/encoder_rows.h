@@ -63,8 +63,8 @@ template <typename T> struct ActivationEpilogue {
         if (out) return;
         constexpr int PER_WORD = 4 / sizeof(T);
         auto *to = reinterpret_cast<uint32_t *>(const_cast<char *>(next.data) + row * next.row_bytes);
-        interleave(reinterpret_cast<const uint32_t *>(tile), PANEL / PER_WORD, rows, count / PER_WORD,
-                   to + first / PER_WORD * rows);
+        const RowTile laid{to, rows, stride / PER_WORD, next.row_bytes / 4};
+        laid.put(reinterpret_cast<const uint32_t *>(tile), PANEL / PER_WORD, first / PER_WORD, count / PER_WORD);
     }
 };
 

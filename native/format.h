@@ -88,13 +88,25 @@ using Formats = FormatList<Bf16Format, Int8Format>;
 template <typename Format, typename T>
 constexpr bool TAKES = Format::SCALED || sizeof(T) * Format::INPUTS == sizeof(int32_t);
 
+// A panel's weights, and what to prefetch meanwhile: `prefetch_stride` bytes from `prefetch_from` on for each step.
+struct Panel {
+    const char *weights;
+    const int32_t *compensation;  // what sums start from; of compensated weights only
+    int64_t steps;
+    const char *prefetch_from;
+    int64_t prefetch_stride;
+};
+
 template <typename F> void with_format(const Weight &weight, F f) { Formats::choose(weight.format, f); }
 
-// Bytes of a row packed for products with the weight.
+// Bytes of rows packed for products with the weight: of one, and of `count`.
 inline int64_t packed_row_bytes(const Weight &weight) {
     int64_t bytes = 0;
-    with_format(weight, [&](auto format) { bytes = 4 * format.steps(weight); });
+    with_format(weight, [&](auto format) { bytes = 4 * rounded_up(format.steps(weight), ROW_STEPS); });
     return bytes;
+}
+inline int64_t packed_bytes(const Weight &weight, int64_t count) {
+    return packed_row_bytes(weight) * rounded_up(count, ROW_BLOCK);
 }
 
 // Whether rows are quantized for products with the weight.

@@ -5,13 +5,14 @@
 // vdpbf16ps or vpdpbusd multiplies. At few rows the weight streams from memory once; at many a panel stays in the cache
 // while the rows pass by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
 #pragma once
+#include <algorithm>
+
 #include "microkernel.h"
 #include "epilogue.h"
 #include "team.h"
 
 namespace {
 
-constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
 constexpr int STEPS_AHEAD = 24; // how far to prefetch what streams
 // So many multiplications take one thread as long as waking the others.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
@@ -19,17 +20,25 @@ constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 // Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
 // group, of as many tiles as any other: what it prepares it multiplies itself, and little travels from core to core.
 struct Tiles {
-    int64_t rows, count, groups;
+    int64_t rows, blocks, count, groups;
 
-    Tiles(int64_t rows, const Team &team) : rows(rows), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
+    Tiles(int64_t rows, const Team &team)
+        : rows(rows), blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
         if (count < 2 * team.threads) return;
         groups = team.threads;
         count = (count + groups - 1) / groups * groups;
     }
-    int64_t first(int64_t tile) const { return rows * tile / count; }
+    int64_t first(int64_t tile) const { return std::min(rows, blocks * tile / count * ROW_BLOCK); }
     Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
 };
 
+#if defined(__AMX_TILE__)
+template <typename Format>
+inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Panel &panel,
+                          typename MicroKernel<Format>::Sum *sums) {
+    MicroKernel<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);
+}
+#else
 // A tile of `rows`, at most ROWS.
 template <typename Format, int ROWS>
 inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typename MicroKernel<Format>::Sum *sums) {
@@ -40,6 +49,13 @@ inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typen
             multiply_some<Format, ROWS - 1>(x, rows, panel, sums);
     }
 }
+
+template <typename Format>
+inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Panel &panel,
+                          typename MicroKernel<Format>::Sum *sums) {
+    multiply_some<Format, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
+}
+#endif
 
 // The rows of some tiles under one panel of a weight; `next` is the panel to prefetch meanwhile, or null.
 template <typename Format, typename AnyEpilogue>
@@ -60,7 +76,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
                               : prefetch ? next + nth * steps * panel.prefetch_stride
                                          : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
-        multiply_some<Format, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
+        multiply_tile<Format>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
     }
 }
@@ -70,6 +86,7 @@ template <typename Format, typename AnyEpilogue>
 NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue,
                          Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight), tasks = panels * tiles.groups;
+    const TileRegisters registers;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
         const int64_t panel = task % panels;

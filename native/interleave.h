@@ -1,5 +1,6 @@
-// Rows interleaved for products, so that one cache line feeds a step of a whole tile.
+// Rows laid out for products: interleaved, so that one cache line feeds a step of a whole tile, or as AMX reads them.
 #pragma once
+#include "kernels.h"
 #include "simd.h"
 
 namespace {
@@ -54,6 +55,58 @@ inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t ro
         for (int64_t r = 0; r < rows; r++) to[r] = from[r * stride + step];
     }
 }
+#endif
+
+inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+// A tile of rows as products read it, each of `steps` words. A row takes whole multiples of ROW_STEPS words, and what is
+// more than one row whole multiples of ROW_BLOCK rows.
+#if defined(__AMX_TILE__)
+constexpr int TILE_ROWS = 32;   // two tiles of rows and two of weights make four of sums, and AMX has eight
+constexpr int64_t ROW_BLOCK = 16, ROW_STEPS = 16;
+
+// Of 16 rows the first 16 words each, then the next ones: 1 KB, which is a tile of AMX. Words beyond a row's end are zero.
+struct RowTile {
+    uint32_t *to;
+    int64_t rows, steps, row_words;
+
+    // Words [at, at + count) of row r.
+    void put_row(int64_t r, const uint32_t *from, int64_t at, int64_t count) const {
+        uint32_t *put = to + r / ROW_BLOCK * ROW_BLOCK * row_words + r % ROW_BLOCK * ROW_STEPS;
+        put += at / ROW_STEPS * ROW_STEPS * ROW_BLOCK;
+        const bool ends = at + count == steps;
+        if (at % ROW_STEPS) {
+            // Half of a panel, under a gated weight.
+            std::memcpy(put + at % ROW_STEPS, from, 4 * count);
+            const int64_t filled = at % ROW_STEPS + count;
+            if (ends) std::memset(put + filled, 0, 4 * (ROW_STEPS - filled));
+            return;
+        }
+        for (; count >= ROW_STEPS; count -= ROW_STEPS, from += ROW_STEPS, put += ROW_STEPS * ROW_BLOCK)
+            _mm512_storeu_si512(put, _mm512_loadu_si512(from));
+        const auto some = __mmask16((1u << count) - 1);
+        if (count) _mm512_mask_storeu_epi32(put, ends ? 0xffff : some, _mm512_maskz_loadu_epi32(some, from));
+    }
+
+    // The same of all rows, which lie `stride` words apart.
+    NOINLINE void put(const uint32_t *from, int64_t stride, int64_t at, int64_t count) const {
+        for (int64_t r = 0; r < rows; r++) put_row(r, from + r * stride, at, count);
+    }
+};
+#else
+constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
+constexpr int64_t ROW_BLOCK = 1, ROW_STEPS = 1;
+
+// Interleaved: the first word of each row, then the next ones.
+struct RowTile {
+    uint32_t *to;
+    int64_t rows, steps, row_words;
+
+    // Words [at, at + count) of all rows, which lie `stride` words apart.
+    void put(const uint32_t *from, int64_t stride, int64_t at, int64_t count) const {
+        interleave(from, stride, rows, count, to + at * rows);
+    }
+};
 #endif
 
 } // namespace

@@ -176,3 +176,4 @@ namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx512vnni { extern const Kernels kernels; }
 namespace avx512bf16 { extern const Kernels kernels; }
+namespace amx { extern const Kernels kernels; }

@@ -1,20 +1,20 @@
 // The micro-kernels of products: MicroKernel<Format>::run computes sums[r][0:PANEL], those of ROWS rows under one
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
-#include "format.h"
+#include "amx.h"
 
 namespace {
 
-// A panel's weights, and what to prefetch meanwhile: `prefetch_stride` bytes from `prefetch_from` on for each step.
-struct Panel {
-    const char *weights;
-    const int32_t *compensation;  // what sums start from; of compensated weights only
-    int64_t steps;
-    const char *prefetch_from;
-    int64_t prefetch_stride;
-};
-
 template <typename Format> struct MicroKernel;
+
+#if defined(__AMX_TILE__)
+template <> struct MicroKernel<Bf16Format> : AmxMicroKernel<Bf16Format, AmxBf16Lanes> {};
+template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8Lanes> {};
+#else
+// Nothing is to be set before a product.
+struct TileRegisters {
+    ~TileRegisters() {}
+};
 
 #if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 // For formats whose step of a panel is two vectors: Lanes says how sums start and grow.
@@ -138,5 +138,7 @@ template <> struct MicroKernel<Int8Format> {
     }
 #endif
 };
+
+#endif // AMX
 
 } // namespace

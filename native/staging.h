@@ -1,4 +1,4 @@
-// Activations packed for a product: quantized if its weights are, and interleaved.
+// Activations packed for a product: quantized if its weights are, and laid out as it reads them.
 #pragma once
 #include <cstdlib>
 #include <new>
@@ -53,8 +53,7 @@ template <typename T> class Staging {
 
     // A row's elements, up to a whole number of steps of any format.
     static int64_t rounded(int64_t widest) {
-        constexpr int64_t MOST = Formats::MOST_INPUTS;
-        return (widest + MOST - 1) / MOST * MOST;
+        return rounded_up(widest, Formats::MOST_INPUTS * ROW_STEPS);
     }
 
   public:
@@ -98,16 +97,17 @@ template <typename T> class Staging {
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
             const int64_t first = tiles.first(tile), count = tiles.first(tile + 1) - first;
             auto *to = reinterpret_cast<uint32_t *>(inputs + (own + first) * row_bytes);
+            // A row on its own is put there at once, unless its words lie apart.
+            const bool at_once = count == 1 && ROW_STEPS == 1;
             for (int64_t i = 0; i < count; i++) {
                 const T *from = row_at(first + i, row + team.thread * width);
-                uint32_t *put = count > 1 ? tile_words + i * steps : to;
+                uint32_t *put = at_once ? to : tile_words + i * steps;
                 if constexpr (Format::SCALED)
                     quantize_row(own + first + i, from, weight.in_features, reinterpret_cast<uint8_t *>(put));
                 else
                     std::memcpy(put, from, sizeof(T) * weight.in_features);
             }
-            // A row on its own was put there at once.
-            if (count > 1) interleave(tile_words, steps, count, steps, to);
+            if (!at_once) RowTile{to, count, steps, row_bytes / 4}.put(tile_words, steps, 0, steps);
         }
         if (!alone) team.wait();
         return made;

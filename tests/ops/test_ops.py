@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.native_isa import ISAS
 
 from chairlift.errors import ConfigError
 from chairlift.ops import cpu, select
@@ -339,7 +340,7 @@ def test_a_head_without_a_kernel_is_refused() -> None:
 
 @needs_native
 @pytest.mark.processes
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAIRLIFT_ISA", isa)
     try:

@@ -8,7 +8,7 @@ import pytest
 from chairlift.errors import ConfigError
 from chairlift.ops.native import LIBRARY, load_library
 
-ISAS = ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"]
+ISAS = ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx"]
 needs_native = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
 
