@@ -61,7 +61,7 @@ template <typename T, typename C> struct Attention {
     const float scale = heads.scale * 1.44269504f;
 
     struct Work {
-        alignas(64) Value q[MAX_ROW_FLOATS];
+        alignas(64) Value q[MAX_ROW_FLOATS + SPARE_ROWS * MAX_HEAD_DIM];
         alignas(64) float scores[MAX_ROWS * SCORE_STRIDE];
         float q_scales[MAX_ROWS], p_scales[MAX_ROWS];
         RowBlock row_blocks[MAX_ROWS];
@@ -126,7 +126,7 @@ template <typename T, typename C> struct Attention {
         const int first = tile.first_group(kv_split.split);
         work.num_row_blocks = 0;
         for (int row = 0; row < tile.rows();) {
-            const int rows = next_rows(tile.rows() - row);
+            const int rows = RowProducts<C>::next_rows(tile.rows() - row);
             const int lowest = lanes.lowest_seen(tile.first_position + row / tile.num_heads);
             const int highest = tile.first_position + (row + rows - 1) / tile.num_heads;
             const int begin = lanes.of(lowest) / GROUP - first, end = lanes.of(highest) / GROUP + 1 - first;
@@ -171,8 +171,7 @@ template <typename T, typename C> struct Attention {
                 const Keys<C> keys{now.keys + begin, now.key_scales + begin, i ? nullptr : work.key_lines + begin,
                                    end - begin, key_stride};
                 float *scores = work.scores + row_block.first * SCORE_STRIDE + begin * GROUP;
-                with_constant<MOST_ROWS_AT_ONCE>(row_block.rows,
-                                                 [&](auto rows) { qk<C, rows>(queries, keys, scores); });
+                RowProducts<C>::make_scores(queries, row_block.rows, keys, scores);
             }
     }
 
@@ -258,8 +257,7 @@ template <typename T, typename C> struct Attention {
         const float *scores = work.scores + row_block.first * SCORE_STRIDE;
         const Weights<C> p{reinterpret_cast<const Value *>(scores) + row_block.begin * GROUP,
                            work.p_scales + row_block.first};
-        with_constant<MOST_ROWS_AT_ONCE>(
-            row_block.rows, [&](auto rows) { pv<C, rows>(p, values, padded, state.acc + row_block.first * padded); });
+        RowProducts<C>::weigh(p, row_block.rows, values, padded, state.acc + row_block.first * padded);
     }
 
     NOINLINE void write(const Tile &tile, const SoftmaxState &state) const {
@@ -313,6 +311,7 @@ template <typename T, typename C> struct AttentionWorker {
     }
 
     NOINLINE void run() {
+        const typename RowProducts<C>::Registers registers;
         const SoftmaxState all{row_max[0], row_sum[0], acc[0]}, one{row_max[1], row_sum[1], acc[1]};
         KvSplit<C> *now = &kv_splits[0], *next = &kv_splits[1];
         for (begin_task(*now); now->count; std::swap(now, next)) {

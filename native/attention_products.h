@@ -17,6 +17,8 @@ constexpr int MOST_ROWS_AT_ONCE = LANES == 16 ? 7 : 4;
 constexpr int GROUPS_AT_ONCE = LANES == 16 ? 4 : 1;
 constexpr int MAX_ROWS = 64;
 constexpr int MAX_ROW_FLOATS = MAX_ROWS * 64;
+// Products may read as many rows behind the last one.
+constexpr int SPARE_ROWS = 16, MAX_HEAD_DIM = 256;
 constexpr int KV_SPLIT = 256;  // lanes whose softmax and sums are computed on their own
 constexpr int KV_SPLIT_GROUPS = KV_SPLIT / GROUP;
 constexpr int SCORE_STRIDE = KV_SPLIT + GROUP;  // no power of two, or rows would push each other out of the cache
@@ -107,11 +109,6 @@ template <int Most, typename F> void with_constant(int n, F f) {
     if constexpr (Most > 1)
         if (n < Most) return with_constant<Most - 1>(n, f);
     f(std::integral_constant<int, Most>{});
-}
-
-// How many of `rows` to multiply at once.
-inline int next_rows(int rows) {
-    return rows >= 2 * ROWS_AT_ONCE ? ROWS_AT_ONCE : rows > MOST_ROWS_AT_ONCE ? (rows + 1) / 2 : rows;
 }
 
 // The queries of some rows. A row's scale is used only where it is rounded to integers.
@@ -229,5 +226,26 @@ template <typename T, int R> void pv(const Weights<T> &p, const Values<T> &value
     if constexpr (C > 1)
         if (first < dim) pv_rows<T, R, 1>(p, values, dim, first, acc + first);
 }
+
+// How many of `rows` to multiply at once.
+inline int rows_at_once(int rows) {
+    return rows >= 2 * ROWS_AT_ONCE ? ROWS_AT_ONCE : rows > MOST_ROWS_AT_ONCE ? (rows + 1) / 2 : rows;
+}
+
+// The products of a block of rows, of which `next_rows` says how many of those left to take.
+template <typename T> struct RowProducts {
+    // Nothing is to be set before.
+    struct Registers {
+        ~Registers() {}
+    };
+
+    static int next_rows(int rows) { return rows_at_once(rows); }
+    static void make_scores(const Queries<T> &q, int rows, const Keys<T> &keys, float *scores) {
+        with_constant<MOST_ROWS_AT_ONCE>(rows, [&](auto count) { qk<T, count>(q, keys, scores); });
+    }
+    static void weigh(const Weights<T> &p, int rows, const Values<T> &values, int dim, float *acc) {
+        with_constant<MOST_ROWS_AT_ONCE>(rows, [&](auto count) { pv<T, count>(p, values, dim, acc); });
+    }
+};
 
 } // namespace

@@ -1,7 +1,7 @@
 // The micro-kernels of products: MicroKernel<Format>::run computes sums[r][0:PANEL], those of ROWS rows under one
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
-#include "amx.h"
+#include "amx_products.h"
 
 namespace {
 
@@ -11,11 +11,6 @@ template <typename Format> struct MicroKernel;
 template <> struct MicroKernel<Bf16Format> : AmxMicroKernel<Bf16Format, AmxBf16Lanes> {};
 template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8Lanes> {};
 #else
-// Nothing is to be set before a product.
-struct TileRegisters {
-    ~TileRegisters() {}
-};
-
 #if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 // For formats whose step of a panel is two vectors: Lanes says how sums start and grow.
 template <typename Format, typename Lanes, int ROWS>

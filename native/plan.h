@@ -7,7 +7,7 @@
 #pragma once
 #include <vector>
 
-#include "attention_products.h"
+#include "amx_attention.h"
 
 namespace {
 

@@ -1,0 +1,90 @@
+// Products with packed weights by AMX. A panel's steps lie in memory as a tile of weights wants them; rows lie as a RowTile
+// puts them.
+#pragma once
+#include "amx.h"
+#include "format.h"
+
+#if defined(__AMX_TILE__)
+namespace {
+
+// Tiles 0 to 3 are sums, of the first 16 rows and the others under either half of a panel, 4 and 5 rows, 6 and 7 weights.
+// Lanes says how sums start and grow.
+template <typename Format, typename Lanes, bool TWO> class AmxProduct {
+    static_assert(Format::STEP_BYTES == 128, "a step is a row of two tiles");
+
+    static inline __attribute__((always_inline)) void multiply(const char *x, const char *others, const char *weights) {
+        load_tile<4>(x, 64);
+        load_tile<6>(weights, 128);
+        load_tile<7>(weights + 64, 128);
+        Lanes::template add<0, 4, 6>();
+        Lanes::template add<1, 4, 7>();
+        if constexpr (TWO) {
+            load_tile<5>(others, 64);
+            Lanes::template add<2, 5, 6>();
+            Lanes::template add<3, 5, 7>();
+        }
+    }
+
+  public:
+    static void run(const char *x, int64_t row_bytes, const Panel &panel, typename Lanes::Sum *sums) {
+        constexpr int64_t BLOCK = AMX_STEPS * Format::STEP_BYTES;
+        const char *others = x + AMX_ROWS * row_bytes, *weights = panel.weights;
+        Lanes::template start<0, 1>(panel);
+        if constexpr (TWO) Lanes::template start<2, 3>(panel);
+        const int64_t blocks = panel.steps / AMX_STEPS, left = panel.steps % AMX_STEPS;
+        const char *prefetch = panel.prefetch_from;
+        const int64_t prefetch_bytes = AMX_STEPS * panel.prefetch_stride;
+        for (int64_t block = 0; block < blocks; block++, x += 1024, others += 1024, weights += BLOCK) {
+            for (int64_t i = 0; i < prefetch_bytes; i += 64) __builtin_prefetch(prefetch + i, 0, 2);
+            prefetch += prefetch_bytes;
+            multiply(x, others, weights);
+        }
+        if (left) {
+            alignas(64) char last[BLOCK] = {};
+            std::memcpy(last, weights, left * Format::STEP_BYTES);
+            multiply(x, others, last);
+        }
+        constexpr int64_t STRIDE = PANEL * sizeof(*sums);
+        store_tile<0>(sums, STRIDE);
+        store_tile<1>(sums + PANEL / 2, STRIDE);
+        if constexpr (TWO) {
+            store_tile<2>(sums + AMX_ROWS * PANEL, STRIDE);
+            store_tile<3>(sums + AMX_ROWS * PANEL + PANEL / 2, STRIDE);
+        }
+    }
+};
+
+// What both formats' micro-kernels are: up to 32 rows under a panel.
+template <typename Format, typename Lanes> struct AmxMicroKernel {
+    using Sum = typename Lanes::Sum;
+    static constexpr const char *PATH = "amx";
+
+    static NOINLINE void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
+        if (rows > AMX_ROWS)
+            AmxProduct<Format, Lanes, true>::run(x, row_bytes, panel, sums);
+        else
+            AmxProduct<Format, Lanes, false>::run(x, row_bytes, panel, sums);
+    }
+};
+
+struct AmxBf16Lanes {
+    using Sum = float;
+    template <int LOW, int HIGH> static void start(const Panel &) {
+        zero_tile<LOW>();
+        zero_tile<HIGH>();
+    }
+    template <int SUM, int ROWS, int WEIGHTS> static void add() { add_bf16_products<SUM, ROWS, WEIGHTS>(); }
+};
+
+struct AmxInt8Lanes {
+    using Sum = int32_t;
+    template <int LOW, int HIGH> static void start(const Panel &panel) {
+        // The same for every row.
+        load_tile<LOW>(panel.compensation, 0);
+        load_tile<HIGH>(panel.compensation + PANEL / 2, 0);
+    }
+    template <int SUM, int ROWS, int WEIGHTS> static void add() { add_int8_products<SUM, ROWS, WEIGHTS>(); }
+};
+
+} // namespace
+#endif
