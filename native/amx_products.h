@@ -34,8 +34,12 @@ template <typename Format, typename Lanes, bool TWO> class AmxProduct {
         const int64_t blocks = panel.steps / AMX_STEPS, left = panel.steps % AMX_STEPS;
         const char *prefetch = panel.prefetch_from;
         const int64_t prefetch_bytes = AMX_STEPS * panel.prefetch_stride;
+        const bool streams = prefetch_bytes == BLOCK;
         for (int64_t block = 0; block < blocks; block++, x += 1024, others += 1024, weights += BLOCK) {
-            for (int64_t i = 0; i < prefetch_bytes; i += 64) __builtin_prefetch(prefetch + i, 0, 2);
+            if (streams)
+                for (int64_t i = 0; i < BLOCK; i += 64) __builtin_prefetch(prefetch + i);
+            else
+                for (int64_t i = 0; i < prefetch_bytes; i += 64) __builtin_prefetch(prefetch + i, 0, 2);
             prefetch += prefetch_bytes;
             multiply(x, others, weights);
         }

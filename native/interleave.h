@@ -65,6 +65,11 @@ inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + mul
 constexpr int TILE_ROWS = 32;   // two tiles of rows and two of weights make four of sums, and AMX has eight
 constexpr int64_t ROW_BLOCK = 16, ROW_STEPS = 16;
 
+// Where word `step` of row r lies, of one of the first 16.
+template <int ROWS> inline int64_t word_offset(int64_t step, int64_t r) {
+    return step / ROW_STEPS * 4 * ROW_STEPS * ROW_BLOCK + 4 * (r * ROW_STEPS + step % ROW_STEPS);
+}
+
 // Of 16 rows the first 16 words each, then the next ones: 1 KB, which is a tile of AMX. Words beyond a row's end are zero.
 struct RowTile {
     uint32_t *to;
@@ -96,6 +101,9 @@ struct RowTile {
 #else
 constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
 constexpr int64_t ROW_BLOCK = 1, ROW_STEPS = 1;
+
+// Where word `step` of row r lies.
+template <int ROWS> inline int64_t word_offset(int64_t step, int64_t r) { return 4 * (step * ROWS + r); }
 
 // Interleaved: the first word of each row, then the next ones.
 struct RowTile {

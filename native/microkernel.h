@@ -7,10 +7,6 @@ namespace {
 
 template <typename Format> struct MicroKernel;
 
-#if defined(__AMX_TILE__)
-template <> struct MicroKernel<Bf16Format> : AmxMicroKernel<Bf16Format, AmxBf16Lanes> {};
-template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8Lanes> {};
-#else
 #if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 // For formats whose step of a panel is two vectors: Lanes says how sums start and grow.
 template <typename Format, typename Lanes, int ROWS>
@@ -34,7 +30,7 @@ inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
             int32_t four;
-            std::memcpy(&four, x + 4 * (step * ROWS + r), sizeof four);
+            std::memcpy(&four, x + word_offset<ROWS>(step, r), sizeof four);
             const __m512i inputs = _mm512_set1_epi32(four);
             sum[r][0] = Lanes::add(sum[r][0], inputs, first);
             sum[r][1] = Lanes::add(sum[r][1], inputs, second);
@@ -48,6 +44,36 @@ inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes
 }
 #endif
 
+#if defined(__AVX512VNNI__)
+struct VnniLanes {
+    using Sum = int32_t;
+    using Vector = __m512i;
+    static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.compensation + 16 * half); }
+    static Vector add(Vector sum, __m512i inputs, __m512i weights) { return _mm512_dpbusd_epi32(sum, inputs, weights); }
+};
+#endif
+
+#if defined(__AMX_TILE__)
+template <> struct MicroKernel<Bf16Format> : AmxMicroKernel<Bf16Format, AmxBf16Lanes> {};
+
+template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8Lanes> {
+    // A few rows are multiplied sooner by vectors, and as these sums are exact it does not matter by what.
+    static void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
+        switch (rows) {
+            case 1: return few<1>(x, panel, sums);
+            case 2: return few<2>(x, panel, sums);
+            case 3: return few<3>(x, panel, sums);
+            case 4: return few<4>(x, panel, sums);
+        }
+        AmxMicroKernel::run(x, row_bytes, rows, panel, sums);
+    }
+
+  private:
+    template <int ROWS> static NOINLINE void few(const char *x, const Panel &panel, Sum *sums) {
+        avx512_microkernel<Int8Format, VnniLanes, ROWS>(x, panel, sums);
+    }
+};
+#else
 // bfloat16 is multiplied by AVX-512 BF16 alone.
 template <> struct MicroKernel<Bf16Format> {
     using Sum = float;
@@ -76,17 +102,8 @@ template <> struct MicroKernel<Int8Format> {
 #if defined(__AVX512VNNI__)
     static constexpr const char *PATH = "avx512vnni";
 
-    struct Lanes {
-        using Sum = int32_t;
-        using Vector = __m512i;
-        static Vector start(const Panel &panel, int half) { return _mm512_loadu_si512(panel.compensation + 16 * half); }
-        static Vector add(Vector sum, __m512i inputs, __m512i weights) {
-            return _mm512_dpbusd_epi32(sum, inputs, weights);
-        }
-    };
-
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        avx512_microkernel<Int8Format, Lanes, ROWS>(x, panel, sums);
+        avx512_microkernel<Int8Format, VnniLanes, ROWS>(x, panel, sums);
     }
 #elif defined(__AVX2__)
     static constexpr const char *PATH = "avx2";
