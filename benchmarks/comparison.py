@@ -24,6 +24,10 @@ LIMIT = (
     "the limit is what this machine's memory and warm products allowed these kernels right after the run "
     "(`benchmarks/roofline.py`); other kernels may have another"
 )
+BEYOND = (
+    "A share above 100% is beyond what memory was taken to give, by reading 1 GiB: of a model's weights a large cache "
+    "holds a part from one step to the next. The roofline has read as much as the weights are since then"
+)
 # Precision, engine, then workload, `share of` it where it was taken, and `load_s`: a value for each round.
 Rates = dict[str, dict[str, list[float]]]
 
@@ -89,6 +93,8 @@ def markdown(results: Results) -> str:
     notes = [f"\\* {name}: {about}." for name, about in DIFFERENCES.items() if name in names]
     if any("limit with" in row[1] for row in cells):
         notes.append(LIMIT[0].upper() + LIMIT[1:] + ".")
+    if any(run.get("share_percent", 0) > 100 for run in results["runs"]):
+        notes.append(BEYOND + ".")
     lines = [f"Output tokens a second. {caption(results)}:", "", layout(cells)]
     for note in (*notes, *failures(results)):
         lines += ["", note]

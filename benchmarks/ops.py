@@ -71,10 +71,10 @@ def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype, report: Report
         size = out * width * (1 if native.quantization == "int8" else dtype.itemsize)
         weights = [torch.randn(out, width).to(dtype) for _ in range(max(1, COLD_BYTES // size))]
         layers = [[ops.linear(weight, None) for weight in weights] for ops in (native, reference)]
-        for tokens in (1, 2, 4, 16, 128):
+        for tokens in (1, 2, 4, 16, 128, 512):
             x = torch.randn(tokens, width).to(dtype)
             fast, slow = ([partial(layer, x) for layer in side] for side in layers)
-            report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size)
+            report(f"linear {out}x{width}, {tokens} tokens", fast, slow, size, 2 * tokens * out * width)
 
 
 def bench_elementwise(native: CpuOps, reference: Ops, dtype: torch.dtype, report: Report) -> None:

@@ -1,8 +1,8 @@
 """Puts the tables and pictures of saved results into the documentation: python benchmarks/render.py [--check]
 
-In docs/benchmarks.md a table lies between `<!-- results: NAME -->` and `<!-- end -->`, and is made of
+In docs/benchmarks.md and the README a table lies between `<!-- results: NAME -->` and `<!-- end -->`, and is made of
 benchmarks/results/NAME.json alone, by the `markdown` of the benchmark that it names. Pictures are drawn of all results
-of their kind. `--check` changes nothing, and fails if the document is not what the results say.
+of their kind. `--check` changes nothing, and fails if they are not what the results say.
 """
 
 import argparse
@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE / "dynamic"))
 
 DOCS = HERE.parent / "docs"
+DOCUMENTS = (DOCS / "benchmarks.md", HERE.parent / "README.md")
 RESULTS = HERE / "results"
 MISSING = "*No results are saved: run the command above with `--out benchmarks/results/{}.json`.*"
 _BLOCK = re.compile(r"<!-- results: (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -28,13 +29,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    document = DOCS / "benchmarks.md"
-    before = document.read_text()
-    after = render(before, RESULTS)
-    if args.check:
-        raise SystemExit(f"{document.name} is not what the results say: run benchmarks/render.py" * (before != after))
-    document.write_text(after)
-    draw(RESULTS, DOCS)
+    for document in DOCUMENTS:
+        before = document.read_text()
+        after = render(before, RESULTS)
+        if args.check and before != after:
+            raise SystemExit(f"{document.name} is not what the results say: run benchmarks/render.py")
+        if not args.check:
+            document.write_text(after)
+    if not args.check:
+        draw(RESULTS, DOCS)
 
 
 def render(text: str, folder: Path) -> str:

@@ -1,7 +1,8 @@
 """The fewest seconds that this machine allows a model and a workload: python benchmarks/roofline.py MODEL WORKLOAD
 
-Measures what memory gives and how fast products of the model's own shapes run on weights that lie in the cache
-(bfloat16: the best of our own and oneDNN's; `--quantization int8`: our own), then walks the workload's steps, as the
+Measures what memory gives where as much is read as the model's weights are, and how fast products of the model's own
+shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's; `--quantization int8`: our
+own), then walks the workload's steps, as the
 real scheduler makes them, at those rates: a step takes at least the time to read each weight once or to multiply it
 with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
 `--measured TOK_S` prints the share of the limit that a rate reaches; benchmarks/offline.py, compare.py and serving.py
@@ -57,8 +58,11 @@ class Machine:
         self.config = config
         self.weight_bytes = 1 if quantization == "int8" else 2
         self.token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_bytes
-        self.bandwidth = measure_bandwidth()
         layer, head = shapes(config)
+        weights = config.num_layers * sum(outs * ins for outs, ins in layer) + head[0] * head[1]
+        # As much as a step reads: a large cache holds a part of it from one step to the next.
+        self.step_bytes = self.weight_bytes * weights
+        self.bandwidth = measure_bandwidth(self.step_bytes)
         self.rates = {shape: measure_product(shape, quantization) for shape in {*layer, head}}
 
     def limit(self, workload: str) -> dict[str, Any]:
@@ -68,6 +72,7 @@ class Machine:
         return {
             "workload": workload,
             "memory_gb_s": round(self.bandwidth / 1e9, 1),
+            "memory_read_mb": round(self.step_bytes / 1e6),
             "products_gop_s": {f"{n}x{k}": round(rate / 1e9) for (n, k), rate in sorted(self.rates.items())},
             "fewest_seconds": round(seconds, 2),
             "limit_tok_s": round(sum(length for _, length in jobs) / seconds, 1),
@@ -82,8 +87,8 @@ def shapes(config: DecoderConfig) -> tuple[list[Shape], Shape]:
     return layer, (config.vocab_size, hidden)
 
 
-def measure_bandwidth(size: int = 2**30) -> float:
-    """Bytes a second that a plain sum reads from memory."""
+def measure_bandwidth(size: int) -> float:
+    """Bytes a second that a plain sum reads of so many, again and again."""
     values = torch.ones(size // 4)
     return size / _median(values.sum, 7)
 

@@ -2,36 +2,45 @@
 //
 // A task is a query block of one text's tokens under one head. It packs the keys it needs in groups of 16 lanes and the
 // values in pairs, as the products of attention_products.h read them, into a workspace of its thread, where they stay
-// in the cache while its rows pass by, six at a time. Groups are counted from the text's beginning and a row's sums run
+// in the cache while its rows pass by, a few at a time. Groups are counted from the text's beginning and a row's sums run
 // over them in order, so what a row computes depends neither on its query block nor on other texts.
 #pragma once
+#include <algorithm>
+
 #include "staging.h"
 #include "encoder_rows.h"
-#include "attention_products.h"
+#include "amx_attention.h"
 
 namespace {
 
 // Rows of a query block: enough that packing keys and values costs little beside them.
 constexpr int QUERY_BLOCK = 96;
-static_assert(QUERY_BLOCK % 6 == 0 && QUERY_BLOCK % 4 == 0, "rows go in the same company whatever the query_block");
+static_assert(QUERY_BLOCK % 6 == 0 && QUERY_BLOCK % 16 == 0, "rows go in the same company whatever the query_block");
 
 // Buffers of one thread for texts of up to `longest` tokens.
 template <typename T> struct AttentionWorkspace {
     T *keys, *values;
     float *scores;
     int64_t score_stride;
+    const T **groups;   // of keys or values, where tiles multiply them
+    int *counts;        // how many of each are a text's
+
+    static constexpr int ROWS = TILED<T> ? 16 : ROWS_AT_ONCE;
 
     static int64_t lanes(int64_t longest) { return (longest + GROUP - 1) / GROUP * GROUP; }
 
     static int64_t size(int64_t longest, int64_t dim) {
-        return 2 * lanes(longest) * dim * sizeof(T) + ROWS_AT_ONCE * (lanes(longest) + GROUP) * sizeof(float) + 4 * 64;
+        return 2 * lanes(longest) * dim * sizeof(T) + ROWS * (lanes(longest) + GROUP) * sizeof(float) +
+               lanes(longest) / GROUP * (sizeof(T *) + sizeof(int)) + 6 * 64;
     }
 
     void take(Arena &arena, int64_t longest, int64_t dim) {
         keys = arena.take<T>(lanes(longest) * dim);
         values = arena.take<T>(lanes(longest) * dim);
         score_stride = lanes(longest) + GROUP;
-        scores = arena.take<float>(ROWS_AT_ONCE * score_stride);
+        scores = arena.take<float>(ROWS * score_stride);
+        groups = arena.take<const T *>(lanes(longest) / GROUP);
+        counts = arena.take<int>(lanes(longest) / GROUP);
     }
 };
 
@@ -160,21 +169,59 @@ template <typename T> class SelfAttention {
         return reduce_add(sum);
     }
 
-    // R rows from the one at `place` on.
-    template <int R> void attend_rows(int place, T *out) const {
-        alignas(64) Value q[R * 256];
-        for (int r = 0; r < R; r++) {
+    // The queries of some rows from the one at `place` on.
+    void load_queries(int place, int count, Value *q) const {
+        for (int r = 0; r < count; r++) {
             T space[256];
             const T *row = rotated(rows + (place + r) * stride, place + r, space);
             for (int i = 0; i < dim; i += LANES) store_narrow(q + r * dim + i, load_wide(row + i));
         }
-        int first = begin, last = end;
-        if (layer.window >= 0) {
-            const int lowest = place - layer.window, highest = place + R + layer.window;
-            first = lowest > 0 ? lowest / GROUP * GROUP : 0;
-            last = highest < tokens ? highest : tokens;
-        }
-        const int count = (last - first + GROUP - 1) / GROUP * GROUP;
+    }
+
+    // The keys that any of some rows sees, from the beginning of a group on.
+    struct Seen {
+        int first, last;
+        int lanes() const { return (last - first + GROUP - 1) / GROUP * GROUP; }
+    };
+    Seen seen(int place, int count) const {
+        if (layer.window < 0) return {begin, end};
+        const int lowest = place - layer.window, highest = place + count + layer.window;
+        return {lowest > 0 ? lowest / GROUP * GROUP : 0, highest < tokens ? highest : tokens};
+    }
+
+    // Some rows from the one at `place` on, at most 16, by tiles.
+    NOINLINE void attend_tiles(int place, int some, T *out) const {
+        alignas(64) Value q[workspace.ROWS * 256];
+        alignas(64) float sums[workspace.ROWS * 256];
+        load_queries(place, some, q);
+        const Seen keys = seen(place, workspace.ROWS);
+        const int count = keys.lanes(), num_groups = count / GROUP;
+        const auto find_groups = [&](const T *from) {
+            for (int g = 0; g < num_groups; g++) workspace.groups[g] = from + (keys.first - begin + g * GROUP) * dim;
+        };
+        find_groups(workspace.keys);
+        RowProducts<T>::make_scores({q, nullptr, dim}, {workspace.groups, nullptr, nullptr, num_groups, GROUP},
+                                    workspace.scores, workspace.score_stride);
+        float totals[workspace.ROWS];
+        for (int r = 0; r < some; r++)
+            totals[r] = softmax(workspace.scores + r * workspace.score_stride, place + r, keys.first, count);
+        find_groups(workspace.values);
+        for (int g = 0; g < num_groups; g++)
+            workspace.counts[g] = std::min(GROUP, keys.last - keys.first - g * GROUP);
+        RowProducts<T>::weigh({reinterpret_cast<const Value *>(workspace.scores), nullptr}, some,
+                              {workspace.groups, workspace.counts, nullptr, num_groups}, dim, sums,
+                              workspace.score_stride);
+        for (int r = 0; r < some; r++)
+            for (int i = 0; i < dim; i += LANES)
+                store_narrow(out + r * hidden + i, load(sums + r * dim + i) * (1.0f / totals[r]));
+    }
+
+    // R rows from the one at `place` on.
+    template <int R> void attend_rows(int place, T *out) const {
+        alignas(64) Value q[R * 256];
+        load_queries(place, R, q);
+        const Seen keys = seen(place, R);
+        const int first = keys.first, last = keys.last, count = keys.lanes();
         qk_all<R>(q, first, count);
         float totals[R];
         for (int r = 0; r < R; r++)
@@ -220,6 +267,13 @@ template <typename T> class SelfAttention {
         }
         pack_keys();
         pack_values();
+        if constexpr (TILED<T>)
+            if (dim % RowProducts<T>::TILE_DIMS == 0) {
+                const typename RowProducts<T>::Registers registers;
+                for (int place = from; place < to; place += workspace.ROWS)
+                    attend_tiles(place, std::min(workspace.ROWS, to - place), out + place * hidden + head * dim);
+                return;
+            }
         for (int place = from; place < to; place += ROWS_AT_ONCE) {
             const int left = to - place < ROWS_AT_ONCE ? to - place : ROWS_AT_ONCE;
             with_constant<ROWS_AT_ONCE>(

@@ -33,6 +33,8 @@ HELP = {
     "priority_ageing_ms": "milliseconds of waiting that a level of priority is worth",
     "max_model_len": "prompt and output tokens of one sequence (default: the model's max_position_embeddings)",
     "block_size": "tokens in one KV block",
+    "expected_input_tokens": "tokens of a prompt, as you expect them: for KV memory, with the next",
+    "expected_output_tokens": "tokens of an answer, as you expect them: for predictions until some were seen",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
     "quantization": "int8 halves bfloat16 weights and is some 1.6 times as fast, rounding them and what they multiply",
     "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",

@@ -49,7 +49,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     arrival is refused. A level of priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a
     token of prompt or output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
     `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take. With `auto` a
-    server turns what it may below what is set here, and with a target unless that is false.
+    server turns what it may below what is set here, and with a target unless that is false. What requests are like, if
+    that is said, is what answers' lengths are taken to be until some have ended, and what KV memory is for.
     Raises ConfigError naming the setting.
     """
 
@@ -72,6 +73,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority_ageing_ms: float = 1000.0
     max_model_len: int | None = None
     block_size: int = 16
+    expected_input_tokens: int | None = None
+    expected_output_tokens: int | None = None
     kv_cache_gb: float | None = None
     quantization: Literal["none", "int8"] = "none"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
@@ -97,7 +100,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not 0 < self.step_timeout_s < inf:
             raise ConfigError(f"step_timeout_s must be positive and finite, got {self.step_timeout_s}")
         times = ("target_itl_ms", "target_ttft_ms", "background_step_ms")
-        for name in ("kv_cache_gb", "max_model_len", "num_threads", *times):
+        counts = ("max_model_len", "num_threads", "expected_input_tokens", "expected_output_tokens")
+        for name in ("kv_cache_gb", *counts, *times):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
@@ -114,6 +118,13 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least the number of slots "
                 f"({self.slots}), or a running sequence could get no token in a step"
             )
+
+    @property
+    def expected_tokens(self) -> int | None:
+        """Tokens of a request as they are expected, prompt and answer; None unless both are said."""
+        if self.expected_input_tokens is None or self.expected_output_tokens is None:
+            return None
+        return self.expected_input_tokens + self.expected_output_tokens
 
     @property
     def slots(self) -> int:
@@ -151,7 +162,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def make_shedder(self) -> LoadShedder:
         """Return what says who is let in."""
-        return LoadShedder(seconds(self.target_ttft_ms), self.queue_order)
+        return LoadShedder(seconds(self.target_ttft_ms), self.queue_order, self.expected_output_tokens)
 
     def step_limits(self, num_blocks: int, block_size: int) -> StepLimits | None:
         """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""

@@ -103,6 +103,13 @@ class Tuner:
         self.decisions.append(decision)
         return decision
 
+    def begin_anew(self, configured: SequenceConfig) -> None:
+        """Somebody has set these: they are what was configured from now on, and nothing is on trial."""
+        self.configured = self.config = configured
+        self._trial = None
+        self._rests.clear()
+        self.decisions.append(TuningDecision("settings were changed by hand"))
+
     @property
     def on_trial(self) -> bool:
         """Whether a change is yet to prove itself."""

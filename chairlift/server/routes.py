@@ -10,7 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
-from chairlift.server import forecast_routes, recording_routes, request_routes, status
+from chairlift.server import forecast_routes, other_settings, recording_routes, request_routes, settings_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -291,7 +291,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/models/{model:path}/forecast",
         forecast_routes.show_forecast,
         "What the last minutes would have been like with other settings; without keys for this machine alone",
-        (forecast_routes.ForecastBody,),
+        (other_settings.SettingsBody,),
+        right="admin",
+        local=True,
+    ),
+    _server(
+        "POST",
+        "/v1/models/{model:path}/settings",
+        settings_routes.change_settings,
+        "Other settings for a model that runs; without keys for this machine alone",
+        (other_settings.SettingsBody,),
         right="admin",
         local=True,
     ),

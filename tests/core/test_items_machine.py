@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -44,6 +45,17 @@ def draw_setup(dice: Dice) -> Setup:
     return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0, deadly=deadly)
 
 
+def draw_change(dice: Dice, world: World) -> BatchLimits:
+    """What may change while there are items. Those who are at fault need company to be told from the model."""
+    target = pick(dice, (None, None, 0.05))
+    return msgspec.structs.replace(
+        world.limits,
+        max_batch_size=dice.integer(8, 16) if world.setup.deadly else dice.integer(1, 8),
+        target_latency=target,
+        max_wait=0.0 if target else pick(dice, (0.0, 0.0, 0.02)),
+    )
+
+
 def draw_item(dice: Dice, world: World) -> Item:
     return Item(
         # Ids come back after their item has ended, now and then while it has not.
@@ -71,8 +83,11 @@ def take_turn(dice: Dice, world: World) -> None:
         world.abort("nobody")
         number = dice.integer(0, world.setup.num_instances - 1)
         (world.bring_back if number in world.lost else world.lose)(number)
-    elif choice == 9 and dice.integer(0, 7) == 0:
-        world.close()
+    elif choice == 9:
+        if dice.integer(0, 7) == 0:
+            world.close()
+        elif dice.integer(0, 3) == 0:
+            world.change_limits(draw_change(dice, world))
     elif choice <= 12 or not world.running:
         world.schedule()
     else:
@@ -182,6 +197,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
             "error",
             "done",
             "background",
+            "other limits",
         )
         rare = {name: seen[name] for name in kinds}
         assert min(rare.values()) >= len(seeds) / 50, f"too rare to be tested: {rare}"

@@ -35,6 +35,17 @@ def test_quantiles_of_the_lengths_seen(mean: float, share: float) -> None:
     assert learned(seen).length(0, share) == pytest.approx(actual, rel=0.2)
 
 
+def test_a_named_mean_holds_until_answers_tell_otherwise() -> None:
+    named = OutputLengths(mean=400.0)
+    assert named.of("anybody").length(0, 0.5) == pytest.approx(400 * 0.693, rel=0.1)
+    for _ in range(8):
+        named.observe("anybody", 10, ended=True)
+    assert named.all.length(0, 0.5) > 100, "a few change little"
+    for _ in range(500):
+        named.observe("anybody", 10, ended=True)
+    assert named.all.length(0, 0.5) < 12
+
+
 def test_answers_that_are_all_alike() -> None:
     curve = learned([100] * 300)
     assert all(90 <= curve.length(0, share) <= 112 for share in (0.1, 0.5, 0.9))

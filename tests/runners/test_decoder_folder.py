@@ -257,6 +257,16 @@ def test_sizes_that_are_reported() -> None:
     assert given.num_blocks == int(0.01 * 2**30 / (16 * per_token))
 
 
+def test_kv_memory_is_for_requests_as_they_are_expected() -> None:
+    shape = {"expected_input_tokens": 60, "expected_output_tokens": 20}
+    blocks = make_runner(model_folder("llama"), max_num_seqs=8, max_model_len=512, **shape).info.num_blocks
+    assert blocks == 2 * 8 * 5
+    # One of the longest always has room, and both lengths must be known.
+    assert make_runner(model_folder("llama"), max_num_seqs=1, max_model_len=512, **shape).info.num_blocks == 32
+    one = make_runner(model_folder("llama"), max_num_seqs=8, max_model_len=512, expected_input_tokens=60).info
+    assert one.num_blocks == 8 * 32
+
+
 def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"max_model_len \(513\).*max_position_embeddings \(512\)"):
         make_runner(model_folder("llama"), max_model_len=513)

@@ -314,6 +314,14 @@ class World:
         self.lost.discard(number)
         self.answers.append(None)
 
+    def change_limits(self, limits: BatchLimits) -> None:
+        self._record("change", limits)
+        self.scheduler.change_limits(limits)
+        self.limits = limits
+        self.seen["other limits"] += 1
+        self.answers.append(None)
+        self.check()
+
     def close(self) -> None:
         self._record("close")
         self.scheduler.close()
@@ -402,6 +410,8 @@ def replay(world: World) -> list[Any]:
             else:
                 if name == "close":
                     scheduler.close()
+                elif name == "change":
+                    scheduler.change_limits(*given)
                 else:
                     (scheduler.instance_lost if name == "lose" else scheduler.instance_back)(*given)
                 answers.append(None)

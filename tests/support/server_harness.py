@@ -53,7 +53,7 @@ class FakeClient:
     """Answers every request with the tokens of `reply`, one a step; or, with `manual`, with what the test pushes."""
 
     def __init__(self, reply: Iterable[int] = (), manual: bool = False) -> None:
-        self.config = SequenceConfig(model="tiny")
+        self.config = self.configured = SequenceConfig(model="tiny")
         self.info: SequenceInfo | None = INFO
         self.state = "ready"
         self.failure: str | None = None

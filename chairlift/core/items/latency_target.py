@@ -20,6 +20,13 @@ class LatencyTarget:
         self._arrivals: deque[float] = deque(maxlen=_MEMORY)
         self._mean_size = 0.0
 
+    @classmethod
+    def of(cls, seconds: float | None, before: "LatencyTarget | None" = None) -> "LatencyTarget | None":
+        """One of this target, if there is any: the one before if it has the same, or with no arrivals yet."""
+        if seconds is None:
+            return None
+        return before if before is not None and before.seconds == seconds else cls(seconds)
+
     def arrived(self, size: float, now: float) -> None:
         """Note an arrival."""
         self._arrivals.append(now)

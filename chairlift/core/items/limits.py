@@ -6,6 +6,9 @@ import msgspec
 
 from chairlift.core.queue import ORDERS, QueueOrder
 
+# What may change while items wait and run.
+_LIVE = ("max_batch_size", "max_wait", "target_latency")
+
 
 class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
     """Settings of a `ItemScheduler`, in items, sizes (as in `Item.size`) and seconds. Raises ValueError if absurd.
@@ -59,6 +62,12 @@ class BatchLimits(msgspec.Struct, kw_only=True, frozen=True):
                 raise ValueError(f"{name} must be more than 0, got {value}")
         if self.target_latency is not None and self.max_wait:
             raise ValueError("with target_latency the wait follows from it; leave max_wait at 0")
+
+    def check_live(self, other: "BatchLimits") -> None:
+        """Raise ValueError unless a queue with items may go on with these others."""
+        for name in self.__struct_fields__:
+            if name not in _LIVE and getattr(self, name) != getattr(other, name):
+                raise ValueError(f"{name} can't change once there are items")
 
     @property
     def queue_order(self) -> QueueOrder:

@@ -61,10 +61,15 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         self._aborted: set[str] = set()
         self._dropped: list[Finished] = []
         self._rules = Rules(limits.sort_window > 0, limits.max_passed_over)
-        self._target = None if limits.target_latency is None else LatencyTarget(limits.target_latency)
+        self._target = LatencyTarget.of(limits.target_latency)
         self._now = 0.0
 
     # What the engine calls
+
+    def change_limits(self, limits: BatchLimits) -> None:
+        """Go by another batch size, wait or target. Raises ValueError if anything else differs."""
+        self.limits.check_live(limits)
+        self.limits, self._target = limits, LatencyTarget.of(limits.target_latency, self._target)
 
     def add(self, item: Item) -> None:
         """Queue an item. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
@@ -266,12 +271,10 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             detail = f"{self.num_waiting} requests wait already, which is the limit"
             return Shed(ShedReason.QUEUE_FULL, detail, self.queue_seconds() or 1.0)
         if limits.max_queue_seconds is not None:
-            excess = self.queue_seconds() - limits.max_queue_seconds
-            if excess > 0:
-                detail = (
-                    f"{self.queue_seconds():.3g} s of work wait already, the limit is {limits.max_queue_seconds:g} s"
-                )
-                return Shed(ShedReason.QUEUE_SECONDS, detail, excess)
+            work = self.queue_seconds()
+            if work > limits.max_queue_seconds:
+                detail = f"{work:.3g} s of work wait already, the limit is {limits.max_queue_seconds:g} s"
+                return Shed(ShedReason.QUEUE_SECONDS, detail, work - limits.max_queue_seconds)
         if item.deadline is None:
             return None
         start = self.instances.next_free(now)
@@ -425,8 +428,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         return capacity._replace(size=min(capacity.size, most))
 
     def _window(self) -> int:
-        limits = self.limits
-        return max((limits.sort_window or _WINDOW) * limits.max_batch_size, _LEAST_WINDOW)
+        return max((self.limits.sort_window or _WINDOW) * self.limits.max_batch_size, _LEAST_WINDOW)
 
     def _run_live(self, free: list[int], now: float) -> Batch | None:
         """Send off live items: first those that go again.

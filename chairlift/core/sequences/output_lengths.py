@@ -12,9 +12,10 @@ _STARTS: tuple[int, ...] = (0, *_ENDS[:-1])
 _WIDTHS: tuple[int, ...] = tuple(end - start for start, end in zip(_STARTS, _ENDS, strict=True))
 # A bin remembers about so many of those that came through it.
 _KEEP = 1 - 1 / 256
-# Before anything is known: so many tokens, since nobody is refused on a guess. It counts as one, less in wide bins.
+# Before anything is known: so many tokens, since nobody is refused on a guess. It counts as one, less in wide bins. A
+# mean that somebody has named counts as more.
 _FIRST_MEAN = 64.0
-_FIRST_TOKENS, _FIRST_COUNT = 32, 1.0
+_FIRST_TOKENS, _FIRST_COUNT, _NAMED_COUNT = 32, 1.0, 16.0
 # What is known of all counts like so many of a group's own.
 _GROUP_TOKENS, _GROUP_COUNT = 64, 4.0
 # A group takes over what is new about all after so many of them.
@@ -27,12 +28,13 @@ class LengthCurve:
 
     Answers that `max_tokens` cut short tell that they were longer: they count as far as they came. A bin forgets as
     others come through it, so changes are followed, and what is rare is kept. Until a bin has seen enough, it is as
-    that of `others`.
+    that of `others`, or as if lengths were exponential with a mean that somebody has named.
     """
 
-    def __init__(self, others: "LengthCurve | None" = None) -> None:
+    def __init__(self, others: "LengthCurve | None" = None, mean: float | None = None) -> None:
         self.num_observed = 0
         self._others = others
+        self._mean, self._count = (_FIRST_MEAN, _FIRST_COUNT) if mean is None else (mean, _NAMED_COUNT)
         self._ended = [0.0] * len(_ENDS)
         self._passed = [0.0] * len(_ENDS)
         self._hazards: list[float] = []
@@ -65,7 +67,7 @@ class LengthCurve:
         """Return the chance that an answer which has come to a bin ends in it."""
         width = _WIDTHS[index]
         if self._others is None:
-            known, weight = 1 - exp(-width / _FIRST_MEAN), min(_FIRST_TOKENS / width, 1.0) * _FIRST_COUNT
+            known, weight = 1 - exp(-width / self._mean), min(_FIRST_TOKENS / width, 1.0) * self._count
         else:
             known, weight = self._others.chance(index), min(_GROUP_TOKENS / width, 1.0) * _GROUP_COUNT
         return min((self._ended[index] + weight * known) / (self._passed[index] + weight), _MOST_CHANCE)
@@ -86,8 +88,8 @@ class LengthCurve:
 class OutputLengths:
     """A curve for each group of requests that are alike, for the `most` that were heard of last, and one for all."""
 
-    def __init__(self, most: int = 256) -> None:
-        self.all = LengthCurve()
+    def __init__(self, mean: float | None = None, most: int = 256) -> None:
+        self.all = LengthCurve(mean=mean)
         self._most = most
         self._groups: OrderedDict[Hashable, LengthCurve] = OrderedDict()
 

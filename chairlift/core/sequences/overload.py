@@ -35,7 +35,7 @@ _MOST_ENDS = 1024
 _CACHED_STEP = 0.05
 # For people who ask: what a band leaves out at either end, how much must have been seen before there is one, and how
 # far into the queue is looked.
-_BAND = 0.1
+_BAND = 0.05
 _LEAST_COMPARED, _LEAST_ENDS = 20, 8
 _MOST_FORESEEN = 128
 
@@ -55,7 +55,7 @@ class RatioQuantile:
 
 
 class ForeseenMoment(NamedTuple):
-    """When something is expected, on the caller's clock: at `expected`, and in 8 of 10 cases from `early` to `late`.
+    """When something is expected, on the caller's clock: at `expected`, and in 9 of 10 cases from `early` to `late`.
 
     Both are None as long as too little was seen to tell.
     """
@@ -114,18 +114,21 @@ class LoadShedder:
 
     Pure: `now` comes in, in seconds on the caller's clock. It hears of each request that comes, has its first token and
     ends, and of the steps in between; who runs and for how long, it predicts (`Forecast`) from `limits` and `cost`,
-    which are None until they are known, and from the lengths of the answers that ended (`OutputLengths`). What was
-    expected is compared with what came, so systematic errors correct themselves. Whoever finds a free slot and nobody
-    waiting is never refused, so a wrong prediction is always put to the test. `target` is in seconds; without one only
-    deadlines count. Background requests have no place here: they yield.
+    which are None until they are known, and from the lengths of the answers that ended (`OutputLengths`): until some
+    have, as if they were of `expected_output` tokens on average. What was expected is compared with what came, so
+    systematic errors correct themselves. Whoever finds a free slot and nobody waiting is never refused, so a wrong
+    prediction is always put to the test. `target` is in seconds; without one only deadlines count. Background requests
+    have no place here: they yield.
     """
 
-    def __init__(self, target: float | None = None, order: QueueOrder | None = None) -> None:
+    def __init__(
+        self, target: float | None = None, order: QueueOrder | None = None, expected_output: float | None = None
+    ) -> None:
         self.target = target
         self.order = order or QueueOrder()
         self.limits: StepLimits | None = None
         self.cost: Coefficients | None = None
-        self.lengths = OutputLengths()
+        self.lengths = OutputLengths(expected_output)
         self.promised, self.likely = RatioQuantile(_PROMISED), RatioQuantile(_LIKELY)
         self._early, self._late, self._num_compared = RatioQuantile(_BAND), RatioQuantile(1 - _BAND), 0
         self.num_shed: Counter[ShedReason] = Counter()

@@ -1,8 +1,7 @@
 """Between those who ask for one result each and the executors that compute batches: payloads, futures and a clock.
 
 What to run and when is `core/items/scheduler.py`'s to decide. It is asked once a turn of the event loop when something
-may have changed: a submit while an executor is free, the end of a call, or the moment that it named itself. Nothing
-polls.
+may have changed: a submit while an executor is free, the end of a call, or the moment that it named. Nothing polls.
 """
 
 import asyncio
@@ -41,7 +40,6 @@ class BatchExecutor(Protocol):
 
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""
-        ...
 
 
 class Answer(msgspec.Struct):
@@ -142,6 +140,13 @@ class Dispatcher:
             raise RuntimeError("the limits of a queue with items can't be changed")
         self.limits = limits
         self.scheduler = self._scheduler()
+
+    def change_limits(self, limits: BatchLimits) -> None:
+        """As the scheduler's, from now on."""
+        self.scheduler.change_limits(limits)
+        self.limits = limits
+        if self._loop is not None:
+            self._ask_soon(self._loop)
 
     @property
     def sends_ahead(self) -> bool:

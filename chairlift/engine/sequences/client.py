@@ -161,7 +161,7 @@ class SequenceClient(Supervised):
         load_attempts: int = 1,
     ) -> None:
         """Serve a model, alone or, with a `machine`, taking turns with others in proportion to the weights."""
-        self.config = self._configured = config
+        self.config = self.configured = config
         self.info: SequenceInfo | None = None
         self.stats = EngineStats()
         self.on_step: Callable[[EngineStats], None] | None = None
@@ -318,7 +318,7 @@ class SequenceClient(Supervised):
                 self._inquiry.answered(found)
             case Ready(info=info):
                 self.info = info
-                if self.config is not self._configured:
+                if self.config is not self.configured:
                     self._send(Retune(self.config.live_settings))  # a new worker begins with what was configured
                 self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
                 self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))

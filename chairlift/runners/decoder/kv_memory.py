@@ -9,6 +9,8 @@ from chairlift.runners.host_memory import host_available_bytes
 _GB = 2**30
 _DEFAULT_GB = 4
 _SHARE = 0.4
+# Of what requests take as they are expected, so many times is kept.
+_KEPT = 2
 
 
 def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: int, device: torch.device) -> int:
@@ -17,9 +19,10 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
     With n = ceil(max_model_len / block_size), the blocks of one longest sequence, and B = bytes_per_token * block_size:
 
         kv_cache_gb given:  floor(kv_cache_gb * 2^30 / B)
-        kv_cache_gb unset:  min(slots * n, floor(0.4 * available memory / B), max(floor(4 GiB / B), n))
+        kv_cache_gb unset:  min(slots * n, floor(0.4 * available memory / B), max(enough, n))
 
-    Raises ConfigError naming what to change if that is fewer than n.
+    where enough is 2 * slots * ceil(expected_tokens / block_size) if it is said what requests are like, half of it for
+    prefixes that are kept, and else floor(4 GiB / B). Raises ConfigError naming what to change if that is fewer than n.
     """
     per_block = bytes_per_token * config.block_size
     longest = -(-max_model_len // config.block_size)
@@ -28,8 +31,10 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
         limit = f"kv_cache_gb={config.kv_cache_gb:g}"
     else:
         free = available_bytes(device)
-        enough = max(_DEFAULT_GB * _GB // per_block, longest)
-        blocks = min(config.slots * longest, int(_SHARE * free / per_block), enough)
+        enough = _DEFAULT_GB * _GB // per_block
+        if config.expected_tokens is not None:
+            enough = _KEPT * config.slots * -(-config.expected_tokens // config.block_size)
+        blocks = min(config.slots * longest, int(_SHARE * free / per_block), max(enough, longest))
         limit = f"{_SHARE:.0%} of the {free / _GB:.1f} GiB of memory that are free"
     if blocks < longest:
         raise ConfigError(

@@ -61,12 +61,15 @@ class ItemService:
         self.state = "loading" if info is None else "ready"
         self.failure: str | None = None
         self.created = int(time.time())
+        # What a batch holds at most: for more the model would have to be loaded again.
+        self.most_items = 0 if info is None else dispatcher.limits.max_batch_size
         self.recorders: list[TraceNotes] = []
         self.spans: RequestSpans | None = None
 
     def open(self, info: ItemInfo, encoder: TextEncoder | None) -> None:
         """Take requests from now on."""
         self.info, self.encoder = info, encoder
+        self.most_items = max(self.most_items, self.dispatcher.limits.max_batch_size)
         self.state = "ready"
 
     @property

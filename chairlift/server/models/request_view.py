@@ -15,7 +15,7 @@ MOST_NAMED = 16
 
 
 class MomentView(msgspec.Struct):
-    """When something is expected, in seconds from now: in 8 of 10 cases from `early_s` to `late_s`, where known."""
+    """When something is expected, in seconds from now: in 9 of 10 cases from `early_s` to `late_s`, where known."""
 
     in_s: float
     early_s: float | None

@@ -3,26 +3,24 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from chairlift import __version__
-from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.overload import Foreseen, LoadShedder
 from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, check_stop, fan_out
-from chairlift.core.sequences.standing import Standing
 from chairlift.engine.sequences.client import Stream, Updates
-from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.sequence_client_view import SequenceClientView
 from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.speech import Speech
 from chairlift.text.stop import StopAutomaton
@@ -38,47 +36,6 @@ _MOST_SALT = 64
 
 # What hears of each sequence that ends.
 AtEnd = Callable[[Request, Terms, EndedRequest], None]
-
-
-class SequenceClientView(Protocol):
-    """The part of SequenceClient that the routes use."""
-
-    config: SequenceConfig
-    info: SequenceInfo | None
-    stats: EngineStats
-    shedder: LoadShedder
-    on_step: Callable[[EngineStats], None] | None
-
-    @property
-    def restarts(self) -> int:
-        """How many workers have died and been replaced."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the model can't be loaded, if it can't."""
-
-    @property
-    def state(self) -> str:
-        """One of loading, ready, restarting, draining, failed."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request would be taken in now."""
-
-    def check_load(self, priority: int) -> None:
-        """Raise QueueFull if a live request would be too late, however short it is."""
-
-    def submit(self, *requests: Request, group: Hashable = None, timeout: float | None = None) -> list[Stream]:
-        """Queue requests, all or none."""
-
-    async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
-        """Say where those of these requests are of which that is known."""
-
-    def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
-        """Say when they are expected to begin and end, as far as anything is known."""
-
-    def retune(self, config: SequenceConfig) -> None:
-        """Go by the settings of another configuration, as far as they may change while the model runs."""
 
 
 class SequenceOptions(NamedTuple):

@@ -1,4 +1,4 @@
-// Sliders for a model's settings, and what its last minutes would have been like with them: a forecast, no change.
+// Sliders for a model's settings, what its last minutes would have been like with them, and a button that sets them.
 
 import { make, number, seconds, table } from "./dom.js";
 import { ask } from "./session.js";
@@ -158,7 +158,7 @@ export class WhatIf {
     this.said.textContent = "The last minutes are simulated …";
     const found = await (await ask(`${this.path}/forecast`, { body: this.wanted, signal: this.asking.signal })).json();
     this.said.textContent = this.about(found);
-    this.result.replaceChildren(this.figures(found), ...(found.tried ? this.toCopy(found) : []));
+    this.result.replaceChildren(this.figures(found), ...(found.tried ? [this.toApply(), ...this.toCopy(found)] : []));
   }
 
   about({ measured, tried, seen, settings, window_s }) {
@@ -176,10 +176,26 @@ export class WhatIf {
     return table("What 50% and 95% are within", ["", "measured", "by the twin", ...(tried ? ["with these settings"] : [])], rows);
   }
 
-  // Settings hold from a server's start, so this page only says what they would be.
+  // What is set here holds until the model is loaded again.
+  toApply() {
+    const apply = make("button", { type: "button", textContent: "Apply", className: "apply" });
+    apply.onclick = async () => {
+      apply.disabled = true;
+      try {
+        await ask(`${this.path}/settings`, { body: this.wanted });
+        await this.open();
+        this.said.textContent = `They hold from now on, until the model is loaded again. ${this.said.textContent}`;
+      } catch (error) {
+        apply.disabled = false;
+        this.said.textContent = error.message;
+      }
+    };
+    return make("div", { className: "row" }, apply);
+  }
+
   toCopy({ flags, toml }) {
     if (!toml) return [];
-    const lines = [make("p", { className: "quiet", textContent: "Nothing has been changed. To have these settings, start the server with:" })];
+    const lines = [make("p", { className: "quiet", textContent: "To have these settings from the start, serve with:" })];
     for (const text of [flags && `chairlift serve … ${flags}`, toml]) {
       if (!text) continue;
       const copy = make("button", { type: "button", textContent: "Copy" });

@@ -1,0 +1,125 @@
+"""Settings of a model other than its own: as a client names them, what they make of its own, and what is refused."""
+
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.units import seconds
+from chairlift.core.items.limits import BatchLimits
+from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.errors import ConfigError, InvalidRequest, clip
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.what_if import Change
+from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.sequence_service import SequenceService
+
+_Count = Annotated[int, Meta(ge=1, le=1024)]
+_Milliseconds = Annotated[float, Meta(gt=0, le=60_000)]
+
+
+class SettingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a model, named as in the configuration; what is left out stays as it is. A target of null is none."""
+
+    strategy: str | None = None
+    max_num_seqs: _Count | None = None
+    batch_size: _Count | None = None
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=131_072)] | None = None
+    target_itl_ms: _Milliseconds | UnsetType | None = UNSET
+    max_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] | None = None
+    max_batch_size: _Count | None = None
+    target_latency_ms: _Milliseconds | UnsetType | None = UNSET
+
+
+_TARGETS = ("target_itl_ms", "target_latency_ms")
+# What each kind of model has, as it is told; the rest is refused by name.
+_OF_SEQUENCES = ("strategy", "max_num_seqs", "batch_size", "max_num_batched_tokens", "target_itl_ms", "max_wait_ms")
+_OF_ITEMS = ("max_batch_size", "max_wait_ms", "target_latency_ms")
+BODY = msgspec.json.Decoder(SettingsBody)
+
+
+class OtherSettings(NamedTuple):
+    """What is to be changed, and the settings as they are told before and after; None if nothing is."""
+
+    change: Change | None
+    now: dict[str, Any]
+    wanted: dict[str, Any] | None
+
+
+def given_in(body: SettingsBody) -> dict[str, Any]:
+    """Those that a body names."""
+    return {
+        name: value
+        for name in SettingsBody.__struct_fields__
+        if (value := getattr(body, name)) is not UNSET and (value is not None or name in _TARGETS)
+    }
+
+
+def other_settings(service: SequenceService | ItemService, given: dict[str, Any]) -> OtherSettings:
+    """The settings of a model with these instead of its own. Raises InvalidRequest by name."""
+    known, kind = (_OF_ITEMS, "one call") if isinstance(service, ItemService) else (_OF_SEQUENCES, "tokens")
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{name} is no setting of `{service.name}`, which answers in {kind}", name)
+    if isinstance(service, ItemService):
+        service.loaded()
+        limits = service.dispatcher.limits
+        if not given:
+            return OtherSettings(None, _told_limits(limits), None)
+        changed_limits = _changed_limits(limits, given)
+        return OtherSettings(Change(limits=changed_limits), _told_limits(limits), _told_limits(changed_limits))
+    config = service.client.config
+    if not given:
+        return OtherSettings(None, _told_config(config), None)
+    changed = _changed_config(config, given)
+    return OtherSettings(Change(config=changed), _told_config(config), _told_config(changed))
+
+
+def _changed_config(config: SequenceConfig, given: dict[str, Any]) -> SequenceConfig:
+    strategy = given.get("strategy", config.strategy)
+    if strategy not in POLICIES:
+        problem = f"strategy must be one of {', '.join(POLICIES)}, got {clip(strategy, 100)!r}"
+        raise InvalidRequest(problem, "strategy")
+    for name in given:
+        readers = readers_of(name)
+        if readers and strategy not in readers:
+            problem = f"{name} has no effect under the {strategy} strategy: it belongs to {' and '.join(readers)}"
+            raise InvalidRequest(problem, name)
+    if strategy != config.strategy:
+        config = with_strategy(config, strategy, config.slots)
+    try:
+        return msgspec.structs.replace(config, **given)
+    except ConfigError as error:
+        at_fault = next((name for name in given if name in str(error)), next(iter(given)))
+        raise InvalidRequest(str(error), at_fault) from None
+
+
+def _changed_limits(limits: BatchLimits, given: dict[str, Any]) -> BatchLimits:
+    wanted = {name: given[name] for name in ("max_batch_size",) if name in given}
+    if "max_wait_ms" in given:
+        wanted["max_wait"] = given["max_wait_ms"] / 1000
+    if "target_latency_ms" in given:
+        wanted["target_latency"] = seconds(given["target_latency_ms"])
+        if wanted["target_latency"] is not None:
+            wanted.setdefault("max_wait", 0.0)
+    try:
+        return msgspec.structs.replace(limits, **wanted)
+    except ValueError:
+        problem = "with target_latency_ms the wait follows from it; leave max_wait_ms out, or make the target null"
+        raise InvalidRequest(problem, "max_wait_ms") from None
+
+
+def _told_config(config: SequenceConfig) -> dict[str, Any]:
+    """Those that the strategy reads."""
+    names = (name for name in _OF_SEQUENCES if not (read := readers_of(name)) or config.strategy in read)
+    return {name: getattr(config, name) for name in names}
+
+
+def _told_limits(limits: BatchLimits) -> dict[str, Any]:
+    target = limits.target_latency
+    return {
+        "max_batch_size": limits.max_batch_size,
+        "max_wait_ms": 1000 * limits.max_wait,
+        "target_latency_ms": None if target is None else 1000 * target,
+    }
