@@ -108,9 +108,9 @@ def draw(every: Sequence[Results], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tables = [(results["model"], by_precision(results)) for results in every]
+    tables = [(f"{results['machine']}\n{results['model']}", by_precision(results)) for results in every]
     columns = max(1, *(len(table) for _, table in tables))
-    figure, panels = pyplot.subplots(len(tables), columns, squeeze=False, figsize=(5.5 * columns, 3.2 * len(tables)))
+    figure, panels = pyplot.subplots(len(tables), columns, squeeze=False, figsize=(5.5 * columns, 3.4 * len(tables)))
     for row, (model, table) in zip(panels, tables, strict=True):
         for axes in row[len(table) :]:
             axes.set_visible(False)
