@@ -1,5 +1,6 @@
 """Who is let in under load, by example: two slots, a tenth of a second a step, and a target of a second."""
 
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from chairlift.core.finished import Shed, ShedReason
 from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import ForeseenMoment, LoadShedder, RatioQuantile
+from chairlift.core.sequences.ratio_band import RatioBand
 from chairlift.core.sequences.request import SamplingParams
 
 STEP = Coefficients(0.1, 0.0, 0.0, 0.0)
@@ -289,6 +291,22 @@ def test_lengths_give_the_end_of_a_running_request_a_band() -> None:
     end = front.shedder.foresee([name], front.now)[name].end
     assert None not in end
     assert front.now < end.early < end.expected < end.late < front.now + 6.0
+
+
+@pytest.mark.parametrize("count", [20, 60, 256, 2000])
+def test_a_band_leaves_out_no_more_than_it_says_and_follows_changes(count: int) -> None:
+    rng = random.Random(count)
+    inside = []
+    for _ in range(400 if count < 100 else 40):
+        band = RatioBand(0.05)
+        for _ in range(count):
+            band.observe(rng.lognormvariate(0, 0.5))
+        early, late = band.ends
+        inside += [early <= rng.lognormvariate(0, 0.5) <= late for _ in range(100)]
+    assert 0.88 < sum(inside) / len(inside) < 0.94
+    for _ in range(256):
+        band.observe(3.0)
+    assert band.ends == (3.0, 3.0)
 
 
 def test_a_band_follows_what_came_of_what_was_told() -> None:

@@ -16,6 +16,7 @@ from chairlift.core.finished import Shed, ShedReason
 from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
 from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
+from chairlift.core.sequences.ratio_band import RatioBand
 from chairlift.core.sequences.request import Request
 
 # A first token is promised by when 98 of 100 came; it is likely by when half of them came.
@@ -130,7 +131,7 @@ class LoadShedder:
         self.cost: Coefficients | None = None
         self.lengths = OutputLengths(expected_output)
         self.promised, self.likely = RatioQuantile(_PROMISED), RatioQuantile(_LIKELY)
-        self._early, self._late, self._num_compared = RatioQuantile(_BAND), RatioQuantile(1 - _BAND), 0
+        self._band = RatioBand(_BAND)
         self.num_shed: Counter[ShedReason] = Counter()
         self._negligible = _NEGLIGIBLE_SECONDS if target is None else _NEGLIGIBLE * target
         self._fresh = _FRESH_SECONDS if target is None else min(_FRESH_SECONDS, _FRESH * target)
@@ -264,11 +265,10 @@ class LoadShedder:
         wait = max(expected.first - now, 0.0)
         if live.foreseen is None and live.expected is None:
             live.foreseen = now, wait
-        likely = self._stretched(wait, self.likely)
+        likely = self._stretched(wait, self.likely.value)
         first = ForeseenMoment(now + likely)
-        if self._num_compared >= _LEAST_COMPARED:
-            early, late = self._stretched(wait, self._early), self._stretched(wait, self._late)
-            early, late = min(early, late), max(early, late)
+        if len(self._band) >= _LEAST_COMPARED:
+            early, late = (self._stretched(wait, ratio) for ratio in self._band.ends)
             first = ForeseenMoment(now + min(max(likely, early), late), now + early, now + late)
         start = ForeseenMoment(min(max(expected.start, now), first.expected))
         return Foreseen(start, first, self._foreseen_end(live, first, expected.pace, 1))
@@ -289,7 +289,7 @@ class LoadShedder:
 
     def _least_wait(self, now: float) -> float:
         first = self._up_to_date(now).copy().admit(1, 0, 1).first
-        return self._stretched(max(first - now, 0.0), self.promised)
+        return self._stretched(max(first - now, 0.0), self.promised.value)
 
     def _finds_slot(self) -> bool:
         """Whether whoever comes finds nobody waiting and a slot free."""
@@ -305,10 +305,10 @@ class LoadShedder:
         expected = [self._admit(forecast, live) for live in coming]
         waits = [max(each.first - now, 0.0) for each in expected]
         if self.target is not None:
-            self._check_target(self._stretched(waits[0], self.promised), len(coming))
+            self._check_target(self._stretched(waits[0], self.promised.value), len(coming))
         if deadline is not None:
             rest = expected[-1].pace * (self._length(coming[-1], 0.5) - 1)
-            self._check_deadline(self._stretched(waits[-1], self.likely), rest, deadline - now, len(coming))
+            self._check_deadline(self._stretched(waits[-1], self.likely.value), rest, deadline - now, len(coming))
         for live, wait in zip(coming, waits, strict=True):
             live.expected = wait
         if last:
@@ -357,7 +357,7 @@ class LoadShedder:
         late: list[tuple[str, Shed]] = []
         for live in self._waiting[begun:]:
             before = forecast.copy()
-            wait = self._stretched(max(self._admit(forecast, live).first - now, 0.0), self.likely)
+            wait = self._stretched(max(self._admit(forecast, live).first - now, 0.0), self.likely.value)
             shed = self._hopeless(live, wait, now)
             if shed is not None:
                 late.append((live.request.id, shed))
@@ -408,9 +408,9 @@ class LoadShedder:
 
     # Learning
 
-    def _stretched(self, wait: float, ratio: RatioQuantile) -> float:
+    def _stretched(self, wait: float, ratio: float) -> float:
         """Return an expected wait as experience corrects it."""
-        return max(ratio.value * (wait + self._negligible) - self._negligible, 0.0)
+        return max(ratio * (wait + self._negligible) - self._negligible, 0.0)
 
     def _compare(self, live: _Live, waited: float) -> None:
         """Learn from how long a request waited beside what was expected of it, once."""
@@ -425,9 +425,7 @@ class LoadShedder:
     def _see(self, waited: float, expected: float) -> None:
         """Learn how far a wait is from what was expected."""
         ratio = (waited + self._negligible) / (expected + self._negligible)
-        self._early.observe(ratio)
-        self._late.observe(ratio)
-        self._num_compared += 1
+        self._band.observe(ratio)
 
     # Keeping count
 
