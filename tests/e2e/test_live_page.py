@@ -134,6 +134,21 @@ def see_forecast(browser: Browser) -> None:
     assert browser.evaluate(f"{slider}.closest('label').hidden"), "what the strategy does not read"
 
 
+def apply_settings(browser: Browser) -> None:
+    """What takes loading it again can't be applied; fewer slots hold from then on."""
+    shown = "document.querySelector('.whatif').innerText"
+    assert browser.evaluate("document.querySelector('.whatif .apply')") is None
+    browser.evaluate(
+        "{ const choice = document.querySelector('.whatif select'); choice.value = 'continuous'; choice.onchange(); }"
+    )
+    browser.evaluate("document.querySelector('.whatif [data-setting=max_num_seqs]').focus()")
+    for _ in range(3):
+        browser.press("ArrowLeft")
+    browser.until(f"{shown}.includes('max_num_seqs = 1') && document.querySelector('.whatif .apply')")
+    browser.click(".whatif .apply")
+    browser.until(f"{shown}.includes('hold from now on')")
+
+
 def ask_what_if(browser: Browser) -> None:
     """Of a request that ended, what would have made it faster."""
     browser.evaluate("document.querySelector('canvas.slots').focus()")
@@ -145,7 +160,7 @@ def ask_what_if(browser: Browser) -> None:
     browser.press("Escape")
 
 
-def test_sliders_show_a_forecast_and_change_nothing(server: Server, tmp_path: Path) -> None:
+def test_sliders_show_a_forecast_and_change_nothing_until_it_is_applied(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         asked = [
             pool.submit(
@@ -158,12 +173,14 @@ def test_sliders_show_a_forecast_and_change_nothing(server: Server, tmp_path: Pa
     with Browser(tmp_path / "profile") as browser:
         come_in(browser, server)
         see_forecast(browser)
+        assert server.http.get("/v1/models/demo").json()["settings"] == before
+        apply_settings(browser)
+        assert server.http.get("/v1/models/demo").json()["settings"] == before | {"max_num_seqs": 1}
         ask_what_if(browser)
         browser.resize(360, 800)
         browser.until("document.documentElement.scrollWidth <= 360")
         assert browser.errors == []
         assert {url.split("?")[0] for url in browser.requests if not url.startswith(server.url)} <= {"about:blank"}
-    assert server.http.get("/v1/models/demo").json()["settings"] == before
 
 
 def change_models(browser: Browser) -> None:

@@ -128,9 +128,14 @@ export class WhatIf {
     for (const [name, slider] of this.sliders) slider.node.hidden = !this.names.includes(name);
   }
 
+  // Another one takes loading the model again.
+  get otherStrategy() {
+    return this.kind === "sequence" && this.strategy.value !== this.present.strategy;
+  }
+
   // What is to be tried: all that differs, or all where the strategy does.
   get wanted() {
-    const other = this.kind === "sequence" && this.strategy.value !== this.present.strategy;
+    const other = this.otherStrategy;
     const wanted = other ? { strategy: this.strategy.value } : {};
     for (const name of this.names) {
       const { value } = this.sliders.get(name);
@@ -158,7 +163,10 @@ export class WhatIf {
     this.said.textContent = "The last minutes are simulated …";
     const found = await (await ask(`${this.path}/forecast`, { body: this.wanted, signal: this.asking.signal })).json();
     this.said.textContent = this.about(found);
-    this.result.replaceChildren(this.figures(found), ...(found.tried ? [this.toApply(), ...this.toCopy(found)] : []));
+    const parts = [this.figures(found)];
+    if (found.tried && !this.otherStrategy) parts.push(this.toApply());
+    if (found.tried) parts.push(...this.toCopy(found));
+    this.result.replaceChildren(...parts);
   }
 
   about({ measured, tried, seen, settings, window_s }) {
