@@ -253,19 +253,24 @@ def _at(row: dict[str, Any], key: str) -> float:
     return float(value)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """The model, the trace that it meets, and what is sent for each of its requests."""
     parser.add_argument("model", help="a Hugging Face folder")
     parser.add_argument("--trace", type=Path, help="a recorded trace (default: a bursty one that is made up)")
     parser.add_argument("--scale-lengths", type=float, default=0.25, help="of the recorded trace")
     parser.add_argument("--max-model-len", type=int, default=2048, help="cut prompts and answers to so many tokens")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--drain", type=float, default=120.0)
-    parser.add_argument("--measure-seconds", type=float, default=50.0)
-    parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--vocab", type=int, default=2000, help="prompts use the token ids below")
     parser.add_argument("--extra", default='{"logit_bias": {"1000": 100}}', metavar="JSON")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_trace_options(parser)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
+    parser.add_argument("--measure-seconds", type=float, default=50.0)
+    parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--profile-out", type=Path, metavar="FILE", help="save what was measured, for chairlift plan")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     return parser

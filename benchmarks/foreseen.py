@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 from engines import SERVED_NAME
-from fidelity import wanted
+from fidelity import NO_TARGET, add_trace_options, wanted
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Target
-from chairlift.bench.latency import Slo, figures
+from chairlift.bench.latency import figures
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.plan.trace import TraceRequest, duration, scaled
@@ -42,7 +42,6 @@ COLUMNS = (
     Column("ttft_p95_s", "TTFT p95 s", "{:.2f}"),
 )
 EVERY_S = 0.03
-NO_TARGET = Slo(1e9, 1e9)
 
 
 class Told(NamedTuple):
@@ -150,17 +149,11 @@ def markdown(results: Results) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a Hugging Face folder")
-    parser.add_argument("--trace", type=Path, help="a recorded trace (default: a bursty one that is made up)")
-    parser.add_argument("--scale-lengths", type=float, default=0.25, help="of the recorded trace")
-    parser.add_argument("--max-model-len", type=int, default=2048, help="cut prompts and answers to so many tokens")
+    add_trace_options(parser)
     parser.add_argument("--rates", type=float, nargs="+", required=True, help="requests a second")
     parser.add_argument("--seconds", type=float, default=100.0, help="how long requests come at each rate")
-    parser.add_argument("--drain", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocab", type=int, default=2000, help="prompts use the token ids below")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--extra", default='{"logit_bias": {"1000": 100}}', metavar="JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     return parser
 

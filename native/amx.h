@@ -1,5 +1,5 @@
-// AMX, whose registers are tiles: 16 rows of 64 bytes. A tile of rows times one of columns adds the products of 16 rows and
-// 16 columns, each over 16 steps of 4 bytes, to a tile of sums.
+// AMX, whose registers are tiles: 16 rows of 64 bytes. A tile of rows times one of columns adds the products of 16 rows
+// and 16 columns, each over 16 steps of 4 bytes, to a tile of sums.
 #pragma once
 #include <cstdint>
 
@@ -30,8 +30,8 @@ template <int SUM, int ROWS, int COLUMNS> inline __attribute__((always_inline)) 
 }
 
 // The tiles of a thread while this lives, all of full size unless tiles 6 and 7 are said to take `half` as many steps.
-// Where fewer rows are multiplied the sums of others are made and not read: what streams from memory comes no faster than
-// sixteen rows are multiplied, and another shape takes longer to set.
+// Where fewer rows are multiplied the sums of others are made and not read: what streams from memory comes no faster
+// than sixteen rows are multiplied, and another shape takes longer to set.
 class TileRegisters {
     struct alignas(64) Config {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};

@@ -1,5 +1,5 @@
-// The products of attention by AMX, over a cache of bfloat16: 16 rows at once. A group of 16 lanes lies in the cache as a tile
-// wants it: of its keys 16 pairs of dimensions, of its values 8 pairs of tokens under 16 dimensions.
+// The products of attention by AMX, over a cache of bfloat16: 16 rows at once. A group of 16 lanes lies in the cache as a
+// tile wants it: of its keys 16 pairs of dimensions, of its values 8 pairs of tokens under 16 dimensions.
 #pragma once
 #include <utility>
 
@@ -18,8 +18,8 @@ template <> class RowProducts<bf16> {
 
     // Sums of G groups from number `first` on, in tiles 0 to G - 1.
     template <int... G>
-    static void some_scores(const Queries<bf16> &q, const Keys<bf16> &keys, int first, float *scores, int64_t score_stride,
-                            std::integer_sequence<int, G...>) {
+    static void some_scores(const Queries<bf16> &q, const Keys<bf16> &keys, int first, float *scores,
+                            int64_t score_stride, std::integer_sequence<int, G...>) {
         (zero_tile<G>(), ...);
         const bf16 *const *groups = keys.groups + first;
         const int64_t stride = keys.stride * int64_t(4);

@@ -1,5 +1,5 @@
-// Products with packed weights by AMX. A panel's steps lie in memory as a tile of weights wants them; rows lie as a RowTile
-// puts them.
+// Products with packed weights by AMX. A panel's steps lie in memory as a tile of weights wants them; rows lie as a
+// RowTile puts them.
 #pragma once
 #include "amx.h"
 #include "format.h"
@@ -7,7 +7,8 @@
 #if defined(__AMX_TILE__)
 namespace {
 
-// Tiles 0 to 3 are sums, of the first 16 rows and the others under either half of a panel, 4 and 5 rows, 6 and 7 weights.
+// Tiles 0 to 3 are sums, of the first 16 rows and the others under either half of a panel; 4 and 5 are rows, 6 and 7
+// weights.
 // Lanes says how sums start and grow.
 template <typename Format, typename Lanes, bool TWO> class AmxProduct {
     static_assert(Format::STEP_BYTES == 128, "a step is a row of two tiles");

@@ -4,9 +4,9 @@
 
 namespace {
 
-// Packed activations: rows of bfloat16 or, for quantized weights, of unsigned bytes with a scale each. In each tile
-// rows are interleaved by steps, so that one cache line feeds a whole step: with one line for each row, the addresses
-// alone cost a tenth of the speed.
+// Packed activations: rows of bfloat16 or, for quantized weights, of unsigned bytes with a scale each. How those of a
+// tile lie is RowTile's (interleave.h): so that one cache line feeds a whole step, since with one line for each row the
+// addresses alone cost a tenth of the speed, or as AMX reads them.
 struct Rows {
     const char *data;
     int64_t row_bytes;

@@ -7,6 +7,7 @@
 //   COMPENSATED           whether sums start from `compensation`, for the zero point of 128 that rows have
 //   pack, unpack          one output's weights, to and from place `i` of a panel
 #pragma once
+#include "interleave.h"
 #include "quantize.h"
 
 namespace {

@@ -70,7 +70,8 @@ template <int ROWS> inline int64_t word_offset(int64_t step, int64_t r) {
     return step / ROW_STEPS * 4 * ROW_STEPS * ROW_BLOCK + 4 * (r * ROW_STEPS + step % ROW_STEPS);
 }
 
-// Of 16 rows the first 16 words each, then the next ones: 1 KB, which is a tile of AMX. Words beyond a row's end are zero.
+// Of 16 rows the first 16 words each, then the next ones: 1 KB, which is a tile of AMX. Words beyond a row's end are
+// zero.
 struct RowTile {
     uint32_t *to;
     int64_t rows, steps, row_words;

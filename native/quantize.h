@@ -1,7 +1,6 @@
 // Rows of activations quantized to unsigned bytes, for products with weights of 8 bits or fewer.
 #pragma once
 #include "elementwise.h"
-#include "interleave.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 //
 // A task is a query block of one text's tokens under one head. It packs the keys it needs in groups of 16 lanes and the
 // values in pairs, as the products of attention_products.h read them, into a workspace of its thread, where they stay
-// in the cache while its rows pass by, a few at a time. Groups are counted from the text's beginning and a row's sums run
-// over them in order, so what a row computes depends neither on its query block nor on other texts.
+// in the cache while its rows pass by, a few at a time. Groups are counted from the text's beginning and a row's sums
+// run over them in order, so what a row computes depends neither on its query block nor on other texts.
 #pragma once
 #include <algorithm>
 

@@ -37,6 +37,9 @@ ToolDialect = Literal[
     "harmony",
 ]
 
+# Tokens that prompts or answers may be expected to have.
+_MOST_EXPECTED = 2**20
+
 
 class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
@@ -105,6 +108,9 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
+        for name in ("expected_input_tokens", "expected_output_tokens"):
+            if (getattr(self, name) or 0) > _MOST_EXPECTED:
+                raise ConfigError(f"{name} must be at most {_MOST_EXPECTED}, got {getattr(self, name)}")
         defaults = dict(zip(self.__struct_fields__[::-1], self.__struct_defaults__[::-1], strict=False))
         for name, default in defaults.items():
             strategies = readers_of(name)

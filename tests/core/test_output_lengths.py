@@ -44,6 +44,7 @@ def test_a_named_mean_holds_until_answers_tell_otherwise() -> None:
     for _ in range(500):
         named.observe("anybody", 10, ended=True)
     assert named.all.length(0, 0.5) < 12
+    assert OutputLengths(mean=2.0**20).all.length(0, 0.5) > 10_000, "however long they may be expected to be"
 
 
 def test_answers_that_are_all_alike() -> None:

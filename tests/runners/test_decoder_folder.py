@@ -263,6 +263,8 @@ def test_kv_memory_is_for_requests_as_they_are_expected() -> None:
     assert blocks == 2 * 8 * 5
     # One of the longest always has room, and both lengths must be known.
     assert make_runner(model_folder("llama"), max_num_seqs=1, max_model_len=512, **shape).info.num_blocks == 32
+    with pytest.raises(ConfigError, match="expected_output_tokens must be at most"):
+        make_runner(model_folder("llama"), expected_output_tokens=2**60)
     one = make_runner(model_folder("llama"), max_num_seqs=8, max_model_len=512, expected_input_tokens=60).info
     assert one.num_blocks == 8 * 32
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from support.past import traffic
 from support.server_harness import FakeClient, Front, run
@@ -104,6 +105,31 @@ def test_a_change_is_judged_by_the_traffic_after_it(monkeypatch: pytest.MonkeyPa
         await tuned.look()
         assert await tuned.look() == 0.0
         assert len(tuned.twin.questions) == 1, "an hour is to pass"
+
+    run(go)
+
+
+def test_an_answer_that_settings_by_hand_have_overtaken_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was simulated were neighbours of settings that hold no more."""
+
+    async def go() -> None:
+        tuned = Tuned(monkeypatch)
+        by_hand = msgspec.structs.replace(PATIENT, batch_size=4)
+        ask = tuned.twin.ask
+
+        async def overtaken(make: Callable[[], Question]) -> tuple[Question, WhatIfAnswer]:
+            found = await ask(make)
+            tuned.client.retune(by_hand)
+            assert tuned.service.metrics.tuner is not None
+            tuned.service.metrics.tuner.begin_anew(by_hand)
+            return found
+
+        monkeypatch.setattr(tuned.twin, "ask", overtaken)
+        assert await tuned.look() == CPU_S
+        tuner = tuned.service.metrics.tuner
+        assert tuner is not None
+        assert tuned.client.config is tuner.config is by_hand
+        assert (tuner.on_trial, tuner.rounds) == (False, 0)
 
     run(go)
 

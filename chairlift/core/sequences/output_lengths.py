@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
-from math import exp, log1p
+from math import expm1, log1p
 
 # Ends of the bins, in tokens: each length up to 8, then four to an octave.
 _QUARTERS = [(1 << power) * quarter // 4 for power in range(3, 21) for quarter in range(5, 9)]
@@ -67,7 +67,7 @@ class LengthCurve:
         """Return the chance that an answer which has come to a bin ends in it."""
         width = _WIDTHS[index]
         if self._others is None:
-            known, weight = 1 - exp(-width / self._mean), min(_FIRST_TOKENS / width, 1.0) * self._count
+            known, weight = -expm1(-width / self._mean), min(_FIRST_TOKENS / width, 1.0) * self._count
         else:
             known, weight = self._others.chance(index), min(_GROUP_TOKENS / width, 1.0) * _GROUP_COUNT
         return min((self._ended[index] + weight * known) / (self._passed[index] + weight), _MOST_CHANCE)

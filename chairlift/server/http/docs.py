@@ -24,7 +24,7 @@ _TERMS = {
     ),
     "X-Request-Priority": ("Lower is sooner; 0 is the default.", {"type": "integer"}),
 }
-_ERRORS = {"4XX": "The request is refused, or comes too soon (429).", "5XX": "The server or the model failed."}
+_ERRORS = {"4XX": "Refused, or too soon (429).", "5XX": "The server or the model failed."}
 
 
 class Docs:

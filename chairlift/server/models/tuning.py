@@ -57,6 +57,7 @@ class Tuning:
         """One round of one model; return the processor time that it took, in seconds."""
         metrics = service.metrics
         tuner = metrics.tuner = metrics.tuner or Tuner(service.client.config)
+        asked_of = tuner.config
         if tuner.on_trial and time.monotonic() < self._judged_from.get(service, 0.0):
             return 0.0
         try:
@@ -69,7 +70,9 @@ class Tuning:
             metrics.tuner_cpu_s += MOST_S
             return MOST_S
         metrics.tuner_cpu_s += answer.cpu_s
-        self._carry_out(service, tuner, tuner.hear(answer))
+        # If somebody has changed settings meanwhile, this answers a question that nobody asks any more.
+        if tuner.config is asked_of:
+            self._carry_out(service, tuner, tuner.hear(answer))
         return answer.cpu_s
 
     def _carry_out(self, service: SequenceService, tuner: Tuner, decision: TuningDecision) -> None:
