@@ -100,7 +100,7 @@ def markdown(results: Results) -> str:
     if settings["fixed"]:
         text = table(runs, [*NAMES, RATE], [READY, *shown])
     else:
-        about += f"; the highest rate with {settings['share']:g}% inside"
+        about += f"; the highest rate with {settings['share']:g}% inside; one that can't reach it any more is given up"
         text = table(runs, NAMES, [READY, RATE, *shown])
     return "\n\n".join([f"{caption(results)}; {about}:", text, *failures(results)])
 

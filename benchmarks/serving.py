@@ -18,8 +18,8 @@ import shared_prefix
 import workloads
 from rate_search import highest_rate
 
-from chairlift.bench.completion_stream import Target
-from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.latency import COLUMNS, RATE, Slo, figures, inside
 from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
 from chairlift.bench.raw_results import Recording, Results, caption, start, table
 
@@ -108,12 +108,19 @@ def warm_up(target: Target, vocab: int, seed: int) -> None:
         raise SystemExit(f"the server failed {len(failed)} of {len(jobs)} short requests: {failed[0]}")
 
 
-def at_rate(target: Target, rate: float, args: argparse.Namespace, slo: Slo) -> dict[str, Any]:
-    """Figures of one rate."""
+def at_rate(
+    target: Target, rate: float, args: argparse.Namespace, slo: Slo, *, needed: float | None = None
+) -> dict[str, Any]:
+    """Figures of one rate; with `needed`, only until fewer than these percent can be inside the target any more."""
     timed = workloads.arrivals(rate, args.seconds, args.vocab, args.seed)
     arrivals = [Arrival(offset, target.request(prompt, length)) for offset, prompt, length in timed]
-    load = open_loop(target, arrivals, args.seconds, args.drain, f"{rate:.2f}/s")
-    return figures(load, slo, rate)
+    allowed = None if needed is None else len(arrivals) * (1 - needed / 100)
+
+    def lost(outcomes: list[Outcome]) -> bool:
+        return allowed is not None and sum(not inside(outcome, slo) for outcome in outcomes) > allowed
+
+    load = open_loop(target, arrivals, args.seconds, args.drain, f"{rate:.2f}/s", lost)
+    return figures(load, slo, rate) | {"given_up": load.given_up}
 
 
 def find(
@@ -123,10 +130,10 @@ def find(
     rows: list[dict[str, Any]] = []
 
     def holds(rate: float) -> bool:
-        row = at_rate(target, rate, args, slo)
+        row = at_rate(target, rate, args, slo, needed=args.share)
         rows.append(row)
         _print_lines([row])
-        verdict = "holds" if row["inside_percent"] >= args.share else "too fast"
+        verdict = "too fast" if row["given_up"] or row["inside_percent"] < args.share else "holds"
         print(f"{rate:.2f}/s: {row['inside_percent']:.1f}% inside, {verdict}", file=sys.stderr)
         return verdict == "holds"
 

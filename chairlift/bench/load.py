@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from chairlift.bench.completion_stream import Outcome, Target, stream
 REDRAW_SECONDS = 0.5
 # What the loop's timers count in, and may be early or late by.
 _TIMER = 1e-3
+# Between two looks at whether a run may end early.
+_LOOK_SECONDS = 0.25
 
 
 class Arrival(NamedTuple):
@@ -25,40 +27,68 @@ class Arrival(NamedTuple):
     request: bytes
 
 
+class _Driven(NamedTuple):
+    """When sending began, how long it took (None: until the last answer), and whether it was given up."""
+
+    began: float
+    seconds: float | None
+    given_up: bool = False
+
+
 @dataclass(slots=True)
 class Load:
-    """All outcomes of a run; `seconds` is the time in which requests were sent, `cpu` what the client itself used."""
+    """All outcomes of a run; `seconds` is the time in which requests were sent, `cpu` what the client itself used.
+
+    `given_up`: it ended before all were sent or answered, since they could not change its verdict any more.
+    """
 
     began: float
     seconds: float
     outcomes: list[Outcome]
     cpu: float
+    given_up: bool = False
 
 
-def open_loop(target: Target, arrivals: Sequence[Arrival], seconds: float, drain: float, title: str = "") -> Load:
-    """Send each request at its moment, whatever became of the others, and wait up to `drain` seconds for the last."""
+def open_loop(
+    target: Target,
+    arrivals: Sequence[Arrival],
+    seconds: float,
+    drain: float,
+    title: str = "",
+    give_up: Callable[[list[Outcome]], bool] | None = None,
+) -> Load:
+    """Send each request at its moment, whatever became of the others, and wait up to `drain` seconds for the last.
 
-    async def drive(bar: tqdm, outcomes: list[Outcome]) -> float:
+    `give_up`, asked a few times a second with the outcomes so far, may end it early.
+    """
+
+    async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
-        tasks = []
-        for offset, request in arrivals:
-            await _until(began + offset)
-            tasks.append(asyncio.create_task(_follow(target, request, began + offset, bar, outcomes)))
-        await asyncio.sleep(began + seconds - time.perf_counter())
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=drain)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return began
+        tasks: list[asyncio.Task[None]] = []
 
-    return _measured(drive, len(arrivals), title, seconds)
+        async def send_and_wait() -> None:
+            for offset, request in arrivals:
+                await _until(began + offset)
+                tasks.append(asyncio.create_task(_follow(target, request, began + offset, bar, outcomes)))
+            await asyncio.sleep(began + seconds - time.perf_counter())
+            if tasks:
+                await asyncio.wait(tasks, timeout=drain)
+
+        sending = asyncio.create_task(send_and_wait())
+        given_up = not await _done(sending, lambda: give_up is not None and give_up(outcomes))
+        sent_for = min(seconds, time.perf_counter() - began) if given_up else seconds
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return _Driven(began, sent_for, given_up)
+
+    return _measured(drive, len(arrivals), title)
 
 
 def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, title: str = "") -> Load:
     """Let `concurrency` clients send a request each as soon as their last one is answered."""
 
-    async def drive(bar: tqdm, outcomes: list[Outcome]) -> float:
+    async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
         line = iter(requests)
 
@@ -67,9 +97,20 @@ def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, tit
                 await _follow(target, request, time.perf_counter(), bar, outcomes)
 
         await asyncio.gather(*(client() for _ in range(min(concurrency, len(requests)))))
-        return began
+        return _Driven(began, None)
 
-    return _measured(drive, len(requests), title, None)
+    return _measured(drive, len(requests), title)
+
+
+async def _done(task: asyncio.Task[None], give_up: Callable[[], bool]) -> bool:
+    """Wait until a task has ended, or end it once `give_up` says so; whether it ended by itself."""
+    while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
+        if give_up():
+            task.cancel()
+            await asyncio.wait([task])
+            return False
+    task.result()
+    return True
 
 
 async def _until(moment: float) -> None:
@@ -88,20 +129,21 @@ async def _follow(target: Target, request: bytes, due: float, bar: tqdm, outcome
     bar.update()
 
 
-def _measured(drive: Any, total: int, title: str, seconds: float | None) -> Load:
+def _measured(drive: Any, total: int, title: str) -> Load:
     outcomes: list[Outcome] = []
     with (
         tqdm(total=total, desc=title, unit="req", leave=False, dynamic_ncols=True, mininterval=REDRAW_SECONDS) as bar,
         _no_collection(),
     ):
         cpu = time.process_time()
-        began = _run(drive(bar, outcomes))
+        driven = _run(drive(bar, outcomes))
         cpu = time.process_time() - cpu
-    last = max((outcome.ended for outcome in outcomes), default=began)
-    return Load(began, last - began if seconds is None else seconds, outcomes, cpu)
+    last = max((outcome.ended for outcome in outcomes), default=driven.began)
+    seconds = last - driven.began if driven.seconds is None else driven.seconds
+    return Load(driven.began, seconds, outcomes, cpu, driven.given_up)
 
 
-def _run(work: Coroutine[Any, Any, float]) -> float:
+def _run(work: Coroutine[Any, Any, _Driven]) -> _Driven:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 

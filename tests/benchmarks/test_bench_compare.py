@@ -193,10 +193,11 @@ def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
     monkeypatch.setattr(compare_serving, "chosen", lambda args: [bad, good, none])
     monkeypatch.setattr(serving, "warm_up", lambda *arguments: None)
 
-    def figures(target: Any, rate: float, *rest: Any) -> dict[str, Any]:
+    def figures(target: Any, rate: float, *rest: Any, needed: float) -> dict[str, Any]:
         row: dict[str, Any] = {each.key: 1.0 for each in COLUMNS if "." not in each.key}
         row |= {name: {f"p{q}": 7.0 for q in wanted} for name, wanted in QUANTILES.items()}
-        return row | {"rate": rate, "inside_percent": 100.0 if rate < 3.3 else 10.0}
+        inside = 100.0 if rate < 3.3 else 10.0
+        return row | {"rate": rate, "inside_percent": inside, "given_up": inside < needed}
 
     monkeypatch.setattr(serving, "at_rate", figures)
     out = tmp_path / "results.json"

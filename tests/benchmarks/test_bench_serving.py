@@ -1,5 +1,6 @@
 """The open-loop client: what it counts, what it sends, and that a server that fails is told apart from a slow one."""
 
+import argparse
 import json
 import socket
 import sys
@@ -112,6 +113,23 @@ def test_open_loop_sends_everything_whether_or_not_answers_come(fake: FakeServer
     assert (row["requests"], row["failed"], row["tokens"], row["inside_percent"]) == (40, 0, 80, 100)
     assert row["offered"] == pytest.approx(200)
     assert sorted(body["prompt"][0] for body in fake.bodies) == list(range(40))
+
+
+def test_an_open_loop_ends_when_it_is_given_up(fake: FakeServer) -> None:
+    fake.hangs = True
+    target = fake.target()
+    arrivals = [Arrival(offset, target.request([1], 1)) for offset in (0.0, 1000.0)]
+    load = open_loop(target, arrivals, 1000, drain=1000, give_up=lambda outcomes: len(fake.bodies) == 1)
+    assert load.given_up
+    assert load.seconds < 1000
+    assert [outcome.error for outcome in load.outcomes] == ["not answered in time"]
+
+
+def test_a_search_gives_a_rate_up_once_too_many_have_missed_the_target(fake: FakeServer) -> None:
+    fake.status = "500 Internal Server Error"
+    args = argparse.Namespace(seconds=1000.0, drain=1000.0, vocab=100, seed=0)
+    row = serving.at_rate(fake.target(), 0.05, args, Slo(), needed=99)
+    assert (row["given_up"], row["inside_percent"]) == (True, 0)
 
 
 def answered(ttft: float, tpot: float, tokens: int = 11, due: float = 0.0) -> Outcome:
