@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
     _add_plan(commands, wanted=arguments[:1] == ["plan"])
+    _add_check(commands, wanted=arguments[:1] == ["check"])
+    _add_hub(commands)
     args = parser.parse_args(arguments)
     try:
         if args.command == "serve":
@@ -150,6 +152,21 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", w
         from chairlift.bench.plan_command import add_plan
 
         add_plan(parser)
+
+
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+    parser = commands.add_parser("check", help="say whether a model can be served, and what memory it takes")
+    if wanted:
+        from chairlift.check import add_flags, check_command
+
+        add_flags(parser)
+        parser.set_defaults(run=check_command)
+
+
+def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from chairlift.hub.manage import add_commands
+
+    add_commands(commands)
 
 
 def _serve(args: argparse.Namespace, started: float) -> int:

@@ -73,6 +73,10 @@ class ConfigError(ChairliftError):
     """A setting is unknown, malformed or contradicts another; the message names it."""
 
 
+class DownloadFailed(ChairliftError):
+    """A model of the Hub could not be had whole; the message says why. Files that came whole are kept."""
+
+
 class StaleLibrary(ChairliftError):
     """The native library was built from other sources than this code; the message says what differs, and to rebuild."""
 

@@ -11,6 +11,7 @@ from chairlift.beam_search import BeamSearchParams, beam_search
 from chairlift.core.sequences.request import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
+from chairlift.hub.resolve import located
 from chairlift.loaded_model import LoadedModel, OpenOutput, Prompt
 from chairlift.outputs import (
     BeamSearchOutput,
@@ -26,6 +27,7 @@ from chairlift.text_model import TextModel
 class LLM:
     """A model in this process: `LLM("path/to/folder").generate(["Hello"], SamplingParams(max_tokens=32))`.
 
+    `model` is a Hugging Face folder, or a name of the Hub, of which `revision` is a branch, tag or commit.
     Takes the fields of `SequenceConfig` by keyword: dtype, strategy, batch_size, max_wait_ms, max_num_seqs,
     max_num_batched_tokens, max_model_len, block_size, kv_cache_gb, enable_prefix_caching, seed and so on. Raises
     UnsupportedModel or ConfigError, naming what is wrong, if the model can't be loaded so. Not thread-safe.
@@ -34,12 +36,13 @@ class LLM:
     settings that `TextModel` names.
     """
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
+    def __init__(self, model: str | Path, *, revision: str | None = None, **settings: Any) -> None:
         self._texts: TextModel | None = None
-        if settings.get("kind") == "encoder" or (Path(model).is_dir() and is_encoder(Path(model))):
-            self._texts = TextModel(str(model), **{name: each for name, each in settings.items() if name != "kind"})
+        folder = located(str(model), revision)
+        if settings.get("kind") == "encoder" or is_encoder(Path(folder)):
+            self._texts = TextModel(folder, **{name: each for name, each in settings.items() if name != "kind"})
             return
-        self._sequences = found = LoadedModel(str(model), **settings)
+        self._sequences = found = LoadedModel(folder, **settings)
         self.config, self.tokenizer, self.engine = found.config, found.tokenizer, found.engine
 
     def generate(

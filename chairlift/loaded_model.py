@@ -23,7 +23,7 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 # Only a server gives its model a name, refuses requests that would be late, has background ones, sees traffic by which
 # to turn settings, or has a worker that might hang.
-_OF_SERVERS = ("model", "served_model_name", "target_ttft_ms", "background_step_ms", "auto")
+_OF_SERVERS = ("model", "revision", "served_model_name", "target_ttft_ms", "background_step_ms", "auto")
 _OF_WORKERS = ("heartbeat_timeout_s", "step_timeout_s", "tool_dialect")
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
+from chairlift.hub.name import hub_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S, _FETCH_S = 10.0, 30.0
@@ -26,7 +27,7 @@ A line that ends in \\ goes on in the next."""
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    about = f"a server's URL, or a model's folder, which is then served meanwhile ({DEFAULT_URL})"
+    about = f"a server's URL, or a model's folder or name on the Hub, which is then served meanwhile ({DEFAULT_URL})"
     tokens = "tokens of an answer (default: what the model has room for)"
     parser.add_argument("target", nargs="?", default=DEFAULT_URL, metavar="URL|FOLDER", help=about)
     parser.add_argument("--model", help="the model's name, where the server has several")
@@ -55,8 +56,8 @@ def chat_command(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _served(folder: str) -> Iterator[str]:
     """A server of the folder, and its URL."""
-    if not os.path.isdir(folder):
-        raise InvalidRequest(f"{folder!r} is neither a URL nor a folder")
+    if not os.path.isdir(folder) and hub_name(folder) is None:
+        raise InvalidRequest(f"{folder!r} is neither a URL nor a folder, nor a name of the Hub, as organization/model")
     command = [sys.executable, "-m", "chairlift.cli", "serve", folder, "--port", "0"]
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda *_: sys.exit(1))

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     # Only where it is used: `pytest tests/core` needs no torch.
     from support.serve_process import Server
 
+# No test asks the real Hub for anything: its library reads this once.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+
 SHARED = {"demo_server", "models_server"}
 _started: list[str] = []
 

@@ -19,6 +19,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
+from chairlift.hub.resolve import located
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.trace_files import read_trace
 from chairlift.plan.traffic import LENGTHS
@@ -40,7 +41,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(run=main)
-    parser.add_argument("model", nargs="?", help="a Hugging Face folder (default: the demo model)")
+    parser.add_argument(
+        "model", nargs="?", help="a Hugging Face folder, or a name of the Hub (default: the demo model)"
+    )
     parser.add_argument("--strategies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--slots", type=int, default=8, help="sequences that may run at once")
     parser.add_argument("--requests", type=int, default=400, help="how many to serve")
@@ -93,7 +96,7 @@ def _measure(args: argparse.Namespace) -> Results:
     """Serve the jobs under each strategy in turn, as often as there are rounds."""
     _check(args)
     config = SequenceConfig(
-        model=args.model or str(demo_path()),
+        model=located(args.model) if args.model else str(demo_path()),
         dtype=args.dtype,
         max_num_batched_tokens=args.max_num_batched_tokens,
         enable_prefix_caching=False,

@@ -14,7 +14,8 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 
 HELP = {
-    "model": "a Hugging Face folder, a .onnx file, or module:Class (default: the demo model)",
+    "model": "a Hugging Face folder, a name of the Hub, a .onnx file, or module:Class (default: the demo model)",
+    "revision": "branch, tag or commit of a model of the Hub (default: main)",
     "served_model_name": "the name that clients ask for (default: that of the folder, file or class)",
     "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",

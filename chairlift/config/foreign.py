@@ -37,15 +37,17 @@ OURS = {
     "ssl_key_file": "tls_key",
     "ssl_ca_certs": "tls_ca",
     "runner": "kind",
+    "tool_call_parser": "tool_dialect",
     "otlp_traces_endpoint": "otlp_endpoint",
 }
 
 _ONE_DEVICE = (
     "a model runs on one device; for more requests at once start more servers, or more `instances` of an encoder"
 )
-_LOCAL = "models are read from local folders, and nothing is downloaded"
+_CACHE = "the variable HF_HUB_CACHE says where models of the Hub are kept"
+_TOKEN = "the variable HF_TOKEN holds the Hub's token"
 _FIRST = "name the model as the first argument of `chairlift serve`, or as the key `model` of chairlift.toml"
-_TOOLS = "tools are not implemented"
+_TOOLS = "not needed, because every model whose template knows tools takes them"
 _LORA = "adapters are not implemented; merge them into the weights"
 _METRICS = "metrics are at /metrics of the server's own port"
 _FOLDER = "that follows from the model's folder"
@@ -77,15 +79,13 @@ INSTEAD = {
     "pooling": _FOLDER,
     "default_prompt": _FOLDER,
     "default_prompt_name": _FOLDER,
-    "revision": _LOCAL,
-    "download_dir": _LOCAL,
-    "load_format": _LOCAL,
-    "huggingface_hub_cache": _LOCAL,
-    "hf_token": _LOCAL,
-    "hf_api_token": _LOCAL,
+    "download_dir": _CACHE,
+    "load_format": "weights are read from safetensors",
+    "huggingface_hub_cache": _CACHE,
+    "hf_token": _TOKEN,
+    "hf_api_token": _TOKEN,
     "max_logprobs": "not a setting: a request may ask for 20",
     "enable_auto_tool_choice": _TOOLS,
-    "tool_call_parser": _TOOLS,
     "enable_lora": _LORA,
     "lora_modules": _LORA,
     "cont_batching": "not needed, because `strategy` is continuous by default",

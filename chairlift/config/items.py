@@ -34,12 +34,12 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model that answers in one call. Raises ConfigError by name, also for what its kind does not read.
 
     `model` is a Hugging Face folder, a .onnx file, or a class as "module:Class" or "path/to/file.py:Class"; `kind`
-    follows from it. Kind "encoder" is any that embeds or classifies texts, a decoder's folder too. `max_batch_size`
-    (items in one call) and `max_wait_ms` (for the oldest item, until the batch is full) default to what the model says,
-    or else to 32 and 0. `max_model_len` bounds one item's tokens (default: the model's own), `max_batch_tokens` a
-    batch's, `max_waiting` the items that wait, `max_queue_ms` the predicted time until they are done. A level of
-    priority is worth `priority_ageing_ms` of waiting, and where `order` is "shortest", a unit of size (a token, or an
-    item) `order_ageing_ms`.
+    follows from it. `revision` is the one that was fetched of a model of the Hub. Kind "encoder" is any that embeds or
+    classifies texts, a decoder's folder too. `max_batch_size` (items in one call) and `max_wait_ms` (for the oldest
+    item, until the batch is full) default to what the model says, or else to 32 and 0. `max_model_len` bounds one
+    item's tokens (default: the model's own), `max_batch_tokens` a batch's, `max_waiting` the items that wait,
+    `max_queue_ms` the predicted time until they are done. A level of priority is worth `priority_ageing_ms` of waiting,
+    and where `order` is "shortest", a unit of size (a token, or an item) `order_ageing_ms`.
     `target_latency_ms` lets batch size and wait follow from measured times and arrivals, so
     `max_wait_ms` is refused beside it. `timeout_ms` is the deadline of items that bring none;
     `call_timeout_s` is when a call counts as hung and its process is ended, `heartbeat_timeout_s` for how long that may
@@ -53,6 +53,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     model: str
+    revision: str | None = None
     kind: Kind = "auto"
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -17,6 +17,8 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
+from chairlift.hub.name import hub_name
+from chairlift.hub.resolve import fetched, refuse_revision
 
 ENV_PREFIX = "CHAIRLIFT_"
 DEFAULT_FILE = "chairlift.toml"
@@ -40,11 +42,12 @@ class Share(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServedModel(NamedTuple):
-    """One model, under the name that clients ask for."""
+    """One model, under the name that clients ask for; `hub` is its name on the Hub, if it came from there."""
 
     name: str
     config: ModelConfig
     share: Share = Share()
+    hub: str | None = None
 
 
 class Settings(NamedTuple):
@@ -141,13 +144,14 @@ def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
 def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     """One model's settings. Raises ConfigError for those that its kind does not have."""
     given = str(_convert("model", found["model"], str))
-    path = folder / given
-    if not (path.is_dir() or path.is_file() or is_class(given)):
-        raise ConfigError(
-            f"model {given!r} is no folder or file here; it must be a Hugging Face model's folder (names of the Hub "
-            "are not downloaded), a .onnx file, or a class as module:Class"
-        )
-    if folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
+    path, hub = folder / given, None
+    revision = None if "revision" not in found else str(_convert("revision", found["revision"], str))
+    if path.is_dir() or path.is_file() or is_class(given):
+        refuse_revision(given, revision)
+    else:
+        path, hub = fetched(given, revision), given
+        found = found | {"model": found["model"]._replace(value=str(path))}
+    if hub is None and folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
         found = found | {"model": found["model"]._replace(value=str(path))}
     config: type[ModelConfig] = ItemConfig
     if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
@@ -161,13 +165,15 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     version = found.get("version")
     if version is not None and type(version.value) is int:
         found = found | {"version": version._replace(value=str(version.value))}
-    return ServedModel(made.served_model_name or name or name_of(given), made, Share(**_of(Share, found)))
+    return ServedModel(made.served_model_name or name or name_of(given), made, Share(**_of(Share, found)), hub)
 
 
 def name_of(model: str) -> str:
-    """The name of a model that was given none: that of its folder, file or class."""
+    """The name of a model that was given none: that of its folder, file or class, or of its repository."""
     if is_class(model):
         return model.rpartition(":")[2]
+    if not Path(model).exists() and (name := hub_name(model)):
+        return name.repo.rpartition("/")[2]
     path = Path(model)
     return path.stem if path.suffix == ".onnx" else path.resolve().name
 
@@ -186,6 +192,9 @@ def _server(found: _Found, folder: Path, models: Iterable[ServedModel]) -> Serve
             raise ConfigError(f"model_aliases must be new names, got {alias!r}; the models are {', '.join(names)}")
         if name not in names:
             raise ConfigError(f"model_aliases: {alias!r} is to be {name!r}, but the models are {', '.join(names)}")
+    # Clients may also ask for a model by its whole name on the Hub.
+    whole = {served.hub: served.name for served in models if served.hub and served.hub not in names}
+    config.model_aliases = whole | config.model_aliases
     for name in _PATHS:
         if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
             setattr(config, name, str(folder / path))

@@ -25,6 +25,7 @@ _MOST: dict[str, int] = {
     "num_labels": 2**20,
     "sliding_window": 2**40,
     "sliding_window_pattern": 2**12,
+    "no_rope_layer_interval": 2**12,
     "query_pre_attn_scalar": 2**20,
 }
 
@@ -67,7 +68,7 @@ def read_model_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ConfigError(
             f"model: there is no folder {str(folder)!r}. Give the path of a local Hugging Face folder (config.json, "
-            "tokenizer.json, *.safetensors): names of the Hub are not downloaded"
+            "tokenizer.json, *.safetensors)"
         )
     path = folder / "config.json"
     if not path.is_file():

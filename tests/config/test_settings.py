@@ -259,7 +259,11 @@ def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_path: Path) -> None:
+def test_every_field_is_a_flag_a_variable_and_a_key_with_help(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The models here are none of the Hub's, and so have no revisions.
+    monkeypatch.setattr("chairlift.config.settings.refuse_revision", lambda *_: None)
     value = ODD.get(name, 77)
     text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
     flag = [text] if name == "model" else [f"--{name.replace('_', '-')}", text]
@@ -278,6 +282,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key_with_help(name: str, tmp_pat
 
 ODD: dict[str, Any] = {
     "model": "m",
+    "revision": "v1",
     "dtype": "float32",
     "device": "cuda",
     "ops": "reference",

@@ -227,7 +227,9 @@ def test_parameters_out_of_range_are_refused_by_name(field: str, value: float) -
 
 
 def test_settings_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"no folder 'no/such'.* names of the Hub are not downloaded"):
+    with pytest.raises(
+        ConfigError, match=r"'no/such' is no folder here, and as a name of the Hub: .* can't be reached"
+    ):
         LLM("no/such")
     with pytest.raises(TypeError, match="max_num_sequences"):
         chairlift.LLM(demo_path(), max_num_sequences=3)

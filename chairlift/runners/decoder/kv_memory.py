@@ -1,10 +1,14 @@
 """How much memory the KV cache may take."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.runners.host_memory import host_available_bytes
+
+if TYPE_CHECKING:
+    # `chairlift check` computes this too, and has no torch.
+    import torch
 
 _GB = 2**30
 _DEFAULT_GB = 4
@@ -13,13 +17,13 @@ _SHARE = 0.4
 _KEPT = 2
 
 
-def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: int, device: torch.device) -> int:
-    """Return how many blocks of `block_size` tokens the KV cache gets.
+def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: int, free: int) -> int:
+    """Return how many blocks of `block_size` tokens the KV cache gets, where so many bytes are free beside the weights.
 
     With n = ceil(max_model_len / block_size), the blocks of one longest sequence, and B = bytes_per_token * block_size:
 
         kv_cache_gb given:  floor(kv_cache_gb * 2^30 / B)
-        kv_cache_gb unset:  min(slots * n, floor(0.4 * available memory / B), max(enough, n))
+        kv_cache_gb unset:  min(slots * n, floor(0.4 * free / B), max(enough, n))
 
     where enough is 2 * slots * ceil(expected_tokens / block_size) if it is said what requests are like, half of it for
     prefixes that are kept, and else floor(4 GiB / B). Raises ConfigError naming what to change if that is fewer than n.
@@ -30,7 +34,6 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
         blocks = int(config.kv_cache_gb * _GB / per_block)
         limit = f"kv_cache_gb={config.kv_cache_gb:g}"
     else:
-        free = available_bytes(device)
         enough = _DEFAULT_GB * _GB // per_block
         if config.expected_tokens is not None:
             enough = _KEPT * config.slots * -(-config.expected_tokens // config.block_size)
@@ -44,8 +47,10 @@ def num_kv_blocks(config: SequenceConfig, max_model_len: int, bytes_per_token: i
     return blocks
 
 
-def available_bytes(device: torch.device) -> int:
+def available_bytes(device: "torch.device") -> int:
     """Memory that can still be had on the device without pushing anything out, in bytes."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     return host_available_bytes()

@@ -1,0 +1,148 @@
+"""`chairlift check`: whether and how a model would be served, and in what memory, before any weights are read."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.policy import POLICIES
+from chairlift.errors import ChairliftError, ConfigError
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.kind import is_encoder, task_of
+from chairlift.folders.model_json import MAX_JSON_BYTES, read_model_json
+from chairlift.hub.cache import gigabytes
+from chairlift.hub.name import hub_name
+from chairlift.hub.resolve import refuse_revision
+from chairlift.runners.check_model import check_model
+from chairlift.runners.decoder.config import DecoderConfig, read_config
+from chairlift.runners.decoder.kv_memory import num_kv_blocks
+from chairlift.runners.encoder.config import read_encoder_config
+from chairlift.runners.host_memory import host_available_bytes
+
+Rows = list[tuple[str, str]]
+
+_TASKS = {"embed": "embeds texts", "classify": "classifies texts", "rerank": "scores pairs of texts"}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
+_CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
+# Tokens of requests, to say how many there may be at once.
+_LENGTHS = (512, 4096)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the flags of `chairlift check`."""
+    parser.description = "Say whether a model can be served, how, and what memory it takes. Its weights are not read."
+    parser.add_argument("model", help="a Hugging Face folder, or a name of the Hub, whose config.json is downloaded")
+    parser.add_argument("--revision", help="branch, tag or commit of a model of the Hub (default: main)")
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """Print what is known of a model; the exit status is 1 if it can't be served."""
+    folder, numbers = _looked_up(args.model, args.revision)
+    try:
+        rows = about(folder, numbers)
+    except ChairliftError as error:
+        print(f"{args.model} can't be served: {error}")
+        return 1
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name.ljust(width)}  {value}")
+    return 0
+
+
+def about(folder: Path, numbers: int | None) -> Rows:
+    """What to say of a model whose weights are so many numbers, None if that is not known.
+
+    Raises ConfigError or UnsupportedModel, saying why, if it can't be served.
+    """
+    if is_encoder(folder):
+        return _of_items(folder, numbers)
+    check_model(SequenceConfig(model=str(folder)))
+    return _of_sequences(str(folder), read_config(folder), numbers)
+
+
+def _of_sequences(model: str, config: DecoderConfig, numbers: int | None) -> Rows:
+    free = host_available_bytes()
+    rows = [
+        ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts"),
+        ("computed by", "native kernels"),
+        ("strategies", ", ".join(POLICIES)),
+        ("positions", f"{config.max_positions:,}"),
+        *_of_weights(numbers, free),
+    ]
+    for name, (itemsize, scale) in _CACHES.items():
+        each = config.kv_bytes_per_token(itemsize, scale)
+        settings = SequenceConfig(model=model)
+        try:
+            blocks = num_kv_blocks(settings, config.max_positions, each, max(free - 2 * (numbers or 0), 0))
+        except ConfigError as error:
+            rows.append((f"{name} KV cache", str(error)))
+            continue
+        tokens = blocks * settings.block_size
+        at_once = {length: min(tokens // length, settings.slots) for length in (*_LENGTHS, config.max_positions)}
+        fits = ", ".join(
+            f"{count} of {length:,}" for length, count in at_once.items() if length <= config.max_positions
+        )
+        held = f"{tokens:,} tokens in {gigabytes(blocks * settings.block_size * each)}"
+        rows.append((f"{name} KV cache", f"{each:,} bytes a token; {held}; sequences at once: {fits} tokens"))
+    return rows
+
+
+def _of_items(folder: Path, numbers: int | None) -> Rows:
+    check_model(ItemConfig(model=str(folder), kind="encoder"))
+    raw = read_model_json(folder)
+    is_decoder = raw.get("model_type") in DECODERS
+    positions = read_config(folder).max_positions if is_decoder else read_encoder_config(folder).max_tokens
+    return [
+        ("model", f"{raw['model_type']}: {_TASKS[task_of(folder, raw)]}"),
+        ("computed by", "native kernels"),
+        ("batches", "dynamic, by max_batch_size, max_batch_tokens and max_wait_ms or target_latency_ms"),
+        ("positions", f"{positions:,}"),
+        *_of_weights(numbers, host_available_bytes()),
+    ]
+
+
+def _of_weights(numbers: int | None, free: int) -> Rows:
+    if numbers is None:
+        return [("weights", "there are no *.safetensors files"), ("free memory", gigabytes(free))]
+    memory = ", ".join(f"{gigabytes(size * numbers)} in {name}" for name, size in (("bfloat16", 2), ("int8", 1)))
+    return [("weights", memory), ("free memory", gigabytes(free))]
+
+
+def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
+    """A folder with the model's config.json, and how many numbers its weights are: on the Hub, by their size alone."""
+    folder = Path(model)
+    if folder.exists():
+        refuse_revision(model, revision)
+        return folder, _numbers_here(folder)
+    name = hub_name(model, revision)
+    if name is None or name.file is not None:
+        raise ConfigError(f"{model!r} is no folder here, and no name of the Hub, as organization/model")
+    from chairlift.hub.download import Hub
+
+    hub = Hub()
+    if (kept := hub.cache.find(name)) is not None:
+        return kept.path, _numbers_here(kept.path)
+    folder, there = hub.config_of(name)
+    raw = read_model_json(folder)
+    itemsize = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)
+    return folder, sum(file.size for file in there if file.name.endswith(".safetensors")) // itemsize
+
+
+def _numbers_here(folder: Path) -> int | None:
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(map(_numbers_in, files)) if files else None
+
+
+def _numbers_in(path: Path) -> int:
+    """How many numbers a file of weights holds, by its header. Raises ConfigError for one that is none."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= MAX_JSON_BYTES else b""
+    try:
+        tensors = json.loads(header)
+        return sum(math.prod(each["shape"]) for name, each in tensors.items() if name != "__metadata__")
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        raise ConfigError(f"{path} is no file of safetensors") from None

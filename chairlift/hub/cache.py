@@ -1,0 +1,130 @@
+"""What of the Hub is on this disk: in the cache that all of its programs share, and known to be whole.
+
+A download ends by leaving a note beside the files, which names them all. What has no such note may lack files, and is
+not served.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from chairlift.folders.model_json import read_object
+from chairlift.hub.name import HubName
+from chairlift.hub.wanted import HubFile
+
+_NOTES = "chairlift"
+
+
+class _Note(msgspec.Struct):
+    """Which commit a revision was when it was downloaded, and the files of it: names and bytes."""
+
+    commit: str
+    files: dict[str, int]
+
+
+class Kept(NamedTuple):
+    """A model that is here, whole: where it is, its bytes, and when it was downloaded, in seconds since 1970."""
+
+    name: HubName
+    commit: str
+    path: Path
+    size: int
+    when: float
+
+
+class HubCache:
+    """The models in a folder of the Hub's cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, name: HubName) -> Kept | None:
+        """A model that is here with all of its files, or None."""
+        path = self._note_path(name)
+        try:
+            note = msgspec.convert(read_object(path), _Note) if path.is_file() else None
+        except Exception:
+            # Whatever is wrong with a note, a download writes it anew.
+            return None
+        if note is None:
+            return None
+        snapshot = self.snapshot(name.repo, note.commit)
+        if not all(_size(snapshot / file) == size for file, size in note.files.items()):
+            return None
+        model = snapshot if name.file is None else snapshot / name.file
+        return Kept(name, note.commit, model, sum(note.files.values()), path.stat().st_mtime)
+
+    def add(self, name: HubName, commit: str, files: Sequence[HubFile]) -> Kept:
+        """Note that all of these files are here and what they should be."""
+        path = self._note_path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        beside.write_text(json.dumps({"commit": commit, "files": {file.name: file.size for file in files}}))
+        os.replace(beside, path)
+        found = self.find(name)
+        assert found is not None, "a file has changed since it was looked at"
+        return found
+
+    def discard(self, file: Path) -> None:
+        """Remove a file of a snapshot with what it links to, so that it is downloaded anew."""
+        for path in (file.resolve(), file):
+            path.unlink(missing_ok=True)
+
+    def snapshot(self, repo: str, commit: str) -> Path:
+        """Where the files of a commit are."""
+        return self._repo(repo) / "snapshots" / commit
+
+    def all(self) -> list[Kept]:
+        """Every model that is here, by name."""
+        found = [self.find(name) for name in self._noted()]
+        return sorted((each for each in found if each is not None), key=lambda each: str(each.name))
+
+    def remove(self, repo: str) -> int:
+        """Remove a model with all its revisions; return how many bytes that frees. 0 if it is not here."""
+        folder = self._repo(repo)
+        # Links lead to files that are counted where they are.
+        freed = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder / ".locks" / folder.name, ignore_errors=True)
+        return freed
+
+    def _noted(self) -> Iterator[HubName]:
+        for path in self.folder.glob(f"models--*/{_NOTES}/*.json"):
+            repo = path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+            revision, _, file = path.name.removesuffix(".json").partition("!")
+            yield HubName(repo, unquote(file) or None, unquote(revision))
+
+    def _note_path(self, name: HubName) -> Path:
+        what = quote(name.revision, safe="") + (f"!{quote(name.file, safe='')}" if name.file else "")
+        return self._repo(name.repo) / _NOTES / f"{what}.json"
+
+    def _repo(self, repo: str) -> Path:
+        return self.folder / f"models--{repo.replace('/', '--')}"
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def gigabytes(size: int) -> str:
+    """Bytes in words."""
+    for unit, word in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {word}"
+    return f"{size} bytes"
+
+
+def free_bytes(folder: Path) -> int:
+    """What the disk has room for, on which a folder is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

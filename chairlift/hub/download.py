@@ -1,0 +1,186 @@
+"""A model of the Hub, whole on this disk: downloaded where it is not, and checked against what the Hub says of it."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from chairlift.errors import DownloadFailed
+from chairlift.hub.cache import HubCache, Kept, free_bytes, gigabytes
+from chairlift.hub.name import HubName
+from chairlift.hub.wanted import HubFile, wanted_files
+
+# Left free on the disk, for whatever else writes there meanwhile.
+_SPARE_BYTES = 2**28
+_CHUNK = 2**20
+# Seconds that the Hub may take to say what a repository has.
+_PATIENCE_S = 20.0
+
+Say = Callable[[str], None]
+
+
+def _say(line: str) -> None:
+    print(f"chairlift: {line}", file=sys.stderr, flush=True)
+
+
+class Hub:
+    """The Hub, or a mirror of it, as its own variables name it: HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE."""
+
+    def __init__(self, say: Say = _say) -> None:
+        # Only now: most servers read a folder, and these imports take a good part of a second.
+        from huggingface_hub import constants
+
+        self.endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+        self.cache = HubCache(Path(constants.HF_HUB_CACHE))
+        self._offline = bool(constants.HF_HUB_OFFLINE)
+        self._say = say
+
+    def fetch(self, name: HubName) -> Kept:
+        """Return a model that is whole here, after downloading what is missing.
+
+        The Hub is asked what the revision is now; where it can't be reached, what was downloaded before is taken.
+        Raises DownloadFailed, or UnsupportedModel for a repository that is no model.
+        """
+        kept = self.cache.find(name)
+        if self._offline:
+            if kept is None:
+                problem = f"HF_HUB_OFFLINE is set, and {name} is not here whole; unset it, or chairlift pull it before"
+                raise DownloadFailed(problem)
+            return kept
+        try:
+            commit, there = self._look(name)
+        except DownloadFailed as error:
+            if kept is None or error.__cause__ is None:
+                raise
+            self._say(f"{error}; what was downloaded before is served")
+            return kept
+        if kept is not None and kept.commit == commit:
+            return kept
+        return self._download(name, commit, wanted_files(name, there))
+
+    def config_of(self, name: HubName) -> tuple[Path, list[HubFile]]:
+        """A folder with the model's config.json and not its weights, and the files that it would be served from."""
+        commit, there = self._look(name)
+        files = wanted_files(name, there)
+        for file in files:
+            if file.name.endswith(".json") and file.size < _CHUNK and "token" not in file.name:
+                self._get(name, commit, file)
+        return self.cache.snapshot(name.repo, commit), files
+
+    # One model
+
+    def _look(self, name: HubName) -> tuple[str, list[HubFile]]:
+        """The commit that a revision is, and its files.
+
+        An error has a cause if the Hub was not reached, rather than has answered that there is no such thing.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        try:
+            info = HfApi(self.endpoint).model_info(
+                name.repo, revision=name.revision, files_metadata=True, timeout=_PATIENCE_S
+            )
+        except GatedRepoError:
+            raise DownloadFailed(self._gated(name)) from None
+        except RepositoryNotFoundError:
+            problem = f"{self.endpoint} has no model {name.repo!r}, or shows it to none without a token (HF_TOKEN)"
+            raise DownloadFailed(problem) from None
+        except RevisionNotFoundError:
+            raise DownloadFailed(f"{name.repo} has no revision {name.revision!r}") from None
+        except HfHubHTTPError as error:
+            problem = f"{self.endpoint} answers {error.response.status_code} to what it is asked of {name.repo}"
+            raise DownloadFailed(problem) from error
+        except Exception as error:  # which transport there is, and so what it raises, depends on the library's version
+            problem = f"{self.endpoint} can't be reached ({type(error).__name__}); HF_ENDPOINT names a mirror"
+            raise DownloadFailed(problem) from error
+        if not info.sha:
+            raise DownloadFailed(f"{self.endpoint} does not say which commit of {name.repo} {name.revision!r} is")
+        return info.sha, [_file(each) for each in info.siblings or []]
+
+    def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
+        folder = self.cache.snapshot(name.repo, commit)
+        missing = [file for file in files if not _is_here(folder / file.name, file)]
+        size, wanted = sum(file.size for file in missing), sum(file.size for file in files)
+        about = f"{name} ({commit[:12]}): {len(files)} files, {gigabytes(wanted)}"
+        self._say(f"{about}, of which {gigabytes(size)} are to be downloaded to {self.cache.folder}")
+        if (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
+            problem = f"there is no room for {gigabytes(size)} in {self.cache.folder}, where {gigabytes(free)} are free"
+            raise DownloadFailed(f"{problem}; make room, or set HF_HUB_CACHE to a folder on another disk")
+        for file in missing:
+            self._get(name, commit, file)
+        self._check(name, folder, files)
+        return self.cache.add(name, commit, files)
+
+    def _get(self, name: HubName, commit: str, file: HubFile) -> None:
+        """Download one file, going on after broken connections."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+        again = "files that came whole are kept, and the same command goes on with the others"
+        try:
+            hf_hub_download(name.repo, file.name, revision=commit, cache_dir=self.cache.folder, endpoint=self.endpoint)
+        except KeyboardInterrupt:
+            raise DownloadFailed(f"stopped; {again}") from None
+        except GatedRepoError:
+            raise DownloadFailed(self._gated(name)) from None
+        except HfHubHTTPError as error:
+            problem = f"{self.endpoint} answers {error.response.status_code} to {file.name} of {name.repo}"
+            raise DownloadFailed(f"{problem}; {again}") from error
+        except Exception as error:
+            raise DownloadFailed(f"{file.name} of {name.repo} did not come whole: {error}; {again}") from error
+
+    def _check(self, name: HubName, folder: Path, files: list[HubFile]) -> None:
+        """Hold the files against their sizes and hashes; what differs is removed."""
+        wrong = []
+        with tqdm(total=sum(file.size for file in files), desc="check", unit="B", unit_scale=True, leave=False) as bar:
+            for file in files:
+                if not _is_right(folder / file.name, file, bar):
+                    self.cache.discard(folder / file.name)
+                    wrong.append(file.name)
+        if wrong:
+            problem = f"{', '.join(wrong)} of {name.repo} came otherwise than {self.endpoint} says they are"
+            raise DownloadFailed(f"{problem}; they were removed, and the same command downloads them anew")
+
+    def _gated(self, name: HubName) -> str:
+        page = f"{self.endpoint}/{name.repo}"
+        return f"{name.repo} is given only to those who accepted its conditions: do so at {page}, and set HF_TOKEN"
+
+
+def _file(sibling: Any) -> HubFile:
+    """A file as the Hub describes it; what it does not say is not checked."""
+    lfs = sibling.lfs
+    sha256 = None if lfs is None else lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256
+    return HubFile(sibling.rfilename, sibling.size or 0, sha256, sibling.blob_id)
+
+
+def _is_here(path: Path, file: HubFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
+
+
+def _is_right(path: Path, file: HubFile, bar: "tqdm[Any]") -> bool:
+    """Whether a file is what it should be, by its size and its hash."""
+    if not _is_here(path, file):
+        return False
+    if file.sha256 is not None:
+        return _hash(path, hashlib.sha256(), bar) == file.sha256
+    if file.git_sha1 is not None:
+        return _hash(path, hashlib.sha1(b"blob %d\0" % file.size), bar) == file.git_sha1
+    return True
+
+
+def _hash(path: Path, hashed: Any, bar: "tqdm[Any]") -> str:
+    with path.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            hashed.update(chunk)
+            bar.update(len(chunk))
+    return str(hashed.hexdigest())

@@ -1,0 +1,71 @@
+"""Which files of a repository a model needs: weights once and as safetensors, tokenizer, templates, settings."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from chairlift.errors import UnsupportedModel
+from chairlift.hub.name import HubName
+
+# More than these are no model's, and would only take time and disk.
+MAX_FILES = 2_000
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model")
+# The modules of sentence-transformers: 1_Pooling/config.json, 2_Dense/model.safetensors.
+_MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
+_PLAIN = re.compile(r"[\w][\w. +-]*(/[\w][\w. +-]*)*")
+
+
+class HubFile(NamedTuple):
+    """A file of a repository: bytes, and what it must be by SHA-256, or by git's SHA-1 where that is all there is."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+def wanted_files(name: HubName, there: Iterable[HubFile]) -> list[HubFile]:
+    """Those of the files that are there that the model is served from.
+
+    Raises UnsupportedModel, saying what is there instead, if that is no model.
+    """
+    files = {file.name: file for file in there if _PLAIN.fullmatch(file.name)}
+    if name.file is not None:
+        return _one_file(name, name.file, files)
+    if "config.json" not in files:
+        single = sorted(each for each in files if each.endswith((".gguf", ".onnx")))
+        instead = f"; it has {', '.join(single[:5])}: name one, as {name.repo}:{single[0]}" if single else ""
+        raise UnsupportedModel(f"{name} has no config.json, so it is no model in the form of transformers{instead}")
+    weights = [_WHOLE] if _WHOLE in files else sorted(filter(_SHARD.fullmatch, files))
+    if not weights:
+        raise UnsupportedModel(f"{name} has no model.safetensors{_other_weights(files)}")
+    others = [each for each in files if _SETTINGS.fullmatch(each) and (each != _INDEX or weights != [_WHOLE])]
+    modules = [each for each in files if _MODULE.fullmatch(each)] if "modules.json" in files else []
+    chosen = [*sorted(others), *sorted(modules), *weights]
+    if len(chosen) > MAX_FILES:
+        raise UnsupportedModel(f"{name} has {len(chosen)} files, more than the {MAX_FILES} that a model may have")
+    return [files[each] for each in chosen]
+
+
+def _one_file(name: HubName, wanted: str, files: dict[str, HubFile]) -> list[HubFile]:
+    """The file, and what an ONNX file keeps its weights in beside it."""
+    if wanted not in files:
+        alike = sorted(each for each in files if each.endswith(wanted[wanted.rindex(".") :]))
+        there = f"of its kind it has {', '.join(alike[:10])}" if alike else "it has none of its kind"
+        raise UnsupportedModel(f"{name.repo} has no file {wanted!r}; {there}")
+    beside = [each for each in (f"{wanted}_data", f"{wanted}.data") if each in files and wanted.endswith(".onnx")]
+    return [files[each] for each in (*beside, wanted)]
+
+
+def _other_weights(files: Iterable[str]) -> str:
+    """What there is in place of safetensors, and what to do about it."""
+    pickled = sorted(each for each in files if each.endswith((".bin", ".pt", ".pth")))
+    if not pickled:
+        return ", and no other weights"
+    convert = (
+        "from transformers import AutoModelForCausalLM as M; M.from_pretrained(NAME).save_pretrained(FOLDER, "
+        "safe_serialization=True)"
+    )
+    return f", only {pickled[0]}, which can hold code and is not read; convert it where you trust it: {convert}"

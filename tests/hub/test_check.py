@@ -1,0 +1,66 @@
+"""`chairlift check`: what it says of folders, and that it reads no weights and needs no torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support.encoder_factory import encoder_folder
+from support.model_factory import model_folder
+from torch import Tensor
+
+from chairlift.cli import main
+from chairlift.config.sequences import SequenceConfig
+from chairlift.hub.cache import gigabytes
+from chairlift.runners.decoder.runner import DecoderRunner
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    assert main(["check", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
+
+
+def test_what_it_says_of_a_language_model_is_what_its_runner_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model_folder("llama")
+    rows = told(capsys, str(folder))
+    runner = DecoderRunner(SequenceConfig(model=str(folder), dtype="bfloat16"))
+    info = runner.load()
+    assert rows["strategies"] == "none, static, dynamic, continuous"
+    assert f"{runner.model.kv_bytes_per_token():,} bytes a token" in rows["bfloat16 KV cache"]
+    assert f"{info.num_blocks * info.block_size:,} tokens" in rows["bfloat16 KV cache"]
+    assert rows["weights"].startswith(gigabytes(2 * sum(tensor.numel() for tensor in _tensors(folder))))
+
+
+def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "embeds texts" in told(capsys, str(encoder_folder("bert")))["model"]
+    for path, problem in (
+        (tmp_path, "has no config.json"),
+        (tmp_path / "none", "no name of the Hub"),
+    ):
+        assert main(["check", str(path)]) == 1
+        assert problem in "".join(capsys.readouterr())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    save_file({}, tmp_path / "model.safetensors")
+    assert main(["check", str(tmp_path)]) == 1
+    assert "can't be served: model_type 'mamba' is not supported" in capsys.readouterr().out
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert main(["check", str(tmp_path)]) == 1
+    assert "is no file of safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_it_needs_no_torch() -> None:
+    program = f"""
+import sys
+from chairlift.cli import main
+assert main(["check", {str(model_folder("llama"))!r}]) == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def _tensors(folder: Path) -> list[Tensor]:
+    return list(load_file(folder / "model.safetensors").values())

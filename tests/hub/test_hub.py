@@ -1,0 +1,316 @@
+"""Models by their names on the Hub: what is downloaded, what is refused, and that nothing half-written is served."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from support.fake_hub import FakeHub, FakeRepo
+
+from chairlift import LLM, SamplingParams
+from chairlift.cli import main
+from chairlift.config.settings import load
+from chairlift.demo import demo_path
+from chairlift.errors import ConfigError, DownloadFailed, UnsupportedModel
+from chairlift.hub import download
+from chairlift.hub.download import Hub
+from chairlift.hub.name import HubName, hub_name
+from chairlift.hub.wanted import HubFile, wanted_files
+
+NAME = HubName("org/demo")
+NEEDED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.fixture
+def repo() -> FakeRepo:
+    """The demo model, and what a repository has beside a model."""
+    made = FakeRepo.of(demo_path())
+    made.files |= {
+        "README.md": b"hello",
+        "pytorch_model.bin": b"pickle",
+        "modeling_demo.py": b"raise SystemExit",
+        "consolidated.safetensors": b"twice",
+        "onnx/model.onnx": b"graph",
+        "onnx/model.onnx_data": b"weights",
+        "demo-Q4_K_M.gguf": b"GGUF",
+    }
+    return made
+
+
+@pytest.fixture
+def hub(repo: FakeRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub({NAME.repo: repo}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server
+
+
+def said() -> tuple[Hub, list[str]]:
+    lines: list[str] = []
+    return Hub(lines.append), lines
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen3-0.6B", HubName("Qwen/Qwen3-0.6B")),
+        ("org/repo:model-Q4_0.gguf", HubName("org/repo", "model-Q4_0.gguf")),
+        ("org/repo:onnx/model.onnx", HubName("org/repo", "onnx/model.onnx")),
+        *[
+            (text, None)
+            for text in ("model", "./a/b", "/a/b", "a/b/c", "a/../b", "a/b:c.bin", "a--b/c", "a/b:../c.onnx")
+        ],
+        *[
+            (text, None)
+            for text in ("", "/", "a/", "http://a/b", "a/b\n", "module:Class", "x/y.py:Class", "a/" + 97 * "b")
+        ],
+    ],
+)
+def test_names(text: str, name: HubName | None) -> None:
+    assert hub_name(text) == name
+
+
+def test_a_model_is_downloaded_once_with_only_what_it_needs(hub: FakeHub, repo: FakeRepo) -> None:
+    client, lines = said()
+    kept = client.fetch(NAME)
+    there = {path.relative_to(kept.path).as_posix() for path in kept.path.rglob("*") if path.is_file()}
+    assert there == {name for name in repo.files if name.endswith((".json", ".jinja"))} | {"model.safetensors"}
+    assert there >= NEEDED
+    assert all((kept.path / name).read_bytes() == repo.files[name] for name in there)
+    # The size is said before anything comes.
+    assert "MB" in lines[0]
+    assert str(client.cache.folder) in lines[0]
+    downloads = list(hub.downloads)
+    assert set(downloads) == there
+    assert client.fetch(NAME) == kept
+    assert hub.downloads == downloads
+
+
+def test_a_newer_commit_is_downloaded_and_an_old_one_asked_for_by_name(hub: FakeHub, repo: FakeRepo) -> None:
+    client, _ = said()
+    old = client.fetch(NAME)
+    repo.files["generation_config.json"] = b'{"temperature": 0.5}'
+    repo.commit, before = "f" * 40, repo.commit
+    new = client.fetch(NAME)
+    assert new.commit == repo.commit
+    assert json.loads((new.path / "generation_config.json").read_text()) == {"temperature": 0.5}
+    assert hub.downloads.count("model.safetensors") == 1
+    assert old.commit == before
+    with pytest.raises(DownloadFailed, match="org/demo has no revision 'v9'"):
+        client.fetch(NAME._replace(revision="v9"))
+    assert client.fetch(NAME._replace(revision=repo.commit)).path == new.path
+
+
+def test_without_the_hub_what_is_here_whole_is_served(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = said()
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE is set, and org/demo is not here whole"):
+            said()[0].fetch(NAME)
+    kept = client.fetch(NAME)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    other, lines = said()
+    assert other.fetch(NAME) == kept
+    assert "can't be reached" in lines[0]
+    assert "what was downloaded before is served" in lines[0]
+    with pytest.raises(DownloadFailed, match=r"can't be reached .*HF_ENDPOINT names a mirror"):
+        other.fetch(HubName("org/other"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert said()[0].fetch(NAME) == kept
+    # One file less, and it is not whole.
+    (kept.path / "tokenizer.json").unlink()
+    with pytest.raises(DownloadFailed, match="not here whole"):
+        said()[0].fetch(NAME)
+
+
+def test_broken_connections_are_taken_up_where_they_ended(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is not a whole chunk is asked for again.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
+    repo.breaks = Counter({"model.safetensors": 2})
+    kept = said()[0].fetch(NAME)
+    assert (kept.path / "model.safetensors").read_bytes() == repo.files["model.safetensors"]
+    assert any(each.startswith("model.safetensors bytes=") for each in hub.ranges)
+
+
+def test_one_that_breaks_for_ever_says_so_and_goes_on_later(hub: FakeHub, repo: FakeRepo) -> None:
+    repo.breaks = Counter({"model.safetensors": 10_000})
+    client, _ = said()
+    with pytest.raises(
+        DownloadFailed, match=r"model\.safetensors of org/demo did not come whole: .*goes on with the others"
+    ):
+        client.fetch(NAME)
+    assert client.cache.find(NAME) is None
+    repo.breaks.clear()
+    assert client.fetch(NAME).size > 0
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_what_is_not_what_the_hub_says_is_removed(hub: FakeHub, repo: FakeRepo, file: str) -> None:
+    repo.lies = {file}
+    client, _ = said()
+    with pytest.raises(DownloadFailed, match=f"{file} of org/demo came otherwise than .* says"):
+        client.fetch(NAME)
+    assert client.cache.find(NAME) is None
+    assert not (client.cache.snapshot(NAME.repo, repo.commit) / file).exists()
+    repo.lies = set()
+    kept = client.fetch(NAME)
+    assert (kept.path / file).read_bytes() == repo.files[file]
+
+
+def test_gated_and_unknown_models_say_what_to_do(hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo.gated = True
+    client, _ = said()
+    with pytest.raises(DownloadFailed, match=f"accepted its conditions: do so at {hub.url}/org/demo, and set HF_TOKEN"):
+        client.fetch(NAME)
+    monkeypatch.setenv("HF_TOKEN", hub.TOKEN)
+    assert client.fetch(NAME).size > 0
+    with pytest.raises(DownloadFailed, match="has no model 'org/none'"):
+        client.fetch(HubName("org/none"))
+
+
+def test_no_room_is_noticed_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "free_bytes", lambda folder: 2**28 + 1000)
+    with pytest.raises(DownloadFailed, match=r"there is no room for .* MB in .*HF_HUB_CACHE"):
+        said()[0].fetch(NAME)
+    assert hub.downloads == []
+
+
+def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
+    def wanted(*names: str, file: str | None = None) -> list[str]:
+        return [each.name for each in wanted_files(HubName("o/m", file), [HubFile(name, 1) for name in names])]
+
+    with pytest.raises(UnsupportedModel, match=r"only pytorch_model\.bin, which can hold code.*save_pretrained"):
+        wanted("config.json", "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"no config\.json.*it has a\.gguf.*as o/m:a\.gguf"):
+        wanted("a.gguf", "README.md")
+    with pytest.raises(UnsupportedModel, match=r"no file 'b\.onnx'; of its kind it has a\.onnx"):
+        wanted("a.onnx", file="b.onnx")
+    with pytest.raises(UnsupportedModel, match="2003 files, more than the 2000"):
+        wanted(
+            "config.json", "model.safetensors.index.json", *(f"model-{i:05}-of-02001.safetensors" for i in range(2001))
+        )
+    # Names that lead elsewhere are no files of a model.
+    assert wanted("config.json", "model.safetensors", "../up.json", "/etc/x.json", "a\\b.json", ".hidden.json") == [
+        "config.json",
+        "model.safetensors",
+    ]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = "model.safetensors.index.json"
+    assert wanted("config.json", index, *shards, "original/model.safetensors") == ["config.json", index, *shards]
+    modules = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert set(wanted("config.json", "model.safetensors", "vocab.txt", *modules, "2_Dense/pytorch_model.bin")) == {
+        *("config.json", "model.safetensors", "vocab.txt"),
+        *modules,
+    }
+    assert wanted("a.onnx", "a.onnx_data", "b.onnx", file="a.onnx") == ["a.onnx_data", "a.onnx"]
+
+
+def test_settings_and_the_library_take_names(hub: FakeHub, tmp_path: Path) -> None:
+    found = load({"model": "org/demo"}, {}, tmp_path, "").models[0]
+    assert (found.name, found.hub) == ("demo", "org/demo")
+    assert Path(found.config.model).name == hub.repos["org/demo"].commit
+    made = load({"model": "org/demo", "revision": "main", "served_model_name": "a"}, {}, tmp_path, "")
+    assert made.models[0].name == "a"
+    assert made.server.model_aliases == {"org/demo": "a"}
+    (tmp_path / "chairlift.toml").write_text('[models.one]\nmodel = "org/demo"\nrevision = "v9"')
+    with pytest.raises(ConfigError, match="as a name of the Hub: org/demo has no revision 'v9'"):
+        load({}, {}, tmp_path, "")
+    onnx = load({"model": "org/demo:onnx/model.onnx"}, {}, tmp_path / "elsewhere", "").models[0]
+    assert onnx.name == "demo"
+    assert Path(onnx.config.model).read_bytes() == b"graph"
+    assert Path(f"{onnx.config.model}_data").read_bytes() == b"weights"
+    with pytest.raises(ConfigError, match="GGUF file, which is not served yet"):
+        load({"model": "org/demo:demo-Q4_K_M.gguf"}, {}, tmp_path / "elsewhere", "")
+    for folder in (str(demo_path()), "org/demo"):
+        with pytest.raises(ConfigError, match="revision"):
+            LLM(folder, revision="v9")
+    output = LLM("org/demo").generate("hello", SamplingParams(max_tokens=2), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) <= 2
+
+
+def test_models_are_pulled_listed_and_removed(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert "nothing that `chairlift pull` downloaded" in capsys.readouterr().out
+    assert main(["remove", "org/demo"]) == 1
+    assert "org/demo is not in" in capsys.readouterr().err
+    assert main(["pull", "org/demo"]) == 0
+    assert main(["pull", "org/demo:onnx/model.onnx"]) == 0
+    assert main(["pull", "demo"]) == 1
+    assert "'demo' is no name of the Hub" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["model", "org/demo", "org/demo:onnx/model.onnx"]
+    assert main(["remove", "org/demo"]) == 0
+    assert "org/demo: " in capsys.readouterr().out
+    assert Hub().cache.all() == []
+    assert not list(Path(constants.HF_HUB_CACHE).glob("models--*"))
+
+
+def test_a_note_that_is_none_is_no_model(hub: FakeHub) -> None:
+    client, _ = said()
+    client.fetch(NAME)
+    (note,) = client.cache.folder.glob("models--*/chairlift/*.json")
+    for text in ("", "[]", '{"commit": 1, "files": {}}', '{"commit": "x", "files": {"config.json": 3}}'):
+        note.write_text(text)
+        assert client.cache.find(NAME) is None
+        assert client.cache.all() == []
+
+
+def chairlift(hub: FakeHub, cache: Path, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "chairlift.cli", *arguments], env=env, text=True, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, **options
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_ctrl_c_leaves_nothing_that_is_taken_for_whole(hub: FakeHub, repo: FakeRepo, tmp_path: Path) -> None:
+    repo.slow = 0.02
+    default = SimpleNamespace(start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    pulling = chairlift(hub, tmp_path / "cache", "pull", "org/demo", **vars(default))
+    while "model.safetensors" not in hub.downloads and pulling.poll() is None:
+        time.sleep(0.01)
+    pulling.send_signal(signal.SIGINT)
+    _, errors = pulling.communicate(timeout=60)
+    assert pulling.returncode == 1, errors
+    assert "stopped; files that came whole are kept" in errors
+    assert "Traceback" not in errors
+    assert Hub().cache.find(NAME) is None
+    repo.slow = 0.0
+    again = chairlift(hub, tmp_path / "cache", "pull", "org/demo")
+    out, errors = again.communicate(timeout=60)
+    assert again.returncode == 0, errors
+    assert "org/demo (0123456789ab)" in out
+    assert Hub().cache.find(NAME) is not None
+
+
+@pytest.mark.processes
+def test_check_tells_of_a_name_without_its_weights(hub: FakeHub, repo: FakeRepo, tmp_path: Path) -> None:
+    process = chairlift(hub, tmp_path / "cache", "check", "org/demo")
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "writes texts" in out
+    assert "bytes a token" in out
+    assert "model.safetensors" not in hub.downloads
+    shutil.rmtree(tmp_path / "cache")
+    raw = json.loads(repo.files["config.json"]) | {"model_type": "mamba"}
+    repo.files["config.json"] = json.dumps(raw).encode()
+    process = chairlift(hub, tmp_path / "cache", "check", "org/demo")
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "org/demo can't be served: model_type 'mamba' is not supported" in out
