@@ -1,6 +1,7 @@
 """What the documents say of the tree is true: each file that they name is there."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def test_files_that_a_document_names_are_there(document: Path) -> None:
     named = {found for found in _PATH.findall(inline) if not found.startswith(("path/", "venv/"))}
     missing = {name for name in named if not any((start / name).exists() for start in (*STARTS, document.parent))}
     assert not missing
+
+
+def test_the_page_of_models_is_what_the_families_say() -> None:
+    sys.path.append(str(ROOT / "scripts"))
+    import models_doc
+
+    assert models_doc.PATH.read_text() == models_doc.text(), "run scripts/models_doc.py"
 
 
 def test_the_check_sees_a_missing_file() -> None:

@@ -1,8 +1,9 @@
 """Embedding throughput beside peers: python benchmarks/dynamic/compare_embed.py MODEL --out FILE PEERS
 
 Each round runs Chairlift's program (embed.py) and those of the peers whose interpreters are given, in turn and alone,
-every second round backwards. A program prints a line of JSON for each of its settings, all of which are saved; the
-table has the one with the highest median of each engine and precision.
+every second round backwards. A program prints a line of JSON for each of its settings, all of which are saved. Of the
+programs that differ in a setting alone, only the first round's fastest runs in the others. The table has the setting of
+each engine and precision with the highest median, of those that ran in every round.
 """
 
 import argparse
@@ -31,6 +32,8 @@ PEERS = {
 SETTINGS = ("batch_size", "batch_tokens")
 # What counts in vLLM is the tokens of a step. The programs of the others try their batch sizes themselves.
 VLLM_BATCH_TOKENS = (512, 2048, 8192)
+# An engine's name and a command.
+Program = tuple[str, list[str]]
 
 
 def main() -> None:
@@ -42,21 +45,33 @@ def measure(args: argparse.Namespace) -> Results:
     """Run all rounds, saving as they go."""
     recording = Recording(start("compare_embed", vars(args), args.model), args.out)
     with tempfile.TemporaryDirectory() as work:
-        commands = commands_of(args, work)
+        programs = commands_of(args, work)
         for number in range(1, args.rounds + 1):
-            for name, command in commands if number % 2 else reversed(commands):
-                print(f"round {number}: {name}", file=sys.stderr)
-                env = vllm_environment(Path(args.vllm)) if name == "vllm" else {}
-                done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-                for line in done.stdout.splitlines():
-                    if line.startswith('{"engine"'):
-                        recording.add({"round": number} | json.loads(line))
-                if done.returncode:
-                    recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
+            fastest: dict[tuple[str, str], tuple[float, Program]] = {}
+            for program in programs if number % 2 else reversed(programs):
+                for run in _run(program, args, number, recording):
+                    best = fastest.get(engine_of(run), (0.0, program))
+                    fastest[engine_of(run)] = max(best, (run["tok_s"], program))
+            if number == 1:
+                programs = [each for each in programs if each in [kept for _, kept in fastest.values()]]
     return recording.results
 
 
-def commands_of(args: argparse.Namespace, work: str) -> list[tuple[str, list[str]]]:
+def _run(program: Program, args: argparse.Namespace, number: int, recording: Recording) -> list[dict[str, Any]]:
+    """Run a program, save what it measured, and return that."""
+    name, command = program
+    print(f"round {number}: {name}", file=sys.stderr)
+    env = vllm_environment(Path(args.vllm)) if name == "vllm" else {}
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"engine"')]
+    for run in runs:
+        recording.add({"round": number} | run)
+    if done.returncode:
+        recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
+    return runs
+
+
+def commands_of(args: argparse.Namespace, work: str) -> list[Program]:
     """What to run of each engine that the options name; exported files go to the folder `work`."""
     texts = [args.model, "--texts", str(args.texts)]
     own = [sys.executable, str(HERE / "embed.py"), *texts, "--roofline"]
@@ -77,7 +92,10 @@ def markdown(results: Results) -> str:
     rates: dict[tuple[str, str], dict[str, list[float]]] = {}
     for run in results["runs"]:
         rates.setdefault(engine_of(run), {}).setdefault(setting_of(run), []).append(run["tok_s"])
-    best = {engine: max(each, key=lambda name: statistics.median(each[name])) for engine, each in rates.items()}
+    best = {
+        engine: max(each, key=lambda name: (len(each[name]), statistics.median(each[name])))
+        for engine, each in rates.items()
+    }
     runs = [
         run | dict(zip(("name", "precision"), engine_of(run), strict=True)) | {"setting": setting_of(run)}
         for run in results["runs"]

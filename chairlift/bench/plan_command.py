@@ -17,7 +17,7 @@ import msgspec
 from chairlift.bench.plan_report import PlanResults, markdown
 from chairlift.bench.plan_served import subject_served
 from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
-from chairlift.bench.plan_traffic import targets_in, traffic_in
+from chairlift.bench.plan_traffic import expect, targets_in, traffic_in
 from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.config.flags import HELP
 from chairlift.config.items import ItemConfig
@@ -91,6 +91,7 @@ def main(args: argparse.Namespace) -> int:
     items = isinstance(subject.config, ItemConfig)
     targets = targets_in(args, items)
     _check_outputs(args)
+    expect(args, subject.config)
     trace = traffic_in(args, items, sized=isinstance(subject.config, ItemConfig) and subject.config.kind == "encoder")
     profile, machine = profile_of(args, subject)
     trace = fitted(trace, _longest(subject, profile))

@@ -5,6 +5,8 @@ from math import inf
 
 import msgspec
 
+from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest, duration, with_answers
@@ -31,6 +33,16 @@ def targets_in(args: argparse.Namespace, items: bool) -> LatencyTargets | None:
             raise ConfigError(f"--{name}-ms must be more than 0, got {value:g}")
     seconds = {name: value / 1000 for name, value in given.items() if value is not None}
     return LatencyTargets(**seconds, percentile=args.percentile)
+
+
+def expect(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> None:
+    """Describe traffic of which only the rate is given as the model's settings expect it: exponential around that."""
+    if args.trace is not None or not isinstance(config, SequenceConfig):
+        return
+    if args.input_lengths is None and config.expected_input_tokens is not None:
+        args.input_lengths = f"exponential:{config.expected_input_tokens}"
+    if args.output_lengths is None and config.expected_output_tokens is not None:
+        args.output_lengths = f"exponential:{config.expected_output_tokens}"
 
 
 def traffic_in(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRequest]:

@@ -1,61 +1,29 @@
 """The model families, one row each: everything in which they differ."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from chairlift.errors import UnsupportedModel
-from chairlift.folders.model_json import optional_object, positive_size
+from chairlift.folders.layer_rules import (
+    Raw,
+    Rotated,
+    Windows,
+    no_window,
+    one_rope,
+    one_window,
+    rope_of_cwm,
+    rope_per_type,
+    rope_scaled_without_window,
+    rotated_all,
+    rotated_but_every_fourth,
+    rotated_with_window,
+    window_but,
+    window_if_set,
+    window_per_layer,
+)
 
-Windows = tuple[int | None, ...]
-Raw = Mapping[str, Any]
-
-
-def _no_window(raw: Raw, num_layers: int) -> Windows:
-    return (None,) * num_layers
-
-
-def _one_window(raw: Raw, num_layers: int) -> Windows:
-    # A Mistral config without the field means 4096; only an explicit null means full attention.
-    return (raw.get("sliding_window", 4096),) * num_layers
-
-
-def _window_per_layer(raw: Raw, num_layers: int) -> Windows:
-    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
-    types = raw.get("layer_types")
-    if types is not None:
-        if window is None and "sliding_attention" in types:
-            raise UnsupportedModel("layer_types has sliding_attention, but use_sliding_window or sliding_window is off")
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    first = raw.get("max_window_layers", 28)
-    return tuple(window if layer >= first else None for layer in range(num_layers))
-
-
-def _window_by_pattern(raw: Raw, num_layers: int) -> Windows:
-    types = raw.get("layer_types")
-    if types is None:
-        every = positive_size({"sliding_window_pattern": 6, **raw}, "sliding_window_pattern")
-        types = ["sliding_attention" if layer % every else "full_attention" for layer in range(1, num_layers + 1)]
-    window = positive_size({"sliding_window": 4096, **raw}, "sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def _one_rope(raw: Raw, sliding: bool) -> Raw:
-    return raw
-
-
-def _rope_per_type(raw: Raw, sliding: bool) -> Raw:
-    given = optional_object(raw, "rope_parameters")
-    unknown = sorted(given.keys() - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModel(f"rope_parameters has {unknown[0]!r}, where it must have full_ and sliding_attention")
-    if sliding:
-        found = {"rope_theta": raw.get("rope_local_base_freq") or 1e4} | optional_object(given, "sliding_attention")
-    else:
-        found = {"rope_theta": raw.get("rope_theta") or 1e6} | optional_object(given, "full_attention")
-        # In older folders the rotation of these layers alone is scaled.
-        found |= optional_object(raw, "rope_scaling")
-    return {**raw, "rope_scaling": None, "rope_parameters": found}
+# True, False, or the config field that decides, alone (absent means False) or with what it means to leave it out.
+Bias = bool | str | tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +43,26 @@ class LayerNorms:
 class DecoderFamily:
     """Where one architecture departs from the common decoder.
 
-    A bias is True, False, or the name of the config field that decides (absent means False). `qk_norm`: queries and
-    keys are normalized each head by itself or the whole projection at once. `norm_offset` is added to the weights of
-    norms. With `float_norms` what is normalized is multiplied by those weights before it is rounded, not after.
-    `activation`: the MLP's config field and what it means to leave it out. `head_dim=None` means
-    hidden_size / num_attention_heads. `query_pre_attn_scalar`: scores are divided by the square root of this config
-    field, whose default this is, and not of head_dim. `scaled_embedding`: embeddings are multiplied by the square root
-    of hidden_size. `tied` and `rms_norm_eps` are used where the config leaves them out. `windows` gives each layer's
-    sliding window from the raw config, `rope` the fields with the rotation of layers with or without one.
+    `fused_qkv` and `fused_gate_up`: the files hold these projections as one. `norm_kind`: RMS norms, LayerNorms, or
+    those without weights. `qk_norm`: queries and keys are normalized each head by itself or the whole projection at
+    once. `norm_offset` is added to the weights of norms. With `float_norms` what is normalized is multiplied by those
+    weights before it is rounded, not after. `activation`: the MLP's config field and what it means to leave it out.
+    `head_dim=None` means hidden_size / num_attention_heads. `query_pre_attn_scalar`: scores are divided by the square
+    root of this config field, whose default this is, and not of head_dim. `scaled_embedding`: embeddings are multiplied
+    by the square root of hidden_size. `multipliers`: the config has factors of embeddings, scores, logits, and of what
+    is added to the residual. `tied`, `rms_norm_eps` (which the config has as `eps_field`) and `rope_theta` are used
+    where the config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields
+    with the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the
+    two halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
     """
 
-    qkv_bias: bool | str = False
-    o_bias: bool | str = False
-    mlp_bias: bool | str = False
+    qkv_bias: Bias = False
+    o_bias: Bias = False
+    mlp_bias: Bias = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
     norms: LayerNorms = LayerNorms()
+    norm_kind: Literal["rms", "layer", "bare"] = "rms"
     qk_norm: Literal["head", "projection"] | None = None
     norm_offset: float = 0.0
     float_norms: bool = False
@@ -96,25 +70,48 @@ class DecoderFamily:
     head_dim: int | None = None
     query_pre_attn_scalar: int | None = None
     scaled_embedding: bool = False
+    multipliers: bool = False
     tied: bool = False
     rms_norm_eps: float = 1e-6
-    windows: Callable[[Raw, int], Windows] = _no_window
-    rope: Callable[[Raw, bool], Raw] = _one_rope
+    eps_field: str = "rms_norm_eps"
+    rope_theta: float = 1e4
+    windows: Callable[[Raw, int], Windows] = no_window
+    rope: Callable[[Raw, bool], Raw] = one_rope
+    rotated: Callable[[Raw, Windows], Rotated] = rotated_all
+    neighbours: bool = False
+    rotary_share: float | None = None
 
+    @property
+    def honoured(self) -> set[str]:
+        """The fields of a config that only some families read, and this one does."""
+        found = set(_MULTIPLIERS) if self.multipliers else set()
+        if self.query_pre_attn_scalar is not None:
+            found.add("query_pre_attn_scalar")
+        if self.rotary_share is not None:
+            found.add("partial_rotary_factor")
+        if self.rotated is rotated_but_every_fourth:
+            found.add("no_rope_layers")
+        return found
+
+
+_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+_SANDWICH = LayerNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": DecoderFamily(windows=_one_window),
-    "qwen2": DecoderFamily(qkv_bias=True, windows=_window_per_layer),
+    "mistral": DecoderFamily(windows=one_window),
+    "ministral": DecoderFamily(windows=window_but(-1, 0, optional=True)),
+    "qwen2": DecoderFamily(qkv_bias=True, windows=window_per_layer),
     "qwen3": DecoderFamily(
-        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", head_dim=128, windows=_window_per_layer
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", head_dim=128, windows=window_per_layer
     ),
     "gemma3_text": DecoderFamily(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
-        norms=LayerNorms(
-            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-        ),
+        norms=_SANDWICH,
         qk_norm="head",
         norm_offset=1.0,
         float_norms=True,
@@ -123,15 +120,115 @@ FAMILIES: dict[str, DecoderFamily] = {
         query_pre_attn_scalar=256,
         scaled_embedding=True,
         tied=True,
-        windows=_window_by_pattern,
-        rope=_rope_per_type,
+        windows=window_but(-1, 6),
+        rope=rope_per_type,
+    ),
+    "gemma": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norm_offset=1.0,
+        float_norms=True,
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        head_dim=256,
+        scaled_embedding=True,
+        tied=True,
     ),
     "olmo2": DecoderFamily(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
-        norms=LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        norms=_AFTER,
         qk_norm="projection",
         float_norms=True,
         rms_norm_eps=1e-5,
+    ),
+    "olmo3": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norms=_AFTER,
+        qk_norm="projection",
+        float_norms=True,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        windows=window_but(-1, 4),
+        rope=rope_scaled_without_window,
+    ),
+    "granite": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", multipliers=True),
+    "smollm3": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        tied=True,
+        rope_theta=2e6,
+        rotated=rotated_but_every_fourth,
+    ),
+    "phi3": DecoderFamily(
+        fused_qkv=True, fused_gate_up=True, rms_norm_eps=1e-5, windows=window_if_set, rotary_share=1.0
+    ),
+    "glm": DecoderFamily(
+        qkv_bias=("attention_bias", True),
+        fused_gate_up=True,
+        head_dim=128,
+        rms_norm_eps=1.5625e-7,
+        neighbours=True,
+        rotary_share=0.5,
+    ),
+    "glm4": DecoderFamily(
+        qkv_bias=("attention_bias", True),
+        fused_gate_up=True,
+        norms=LayerNorms(
+            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+        ),
+        head_dim=128,
+        rms_norm_eps=1.5625e-7,
+        neighbours=True,
+        rotary_share=0.5,
+    ),
+    "exaone4": DecoderFamily(
+        norms=_AFTER,
+        qk_norm="head",
+        rms_norm_eps=1e-5,
+        windows=window_but(-1, 4, optional=True),
+        rotated=rotated_with_window,
+    ),
+    "ernie4_5": DecoderFamily(
+        qkv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        head_dim=128,
+        tied=True,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        neighbours=True,
+    ),
+    "seed_oss": DecoderFamily(
+        qkv_bias=("attention_bias", True), o_bias="attention_out_bias", mlp_bias="mlp_bias", head_dim=128
+    ),
+    "helium": DecoderFamily(
+        qkv_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        float_norms=True,
+        head_dim=128,
+        rms_norm_eps=1e-8,
+        rope_theta=1e5,
+        neighbours=True,
+    ),
+    "olmo": DecoderFamily(
+        qkv_bias="attention_bias", o_bias="attention_bias", norm_kind="bare", float_norms=True, rms_norm_eps=1e-5
+    ),
+    "stablelm": DecoderFamily(
+        qkv_bias="use_qkv_bias",
+        norm_kind="layer",
+        float_norms=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_eps",
+        rotary_share=0.25,
+    ),
+    "cwm": DecoderFamily(
+        mlp_bias="mlp_bias",
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        windows=window_but(0, 4, 8192),
+        rope=rope_of_cwm,
     ),
 }

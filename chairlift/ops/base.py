@@ -120,12 +120,14 @@ class DecoderLayer:
 class DecoderWeights:
     """A decoder. `embedding` [V, H] is None where the head, which is tied to it, gives its rows.
 
+    `norm_bias` [H] is added to what the last norm gives, not by the pass itself.
     `head` is None where only hidden states are wanted; then there is an embedding. Embeddings are multiplied by
     `embedding_scale`, a number of `dtype`, as they and all hidden states are.
     """
 
     layers: Sequence[DecoderLayer]
     norm: Tensor
+    norm_bias: Tensor | None
     embedding: Tensor | None
     head: Head | None
     eps: float

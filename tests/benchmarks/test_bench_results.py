@@ -174,6 +174,31 @@ def test_the_best_setting_of_each_engine_is_shown_and_named() -> None:
     assert cells(text)[1:] == [["infinity", "bfloat16", "batch_size 16", "9,002 (9,001-9,003)"]]
 
 
+def test_the_best_setting_is_one_that_ran_in_every_round() -> None:
+    one = {"engine": "vllm", "dtype": "bfloat16"}
+    runs = [one | {"round": i, "batch_tokens": 512, "tok_s": 900 - i} for i in (1, 2, 3)]
+    text = compare_embed.markdown(
+        results(*runs, one | {"round": 1, "batch_tokens": 64, "tok_s": 899}, settings={"texts": 1})
+    )
+    assert cells(text)[1:] == [["vllm", "bfloat16", "batch_tokens 512", "898 (897-899)"]]
+
+
+@pytest.mark.processes
+def test_of_programs_that_differ_in_a_setting_the_fastest_runs_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def program(setting: int, rate: int) -> tuple[str, list[str]]:
+        line = json.dumps({"engine": "vllm", "dtype": "bfloat16", "batch_tokens": setting, "tok_s": rate})
+        return "peer", [sys.executable, "-c", f"print({line!r})"]
+
+    failing = ("broken", [sys.executable, "-c", "raise SystemExit('no memory')"])
+    monkeypatch.setattr(compare_embed, "commands_of", lambda *_: [program(1, 10), program(2, 30), failing])
+    args = compare_embed._parser().parse_args(["minilm", "--rounds", "2", "--out", str(tmp_path / "embed.json")])
+    found = compare_embed.measure(args)
+    assert [(run["round"], run["batch_tokens"]) for run in found["runs"]] == [(1, 1), (1, 2), (2, 2)]
+    assert "no memory" in str(found["failures"])
+
+
 def test_programs_of_embedding_peers_get_the_settings_that_they_cannot_try_themselves() -> None:
     peers = ["--vllm", "vllm-python", "--onnxruntime", "onnx-python", "--infinity", "infinity-python"]
     args = compare_embed._parser().parse_args(["minilm", *peers, "--out", "embed.json"])

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
-from support.model_factory import VARIANTS, model_folder, reference_model
+from support.model_factory import FAMILIES, VARIANTS, model_folder, reference_model
 
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -52,7 +52,7 @@ def test_greedy_tokens_equal_transformers(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_one_by_one(variant: str, ops: str) -> None:
     harness = Harness(runner_of(variant, ops))
     for request in requests():
@@ -60,7 +60,7 @@ def test_one_by_one(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_prefix_hits(variant: str, ops: str) -> None:
     """A request that shares computed blocks, and one that shares blocks computed in the very same step."""
     harness = Harness(runner_of(variant, ops))
@@ -88,7 +88,7 @@ def test_prefix_hits(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_preemption_by_recompute(variant: str, ops: str) -> None:
     """Two sequences are dropped amid decoding and amid their prompt, and start again with all of their tokens."""
     harness = Harness(runner_of(variant, ops))
@@ -105,7 +105,7 @@ def test_preemption_by_recompute(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_bfloat16(variant: str, ops: str) -> None:
     runner = runner_of(variant, ops, "bfloat16")
     assert runner.info.dtype == "bfloat16"
@@ -135,7 +135,7 @@ def rounding_runner(variant: str, ops: str) -> DecoderRunner:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
     found = all_logits(rounding_runner(variant, ops), list(prompts().values()))
     for logits, prompt in zip(found, prompts().values(), strict=True):
@@ -146,7 +146,7 @@ def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "gemma3", "olmo2"])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
     harness = Harness(rounding_runner(variant, ops))
     alone = {request.id: harness.generate([request], NUM_OUTPUT)[request.id] for request in requests()}

@@ -12,7 +12,7 @@ from support.model_factory import TINY, edited_folder, model_folder, reference_m
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES
-from chairlift.runners.decoder import kv_memory
+from chairlift.runners.decoder import kv_memory, runner
 from chairlift.runners.decoder.config import parse_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -111,6 +111,46 @@ def test_what_a_family_means_by_leaving_a_field_out() -> None:
     assert config("gemma3_text", hidden_activation="gelu", hidden_act="silu").activation == "gelu"
 
 
+def test_defaults_of_newer_families() -> None:
+    layers = {"num_hidden_layers": 8}
+    assert config("olmo3", **layers).windows == (4096, 4096, 4096, None) * 2
+    assert config("cwm", **layers).windows == (None, 8192, 8192, 8192) * 2
+    assert config("ministral").windows == (4096, 4096)
+    assert config("ministral", sliding_window=None).windows == (None, None)
+    assert config("phi3").windows == (None, None)
+    kinds = [rope.kind for rope in config("smollm3", **layers).ropes]
+    assert kinds == ["default", "default", "default", "none"] * 2
+    exaone = config("exaone4", **layers)
+    assert exaone.windows == (4096, 4096, 4096, None) * 2
+    assert [rope.kind for rope in exaone.ropes] == kinds
+    assert {rope.kind for rope in config("exaone4", sliding_window=None, **layers).ropes} == {"default"}
+    cwm = config("cwm").ropes[0]
+    assert (cwm.kind, cwm.theta, cwm.original_max_positions) == ("llama3", 1e6, 8192)
+    assert [config(name).ropes[0].theta for name in ("smollm3", "ernie4_5", "helium", "olmo3")] == [2e6, 5e5, 1e5, 5e5]
+    assert config("seed_oss").qkv_bias
+    assert not config("seed_oss", attention_bias=False).qkv_bias
+    granite = config("granite", logits_scaling=4, residual_multiplier=0.5, embedding_multiplier=3)
+    assert (granite.logit_scale, granite.residual_scale, granite.embedding_scale) == (0.25, 0.5, 3.0)
+
+
+@pytest.mark.parametrize("length", [128, 512])
+def test_longrope_goes_by_how_long_a_text_may_become(length: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    factors = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 6.0]}
+    scaling = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5} | factors
+    fields = {"original_max_position_embeddings": 128, "rope_parameters": scaling}
+    table = config("phi3", **json.loads(json.dumps(fields))).ropes[0].table(16, length)
+    # Their first tokens are rotated by the other list until the text is longer.
+    rotary = Phi3RotaryEmbedding(transformers.Phi3Config.from_dict(TINY | fields))
+    cos, sin = rotary(torch.zeros(1), torch.arange(length)[None])
+    assert torch.allclose(table[:, :4], cos[0, :, :4], atol=1e-6)
+    assert torch.allclose(table[:, 8:12], sin[0, :, :4], atol=1e-6)
+    assert torch.equal(table[:, 4:8], torch.ones(length, 4))
+    assert not table[:, 12:].any()
+
+
 def test_windows() -> None:
     assert config("mistral", sliding_window=9).windows == (9, 9)
     assert config("mistral", sliding_window=None).windows == (None, None)
@@ -123,7 +163,11 @@ def test_windows() -> None:
 
 
 def test_defaults_of_head_dim() -> None:
-    assert [config(name).head_dim for name in FAMILIES] == [16, 16, 16, 128, 256, 16]
+    found = {name: config(name).head_dim for name in FAMILIES}
+    assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma3_text"}
+    with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm"}
+    assert {name for name, size in found.items() if size == 128} == with_128
+    assert {size for name, size in found.items() if name not in with_128} == {16, 256}
     assert config(num_key_value_heads=None).num_kv_heads == 4
 
 
@@ -149,8 +193,21 @@ def test_defaults_of_head_dim() -> None:
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
-        ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "default, linear, llama3, yarn"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "short_factor"]),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, ["8 numbers"]),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": ["1"], "long_factor": [1.0]}},
+            ["must be a number"],
+        ),
+        ({"rope_scaling": {"rope_type": "none"}}, ["none", "default, linear, llama3, yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic", "default, linear, llama3, yarn"]),
+        ({"model_type": "glm", "partial_rotary_factor": 0.01}, ["partial_rotary_factor=0.01"]),
+        ({"model_type": "glm", "partial_rotary_factor": 2}, ["partial_rotary_factor"]),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, ["no_rope_layers"]),
+        ({"no_rope_layers": [1, 0]}, ["no_rope_layers"]),
+        ({"embedding_multiplier": 2.0}, ["embedding_multiplier"]),
+        ({"model_type": "olmo3", "sliding_window": None}, ["sliding_window"]),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, ["sliding_window_pattern"]),
         ({"rope_scaling": {"type": "linear"}}, ["factor"]),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}, ["mscale"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
@@ -274,7 +331,7 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         make_runner(model_folder("llama"), max_model_len=513)
     with pytest.raises(ConfigError, match=r"max_model_len.*kv_cache_gb"):
         make_runner(model_folder("llama"), kv_cache_gb=1e-4)
-    monkeypatch.setattr(kv_memory, "available_bytes", lambda device: 10_000)
+    monkeypatch.setattr(runner, "available_bytes", lambda device: 10_000)
     with pytest.raises(ConfigError, match=r"max_model_len=400.*40%.*lower max_model_len"):
         make_runner(model_folder("llama"))
     if not torch.cuda.is_available():

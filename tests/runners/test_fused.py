@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from support.decoder_harness import make_runner
+from support.model_factory import FAMILIES, edited_folder, model_folder
 from support.model_factory import VARIANTS as FACTORY
-from support.model_factory import edited_folder, model_folder
 from support.native_isa import ISAS, kernels_of
 from torch import Tensor
 
@@ -24,7 +24,8 @@ LENGTHS = (90, 1, 33, 250)
 # Biases, unlike layers, norms of heads, of all heads together and of what a part of a layer gives, a tied embedding, an
 # own head; each of them over several layers.
 VARIANTS = ["llama", "llama_biases", "llama_tied", "qwen2_window", "qwen3_window", "mistral_window"]
-VARIANTS += ["llama_gelu", "gemma3", "gemma3_head", "olmo2", "olmo2_biases"]
+VARIANTS += ["llama_gelu", "gemma3", "gemma3_head", "olmo2", "olmo2_biases", "granite_tied"]
+VARIANTS += [family for family in FAMILIES if family not in VARIANTS]
 # (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5
 # to 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
 KINDS: list[tuple[str, dict[str, str], float]] = [

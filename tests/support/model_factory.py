@@ -33,6 +33,14 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 _GEMMA3 = {
     "hidden_size": 72,
     "num_hidden_layers": 3,
@@ -97,7 +105,41 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}, {}),
     "olmo2_biases": ("olmo2", {"attention_bias": True, "head_dim": 32, "tie_word_embeddings": True}, {}),
+    "olmo3": ("olmo3", _WINDOWS | {"rope_parameters": {"sliding_attention": _PLAIN, "full_attention": _YARN}}, {}),
+    "ministral": ("ministral", _WINDOWS | {"head_dim": 16, "sliding_window": 33}, {}),
+    "gemma": ("gemma", {"head_dim": 16}, {}),
+    "granite": ("granite", _GRANITE, {}),
+    "granite_tied": ("granite", _GRANITE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, {}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}, {}),
+    "phi3": ("phi3", {"sliding_window": 20}, {}),
+    "phi3_partial": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5, 2.0, 3.0],
+                "long_factor": [2.0, 3.0, 4.0, 6.0],
+            },
+        },
+        {},
+    ),
+    "glm": ("glm", {"head_dim": 16}, {}),
+    "glm4": ("glm4", {"head_dim": 16}, {}),
+    "exaone4": ("exaone4", _WINDOWS, {}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16, "use_bias": True}, {}),
+    "seed_oss": ("seed_oss", {"head_dim": 16}, {}),
+    "helium": ("helium", {"head_dim": 16}, {}),
+    "olmo": ("olmo", {"tie_word_embeddings": True}, {}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}, {}),
+    "cwm": ("cwm", _WINDOWS | {"head_dim": 16, "bos_token_id": 1, "rope_parameters": _LLAMA3}, {}),
 }
+# One of each family, or two where they are unlike each other.
+FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
+FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
+FAMILIES += ["cwm", "olmo", "stablelm"]
 
 
 @functools.cache

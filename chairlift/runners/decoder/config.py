@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.decoder_families import FAMILIES, DecoderFamily, Windows
+from chairlift.folders.decoder_families import FAMILIES, Bias, DecoderFamily
+from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.rope import RopeConfig
@@ -41,6 +42,9 @@ _NEUTRAL: dict[str, Any] = {
     "logits_scaling": 1.0,
     "logit_scale": 1.0,
     "parallel_attn": False,
+    "use_parallel_residual": False,
+    "qk_layernorm": False,
+    "clip_qkv": None,
     # Embedders made of decoders sometimes let tokens see what follows.
     "is_causal": True,
     "use_bidirectional_attention": False,
@@ -52,8 +56,8 @@ class DecoderConfig:
     """What the decoder is built from.
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
-    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`. `dtype` is the name of the type
-    the folder was saved in.
+    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the residual by
+    `residual_scale`, logits by `logit_scale`. `dtype` is the name of the type the folder was saved in.
     """
 
     model_type: str
@@ -74,9 +78,15 @@ class DecoderConfig:
     activation: Activation
     attention_scale: float
     embedding_scale: float
+    residual_scale: float
+    logit_scale: float
     windows: Windows
     ropes: tuple[RopeConfig, ...]
     dtype: str
+
+    def kv_bytes_per_token(self, itemsize: int, scale: int) -> int:
+        """Bytes of K and V over all layers, of numbers and of a scale for each head that take so many bytes."""
+        return self.num_layers * 2 * self.num_kv_heads * (self.head_dim * itemsize + scale)
 
     def heads(self, layer: int) -> "HeadShape":
         """Attention shape of one layer."""
@@ -120,8 +130,14 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     max_positions = positive_size(raw, "max_position_embeddings")
     windows = _windows(raw, family.windows, layers)
 
-    def flag(value: bool | str) -> bool:
-        return bool(raw.get(value, False)) if isinstance(value, str) else value
+    def flag(value: Bias) -> bool:
+        if isinstance(value, bool):
+            return value
+        name, default = (value, False) if isinstance(value, str) else value
+        return bool(raw.get(name, default))
+
+    def multiplier(name: str) -> float:
+        return float(raw.get(name, 1.0)) if family.multipliers else 1.0
 
     return DecoderConfig(
         model_type=raw["model_type"],
@@ -134,16 +150,18 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=max_positions,
-        rms_norm_eps=float(raw.get("rms_norm_eps", family.rms_norm_eps)),
+        rms_norm_eps=float(raw.get(family.eps_field, family.rms_norm_eps)),
         tied=bool(raw.get("tie_word_embeddings", family.tied)),
         qkv_bias=flag(family.qkv_bias),
         o_bias=flag(family.o_bias),
         mlp_bias=flag(family.mlp_bias),
         activation=_activation(raw, family),
         attention_scale=_attention_scale(raw, family, head_dim),
-        embedding_scale=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+        embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
+        residual_scale=multiplier("residual_multiplier"),
+        logit_scale=1 / multiplier("logits_scaling"),
         windows=windows,
-        ropes=_ropes(raw, family, windows, max_positions),
+        ropes=_ropes(raw, family, windows, max_positions, head_dim),
         dtype=_dtype(raw),
     )
 
@@ -164,15 +182,15 @@ def _activation(raw: Mapping[str, Any], family: DecoderFamily) -> Activation:
 
 
 def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: int) -> float:
+    if family.multipliers:
+        return float(raw.get("attention_multiplier", 1.0))
     name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
     return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
 
 
 def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
-    refused = dict(_NEUTRAL)
-    if family.query_pre_attn_scalar is not None:
-        del refused["query_pre_attn_scalar"]
-    for name, neutral in refused.items():
+    for name in _NEUTRAL.keys() - family.honoured:
+        neutral = _NEUTRAL[name]
         value = raw.get(name)
         if value is not None and value != neutral:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
@@ -203,11 +221,18 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
 
 
 def _ropes(
-    raw: Mapping[str, Any], family: DecoderFamily, windows: Windows, max_positions: int
+    raw: Mapping[str, Any], family: DecoderFamily, windows: Windows, max_positions: int, head_dim: int
 ) -> tuple[RopeConfig, ...]:
     sliding = [window is not None for window in windows]
-    found = {kind: RopeConfig.parse(family.rope(raw, kind), max_positions) for kind in set(sliding)}
-    return tuple(found[kind] for kind in sliding)
+    found = {
+        kind: RopeConfig.parse(family.rope(raw, kind), max_positions, family.rope_theta, family.rotary_share)
+        for kind in set(sliding)
+    }
+    for rope in found.values():
+        rope.dims(head_dim)
+    none = RopeConfig.none(max_positions)
+    rotated = family.rotated(raw, windows)
+    return tuple(found[kind] if turns else none for kind, turns in zip(sliding, rotated, strict=True))
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

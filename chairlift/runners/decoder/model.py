@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import DecoderLayer, DecoderWeights, Forward, Head, Inputs, KVCache, Linear
+from chairlift.ops.base import DecoderWeights, Forward, Head, Inputs, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
+from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.weights import Weights
 
 
@@ -32,7 +33,7 @@ class Decoder:
         self.dtype = weights.dtype
         self.cache_dtype = cache_dtype or weights.dtype
         self.device = weights.device
-        self.weights = _read(config, ops, weights, head)
+        self.weights = DecoderReader(config, ops, weights).read(head)
         self.weight_bytes = _nbytes(self.weights)
         self.caches: list[KVCache] = []
         self.rotations: list[Tensor] = []
@@ -42,8 +43,7 @@ class Decoder:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
-        per_head = self.config.head_dim * self.cache_dtype.itemsize + scale
-        return self.config.num_layers * 2 * self.config.num_kv_heads * per_head
+        return self.config.kv_bytes_per_token(self.cache_dtype.itemsize, scale)
 
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int, *, one_layer: bool = False) -> None:
         """Allocate the KV cache and the tables of rotations; layers with the same rotation share one.
@@ -64,7 +64,7 @@ class Decoder:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
-        return self._forward(inputs) if self.fused is None else self.fused(inputs)
+        return self._forward(inputs) if self.fused is None else self._shifted(self.fused(inputs))
 
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""
@@ -88,7 +88,12 @@ class Decoder:
                 mixed, residual = mixed[rows], residual[rows]
             hidden = self._add(layer.out(mixed), residual, layer.attention_post_norm, layer.mlp_pre_norm)
             hidden = self._add(layer.down(layer.gate_up(hidden)), residual, layer.mlp_post_norm, next_norm)
-        return hidden
+        return self._shifted(hidden)
+
+    def _shifted(self, hidden: Tensor) -> Tensor:
+        """What the last norm gives, with what a LayerNorm adds to it."""
+        bias = self.weights.norm_bias
+        return hidden if bias is None else hidden.add_(bias)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         weights = self.weights
@@ -120,67 +125,9 @@ class Decoder:
         return head
 
 
-def _read(config: DecoderConfig, ops: Ops, weights: Weights, head: bool) -> DecoderWeights:
-    # A folder that was saved without any head has no prefix either.
-    prefix = "model." if "model.embed_tokens.weight" in weights else ""
-    size = (config.vocab_size, config.hidden_size)
-    embedding = weights.take([f"{prefix}embed_tokens.weight"], [size])
-    layers = [_layer(config, ops, weights, f"{prefix}layers.{index}.", index) for index in range(config.num_layers)]
-    norm = _norm(config, weights, f"{prefix}norm", config.hidden_size)
-    # Rounded, as transformers does it: in bfloat16 the square root of 1152 is 34.
-    scale = float(torch.tensor(config.embedding_scale, dtype=weights.dtype))
-    if not head:
-        weights.refuse_unused([f"{prefix}{part}." for part in ("embed_tokens", "layers", "norm")])
-        return DecoderWeights(layers, norm, embedding, None, config.rms_norm_eps, scale, weights.dtype)
-    # Like transformers, a head that is in the files wins over tying.
-    own_head = "lm_head.weight" in weights or not config.tied
-    last = ops.head(weights.take(["lm_head.weight"], [size]) if own_head else embedding)
-    weights.refuse_unused()
-    return DecoderWeights(
-        layers, norm, embedding if own_head else None, last, config.rms_norm_eps, scale, weights.dtype
-    )
-
-
 def _nbytes(weights: DecoderWeights) -> int:
     total = weights.norm.nbytes + sum(part.nbytes for part in (weights.head, weights.embedding) if part is not None)
     for layer in weights.layers:
         total += sum(linear.nbytes for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
         total += sum(norm.nbytes for norm in layer.norms)
     return total
-
-
-def _norm(config: DecoderConfig, weights: Weights, name: str, width: int) -> Tensor:
-    weight = weights.take([f"{name}.weight"], [(width,)])
-    family = config.family
-    return (weight.float() + family.norm_offset).to(torch.float32 if family.float_norms else weight.dtype)
-
-
-def _layer(config: DecoderConfig, ops: Ops, weights: Weights, prefix: str, index: int) -> DecoderLayer:
-    hidden, middle, family = config.hidden_size, config.intermediate_size, config.family
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def linear(names: list[str], outs: list[int], width: int, has_bias: bool, gated: bool = False) -> Linear:
-        weight = weights.take([f"{prefix}{name}.weight" for name in names], [(out, width) for out in outs])
-        bias = weights.take([f"{prefix}{name}.bias" for name in names], [(out,) for out in outs]) if has_bias else None
-        return ops.gated_linear(weight, bias, config.activation) if gated else ops.linear(weight, bias)
-
-    def norm(name: str | None, width: int = hidden) -> Tensor | None:
-        return None if name is None else _norm(config, weights, prefix + name, width)
-
-    def head_norm(name: str, width: int) -> Tensor | None:
-        return norm(name, config.head_dim if family.qk_norm == "head" else width) if family.qk_norm else None
-
-    attention = [f"self_attn.{name}_proj" for name in "qkv"]
-    return DecoderLayer(
-        heads=config.heads(index),
-        attention_pre_norm=norm(family.norms.attention_pre),
-        qkv=linear(attention, [query, key, key], hidden, config.qkv_bias),
-        q_norm=head_norm("self_attn.q_norm", query),
-        k_norm=head_norm("self_attn.k_norm", key),
-        out=linear(["self_attn.o_proj"], [hidden], query, config.o_bias),
-        attention_post_norm=norm(family.norms.attention_post),
-        mlp_pre_norm=norm(family.norms.mlp_pre),
-        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [middle, middle], hidden, config.mlp_bias, True),
-        down=linear(["mlp.down_proj"], [hidden], middle, config.mlp_bias),
-        mlp_post_norm=norm(family.norms.mlp_post),
-    )

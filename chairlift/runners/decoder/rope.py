@@ -29,6 +29,15 @@ _KEYS = {
         "beta_slow",
         "truncate",
     },
+    "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
+}
+# What Phi-3's first folders call it.
+_ALIASES = {"su": "longrope"}
+_LISTS = ("short_factor", "long_factor")
+_REQUIRED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": _LISTS,
 }
 
 
@@ -36,7 +45,8 @@ _KEYS = {
 class RopeConfig:
     """RoPE's base, kind of scaling, and that kind's own parameters under their names in config.json.
 
-    `original_max_positions` is the context length before scaling, in tokens.
+    `original_max_positions` is the context length before scaling, in tokens. Of a head's dimensions the first `share`
+    are rotated. Kind "none" rotates nothing.
     """
 
     kind: str
@@ -44,18 +54,24 @@ class RopeConfig:
     max_positions: int
     original_max_positions: int
     values: Mapping[str, Any] = field(hash=False)
+    share: float = 1.0
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], max_positions: int) -> "RopeConfig":
-        """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`. Raises UnsupportedModel."""
+    def parse(
+        cls, raw: Mapping[str, Any], max_positions: int, theta: float = 10000.0, share: float | None = None
+    ) -> "RopeConfig":
+        """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`. Raises UnsupportedModel.
+
+        `theta` and `share` are meant where the fields are missing; without a `share` heads must be rotated as a whole.
+        """
         found = optional_object(raw, "rope_scaling") or optional_object(raw, "rope_parameters")
         values = {name: value for name, value in found.items() if value is not None}
         kind = values.pop("rope_type", values.pop("type", "default"))
+        kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
         if not isinstance(kind, str) or kind not in _KEYS:
             raise UnsupportedModel(f"RoPE type {kind!r} is not supported; these are: {', '.join(_KEYS)}")
-        theta = float(values.pop("rope_theta", raw.get("rope_theta") or 10000.0))
-        if values.pop("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModel("RoPE's partial_rotary_factor other than 1 is not supported")
+        theta = float(values.pop("rope_theta", raw.get("rope_theta") or theta))
+        rotated = _share(values.pop("partial_rotary_factor", raw.get("partial_rotary_factor")), share)
         original = values.get("original_max_position_embeddings", max_positions)
         # transformers lets the field beside the dictionary win.
         original = raw.get("original_max_position_embeddings") or original
@@ -65,41 +81,78 @@ class RopeConfig:
                 f"RoPE parameter {unknown[0]!r} is not supported for {kind!r}; "
                 f"these are: {', '.join(sorted(_KEYS[kind] | {'rope_theta'}))}"
             )
-        for name, value in values.items():
-            if not isinstance(value, (int, float)):
-                raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {value!r}")
-        required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-        for name in required.get(kind, ()):
+        for name in _REQUIRED.get(kind, ()):
             if name not in values:
                 raise UnsupportedModel(f"RoPE type {kind!r} needs the parameter {name!r}")
-        return cls(kind, theta, max_positions, int(original), values)
+        for name, value in values.items():
+            numbers = value if name in _LISTS and isinstance(value, list) else [value]
+            if not all(isinstance(number, (int, float)) for number in numbers):
+                raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {str(value)[:80]}")
+        return cls(kind, theta, max_positions, int(original), values, rotated)
 
-    def frequencies(self, head_dim: int) -> "tuple[Tensor, float]":
-        """Return the head_dim / 2 inverse wavelengths (radians a token) and the factor on cosines and sines."""
+    @classmethod
+    def none(cls, max_positions: int) -> "RopeConfig":
+        """That of layers without one."""
+        return cls("none", 1.0, max_positions, max_positions, {})
+
+    def dims(self, head_dim: int) -> int:
+        """How many of a head's dimensions are rotated. Raises UnsupportedModel if they are no pairs."""
+        rotated = int(head_dim * self.share)
+        if rotated % 2 or not rotated:
+            raise UnsupportedModel(f"partial_rotary_factor={self.share:g} rotates {rotated} of {head_dim} dimensions")
+        for name in _LISTS:
+            if len(self.values.get(name, [0] * (rotated // 2))) != rotated // 2:
+                raise UnsupportedModel(f"RoPE parameter {name!r} must have {rotated // 2} numbers")
+        return rotated
+
+    def frequencies(self, dims: int, length: int) -> "tuple[Tensor, float]":
+        """Return the dims / 2 inverse wavelengths (radians a token) and the factor on cosines and sines.
+
+        `length` is the most tokens that a sequence may have.
+        """
         import torch
 
-        powers = self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-        return _RULES[self.kind](self, powers)
+        powers = self.theta ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims)
+        return _RULES[self.kind](self, powers, length)
 
     def table(self, head_dim: int, length: int) -> "Tensor":
-        """Return [length, head_dim] float32: cosines of each position, then sines."""
+        """Return [length, head_dim] float32: cosines of each position, then sines.
+
+        Pairs that are not rotated come last, with a cosine of 1 and a sine of 0.
+        """
         import torch
 
-        inverse, factor = self.frequencies(head_dim)
+        dims = self.dims(head_dim)
+        inverse, factor = self.frequencies(dims, length)
         # float32 like transformers: at long positions the rounding of this very product is part of the model.
         angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
-        return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
+        still = torch.zeros(length, (head_dim - dims) // 2)
+        return torch.cat((angles.cos() * factor, still + 1, angles.sin() * factor, still), dim=-1)
 
 
-def _default(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
+def _share(given: Any, default: float | None) -> float:
+    """The part of a head that is rotated."""
+    if given is None:
+        return 1.0 if default is None else default
+    if not isinstance(given, (int, float)) or not 0 < given <= 1 or (default is None and given != 1):
+        allowed = "a number above 0, and 1 at most" if default is not None else "1 in models of this family"
+        raise UnsupportedModel(f"RoPE's partial_rotary_factor must be {allowed}, got {given!r}")
+    return float(given)
+
+
+def _none(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
+    return 0.0 * powers, 1.0
+
+
+def _default(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
     return 1.0 / powers, 1.0
 
 
-def _linear(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
+def _linear(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
     return 1.0 / powers / rope.values["factor"], 1.0
 
 
-def _llama3(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
+def _llama3(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
     """Llama 3.1: divide long wavelengths by the factor, keep short ones, blend between (transformers' formula)."""
     import torch
 
@@ -113,7 +166,7 @@ def _llama3(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
     return torch.where(long, inverse / factor, torch.where(short, inverse, blended)), 1.0
 
 
-def _yarn(rope: RopeConfig, powers: "Tensor") -> "tuple[Tensor, float]":
+def _yarn(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
     """YaRN (Peng et al., 2023, arXiv:2309.00071): interpolate long wavelengths, keep short ones, ramp between."""
     import torch
 
@@ -147,7 +200,26 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     return scale(numerator) / scale(denominator) if numerator and denominator else scale(1.0)
 
 
-_RULES: dict[str, "Callable[[RopeConfig, Tensor], tuple[Tensor, float]]"] = {
+def _longrope(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":
+    """LongRoPE (Ding et al., 2024, arXiv:2402.13753): each wavelength has a factor of its own.
+
+    There is one list for texts up to the original length, and one for longer ones. What is in the KV cache was rotated
+    once and for all, so the list goes by how long a sequence may become.
+    """
+    import torch
+
+    values, original = rope.values, rope.original_max_positions
+    stretched = torch.tensor(values["long_factor" if length > original else "short_factor"], dtype=torch.float32)
+    factor = values.get("factor") or rope.max_positions / original
+    given = values.get("attention_factor")
+    if given is None:
+        given = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 / (stretched * powers), float(given)
+
+
+_RULES: dict[str, "Callable[[RopeConfig, Tensor, int], tuple[Tensor, float]]"] = {
+    "none": _none,
+    "longrope": _longrope,
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

@@ -20,7 +20,7 @@ from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import max_length, read_config
 from chairlift.runners.decoder.grammar import GrammarError
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler
-from chairlift.runners.decoder.kv_memory import num_kv_blocks
+from chairlift.runners.decoder.kv_memory import available_bytes, num_kv_blocks
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.ruled_rows import RuledRows
@@ -73,7 +73,7 @@ class DecoderRunner:
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
-        num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, device)
+        num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, available_bytes(device))
         self.model.allocate(num_blocks, config.block_size, max_model_len)
         self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
         self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
@@ -93,9 +93,10 @@ class DecoderRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a full prefill and decodes of one and of all slots, on blocks that nobody holds yet."""
+        """Run a full prefill, one as expected, and decodes of one and of all slots, on blocks that nobody holds."""
         longest = min(self.config.max_num_batched_tokens, self.info.max_model_len)
-        self._dry_run(1, longest)
+        for tokens in {longest, min(self.config.expected_input_tokens or longest, longest)}:
+            self._dry_run(1, tokens)
         for slots in {1, self.config.slots}:
             self._dry_run(slots, 1)
         # Made later, it would stop all threads for as long as that takes. Without one, grammars are refused.

@@ -1,0 +1,187 @@
+"""A decoder's weights as the kernels want them: read by name, with what a family has otherwise folded into them.
+
+What is folded, and why the numbers stay the same, is in docs/decisions/025-families-by-folding.md.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chairlift.ops.base import DecoderLayer, DecoderWeights, Linear
+from chairlift.ops.contract import Ops
+from chairlift.runners.decoder.config import DecoderConfig
+from chairlift.runners.decoder.rope import RopeConfig
+from chairlift.runners.weights import Weights
+
+
+class _Norm(NamedTuple):
+    """A norm's weights [H], and what LayerNorms add [H]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class _Rows(NamedTuple):
+    """A projection's weight [out, in] and bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class DecoderReader:
+    """Reads one model. Raises UnsupportedModel naming a missing, unexpected or misshapen tensor."""
+
+    def __init__(self, config: DecoderConfig, ops: Ops, weights: Weights) -> None:
+        self._config, self._ops, self._weights = config, ops, weights
+        # A folder that was saved without any head has no prefix either.
+        self._prefix = "model." if "model.embed_tokens.weight" in weights else ""
+        self._centred = config.family.norm_kind != "rms"
+
+    def read(self, head: bool) -> DecoderWeights:
+        """Read all layers, and the head if it is wanted."""
+        config, weights, prefix = self._config, self._weights, self._prefix
+        size = (config.vocab_size, config.hidden_size)
+        words = weights.take([f"{prefix}embed_tokens.weight"], [size])
+        embedding = _centre(words, 1) if self._centred else words
+        layers = [self._layer(f"{prefix}layers.{index}.", index) for index in range(config.num_layers)]
+        norm = self._norm(f"{prefix}norm", config.hidden_size)
+        scale = config.embedding_scale
+        if config.family.scaled_embedding:
+            # Rounded, as transformers does it: in bfloat16 the square root of 1152 is 34.
+            scale = float(torch.tensor(scale, dtype=weights.dtype))
+        if not head:
+            weights.refuse_unused([f"{prefix}{part}." for part in ("embed_tokens", "layers", "norm")])
+            last = None
+        else:
+            # Like transformers, a head that is in the files wins over tying.
+            own = "lm_head.weight" in weights or not config.tied
+            last = self._ops.head(weights.take(["lm_head.weight"], [size]) if own else words)
+            weights.refuse_unused()
+            for each in norm:
+                # What the head is given is nobody else's, so logits are scaled by way of it.
+                if each is not None:
+                    each *= config.logit_scale
+        keeps_embedding = last is None or own or self._centred
+        return DecoderWeights(
+            layers,
+            norm.weight,
+            norm.bias,
+            embedding if keeps_embedding else None,
+            last,
+            config.rms_norm_eps,
+            scale,
+            weights.dtype,
+        )
+
+    def _layer(self, prefix: str, index: int) -> DecoderLayer:
+        config, norms = self._config, self._config.family.norms
+        hidden, middle = config.hidden_size, config.intermediate_size
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        order = _rotation_order(config, config.ropes[index])
+        attention_pre = self._norm_of(prefix, norms.attention_pre, hidden)
+        mlp_pre = self._norm_of(prefix, norms.mlp_pre, hidden)
+        attention_post = self._norm_of(prefix, norms.attention_post, hidden)
+        mlp_post = self._norm_of(prefix, norms.mlp_post, hidden)
+        if config.family.fused_gate_up:
+            names, outs = [f"{prefix}mlp.gate_up_proj"], [2 * middle]
+        else:
+            names, outs = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [middle, middle]
+        gate_up = self._rows(names, outs, hidden, config.mlp_bias, mlp_pre)
+        return DecoderLayer(
+            heads=config.heads(index),
+            attention_pre_norm=_weight(attention_pre),
+            qkv=self._qkv(prefix, attention_pre, order),
+            q_norm=self._head_norm(f"{prefix}self_attn.q_norm", query, order),
+            k_norm=self._head_norm(f"{prefix}self_attn.k_norm", key, order),
+            out=self._added(f"{prefix}self_attn.o_proj", query, config.o_bias),
+            attention_post_norm=_weight(attention_post),
+            mlp_pre_norm=_weight(mlp_pre),
+            gate_up=self._ops.gated_linear(*gate_up, config.activation),
+            down=self._added(f"{prefix}mlp.down_proj", middle, config.mlp_bias),
+            mlp_post_norm=_weight(mlp_post),
+        )
+
+    def _qkv(self, prefix: str, before: _Norm | None, order: Tensor | None) -> Linear:
+        """Queries, keys and values as one projection, the first two rotated by halves."""
+        config = self._config
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        if config.family.fused_qkv:
+            names, outs = [f"{prefix}self_attn.qkv_proj"], [query + 2 * key]
+        else:
+            names, outs = [f"{prefix}self_attn.{name}_proj" for name in "qkv"], [query, key, key]
+        rows = self._rows(names, outs, config.hidden_size, config.qkv_bias, before)
+        for part in rows if order is not None else ():
+            if part is not None and order is not None:
+                part[: query + key] = _in_order(part[: query + key], order)
+        return self._ops.linear(*rows)
+
+    def _rows(
+        self, names: list[str], outs: list[int], width: int, has_bias: bool, before: _Norm | None = None
+    ) -> _Rows:
+        """Tensors of one projection, which also adds what the norm before it would add."""
+        take = self._weights.take
+        weight = take([f"{name}.weight" for name in names], [(out, width) for out in outs])
+        bias = take([f"{name}.bias" for name in names], [(out,) for out in outs]) if has_bias else None
+        if before is not None and before.bias is not None:
+            added = weight.float() @ before.bias.float()
+            bias = (added if bias is None else added + bias.float()).to(weight.dtype)
+        return _Rows(weight, bias)
+
+    def _added(self, name: str, width: int, has_bias: bool) -> Linear:
+        """A projection whose result is added to the residual."""
+        weight, bias = self._rows([name], [self._config.hidden_size], width, has_bias)
+        if self._config.residual_scale != 1:
+            weight *= self._config.residual_scale
+            bias = None if bias is None else bias * self._config.residual_scale
+        if self._centred:
+            weight, bias = _centre(weight, 0), None if bias is None else _centre(bias, 0)
+        return self._ops.linear(weight, bias)
+
+    def _norm(self, name: str, width: int) -> _Norm:
+        family, weights = self._config.family, self._weights
+        if family.norm_kind == "bare":
+            return _Norm(torch.ones(width, dtype=torch.float32, device=weights.device))
+        weight = weights.take([f"{name}.weight"], [(width,)])
+        weight = (weight.float() + family.norm_offset).to(torch.float32 if family.float_norms else weight.dtype)
+        return _Norm(weight, weights.take([f"{name}.bias"], [(width,)]) if family.norm_kind == "layer" else None)
+
+    def _norm_of(self, prefix: str, name: str | None, width: int) -> _Norm | None:
+        return None if name is None else self._norm(prefix + name, width)
+
+    def _head_norm(self, name: str, width: int, order: Tensor | None) -> Tensor | None:
+        kind = self._config.family.qk_norm
+        if kind is None:
+            return None
+        weight = self._norm(name, self._config.head_dim if kind == "head" else width).weight
+        return weight if order is None else _in_order(weight, order)
+
+
+def _weight(norm: _Norm | None) -> Tensor | None:
+    return None if norm is None else norm.weight
+
+
+def _centre(values: Tensor, dim: int) -> Tensor:
+    """Take the mean off, so that a LayerNorm, which would, is an RMS norm."""
+    exact = values.float()
+    return (exact - exact.mean(dim, keepdim=True)).to(values.dtype)
+
+
+def _rotation_order(config: DecoderConfig, rope: RopeConfig) -> Tensor | None:
+    """Which of a head's dimensions in the files is each of ours: None if all are where they are there.
+
+    Kernels rotate dimension i of the first half together with dimension i of the second. Scores are sums over a head's
+    dimensions, so these may be in any order, as long as queries and keys have the same.
+    """
+    dims, size = rope.dims(config.head_dim), config.head_dim
+    if dims == size and not config.family.neighbours:
+        return None
+    pairs = torch.arange(dims).view(-1, 2).T if config.family.neighbours else torch.arange(dims).view(2, -1)
+    still = torch.arange(dims, size).view(2, -1)
+    return torch.cat((pairs, still), dim=1).flatten()
+
+
+def _in_order(rows: Tensor, order: Tensor) -> Tensor:
+    """Rows [heads * D, ...] of a projection, or a norm's weights, each head's in the order of `_rotation_order`."""
+    heads = rows.view(-1, len(order), *rows.shape[1:])
+    return heads[:, order.to(rows.device)].reshape(rows.shape)

@@ -1,0 +1,119 @@
+"""Writes docs/models.md from the rows of the families: python scripts/models_doc.py
+
+A test holds the file against the rows, so that a family can't be added without being told of.
+"""
+
+from pathlib import Path
+
+from chairlift.bench.raw_results import layout
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.decoder_families import DecoderFamily
+from chairlift.folders.encoder_families import FAMILIES as ENCODERS
+
+PATH = Path(__file__).parents[1] / "docs" / "models.md"
+# Which models have that `model_type` in their config.json.
+KNOWN = {
+    "llama": "Llama 2, 3, 3.1, 3.2 (text), TinyLlama, SmolLM 1 and 2, Falcon 3, Yi, DeepSeek R1 distilled into Llama",
+    "mistral": "Mistral 7B, Nemo, Codestral, Small (text)",
+    "ministral": "Ministral 8B",
+    "qwen2": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek R1 distilled into Qwen",
+    "qwen3": "Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
+    "gemma3_text": "Gemma 3 270M and 1B",
+    "gemma": "Gemma 1, CodeGemma",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "granite": "Granite 3",
+    "smollm3": "SmolLM 3",
+    "phi3": "Phi 3, 3.5 mini, 4 and 4 mini",
+    "glm": "GLM 4 9B",
+    "glm4": "GLM 4 of April 2025",
+    "exaone4": "EXAONE 4",
+    "ernie4_5": "ERNIE 4.5 0.3B",
+    "seed_oss": "Seed-OSS",
+    "helium": "Helium 1",
+    "cwm": "Code World Model",
+    "olmo": "OLMo 1",
+    "stablelm": "StableLM 3B, 1.6B, Zephyr 3B",
+    "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE",
+    "roberta": "RoBERTa, all-distilroberta",
+    "xlm-roberta": "XLM-R, multilingual E5, BGE-M3 and its reranker",
+    "camembert": "CamemBERT",
+    "distilbert": "DistilBERT",
+    "mpnet": "all-mpnet, multi-qa-mpnet",
+    "modernbert": "ModernBERT, gte-modernbert",
+}
+_STATES = "no states beside the KV cache yet"
+_PLAIN_MLP = "the decoder's kernels have gated MLPs after attention, and rotated positions, alone"
+REFUSED = {
+    "experts (Mixtral, Qwen3-MoE, OLMoE, gpt-oss)": "no kernels that group rows by expert yet",
+    "latent attention (DeepSeek V2 and V3, MiniCPM3)": "its small cache has no layout here yet",
+    "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
+    "an MLP without a gate (GPT-2, OPT, Falcon, StarCoder2, Phi 1, 2), or beside attention (Cohere)": _PLAIN_MLP,
+    "capped scores or logits (Gemma 2)": "attention has no cap yet",
+    "images and sound": "only texts go in",
+    "quantized folders (AWQ, GPTQ, FP8) and GGUF": 'not read yet; `quantization = "int8"` rounds a plain folder',
+}
+
+_TEXT = """# Models
+
+`chairlift check NAME` says of any folder or [name of the Hub](guides/serving.md#models-of-the-hub) whether it is
+served, and in what memory. This page is written by `scripts/models_doc.py` from the code's own tables, and a test holds
+the two together.
+
+## Models that write
+
+All of them under all four strategies, with prefix cache, chunks and preemption; in float32, bfloat16 or with
+`quantization = "int8"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one call. All can
+embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone, in company, in
+chunks, after prefix hits and a preemption.
+
+{decoders}
+
+## Models that embed, classify or rerank
+
+In batches of texts of any length without padding; in float32, bfloat16 or int8.
+
+{encoders}
+
+ONNX files and Python classes are [served too](guides/functions-and-onnx.md), whatever is in them.
+
+## What is refused
+
+By name, from config.json, before any weights are read.
+
+{refused}
+"""
+
+
+def text() -> str:
+    """The whole page."""
+    decoders = [["`model_type`", "models", "unlike Llama"]]
+    decoders += [[f"`{name}`", KNOWN[name], _unlike_llama(row)] for name, row in DECODERS.items()]
+    encoders = [["`model_type`", "models"], *([f"`{name}`", KNOWN[name]] for name in ENCODERS)]
+    refused = [["models", "why"], *map(list, REFUSED.items())]
+    return _TEXT.format(decoders=layout(decoders), encoders=layout(encoders), refused=layout(refused))
+
+
+def _unlike_llama(row: DecoderFamily) -> str:
+    """What of a family's row is not Llama's."""
+    plain = DecoderFamily()
+    found = {
+        "LayerNorms": row.norm_kind != "rms",
+        "norms after attention and MLP": row.norms.attention_pre is None,
+        "norms before and after": row.norms.attention_pre is not None and row.norms.attention_post is not None,
+        "norms of queries and keys": row.qk_norm is not None,
+        "windows": row.windows is not plain.windows,
+        "layers without rotation": row.rotated is not plain.rotated,
+        "a rotation for each kind of layer": row.rope is not plain.rope,
+        "neighbours rotated": row.neighbours,
+        "part of a head rotated": row.rotary_share is not None,
+        "joint projections": row.fused_qkv or row.fused_gate_up,
+        "GELU": row.activation[1].startswith("gelu"),
+        "multipliers": row.multipliers,
+        "scaled embeddings": row.scaled_embedding,
+    }
+    return ", ".join(name for name, there in found.items() if there) or "-"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
