@@ -1,8 +1,6 @@
 """`chairlift check`: whether and how a model would be served, and in what memory, before any weights are read."""
 
 import argparse
-import json
-import math
 from pathlib import Path
 
 from chairlift.config.items import ItemConfig
@@ -11,12 +9,13 @@ from chairlift.core.sequences.policy import POLICIES
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
-from chairlift.folders.model_json import MAX_JSON_BYTES, read_model_json
+from chairlift.folders.model_json import read_model_json
+from chairlift.folders.tensor_files import count_numbers
 from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import refuse_revision
 from chairlift.runners.check_model import check_model
-from chairlift.runners.decoder.config import DecoderConfig, read_config
+from chairlift.runners.decoder.config import DecoderConfig, read_any_config, read_config
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.encoder.config import read_encoder_config
 from chairlift.runners.host_memory import host_available_bytes
@@ -60,7 +59,16 @@ def about(folder: Path, numbers: int | None) -> Rows:
     if is_encoder(folder):
         return _of_items(folder, numbers)
     check_model(SequenceConfig(model=str(folder)))
-    return _of_sequences(str(folder), read_config(folder), numbers)
+    config = read_any_config(folder, "auto")
+    if isinstance(config, DecoderConfig):
+        return _of_sequences(str(folder), config, numbers)
+    return [
+        ("model", f"{config.model_type}: writes texts"),
+        ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),
+        ("strategies", ", ".join(POLICIES)),
+        ("positions", f"{config.max_positions:,}"),
+        *_of_weights(numbers, host_available_bytes()),
+    ]
 
 
 def _of_sequences(model: str, config: DecoderConfig, numbers: int | None) -> Rows:
@@ -116,7 +124,7 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
     folder = Path(model)
     if folder.exists():
         refuse_revision(model, revision)
-        return folder, _numbers_here(folder)
+        return folder, count_numbers(folder)
     name = hub_name(model, revision)
     if name is None or name.file is not None:
         raise ConfigError(f"{model!r} is no folder here, and no name of the Hub, as organization/model")
@@ -124,25 +132,8 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
 
     hub = Hub()
     if (kept := hub.cache.find(name)) is not None:
-        return kept.path, _numbers_here(kept.path)
+        return kept.path, count_numbers(kept.path)
     folder, there = hub.config_of(name)
     raw = read_model_json(folder)
     itemsize = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)
     return folder, sum(file.size for file in there if file.name.endswith(".safetensors")) // itemsize
-
-
-def _numbers_here(folder: Path) -> int | None:
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_numbers_in, files)) if files else None
-
-
-def _numbers_in(path: Path) -> int:
-    """How many numbers a file of weights holds, by its header. Raises ConfigError for one that is none."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(length) if length <= MAX_JSON_BYTES else b""
-    try:
-        tensors = json.loads(header)
-        return sum(math.prod(each["shape"]) for name, each in tensors.items() if name != "__metadata__")
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        raise ConfigError(f"{path} is no file of safetensors") from None

@@ -43,13 +43,41 @@ KNOWN = {
     "modernbert": "ModernBERT, gte-modernbert",
 }
 _STATES = "no states beside the KV cache yet"
-_PLAIN_MLP = "the decoder's kernels have gated MLPs after attention, and rotated positions, alone"
+# Through transformers, as the tests have them.
+FOREIGN = {
+    "gpt2": "GPT-2, DistilGPT2",
+    "gpt_bigcode": "SantaCoder, StarCoder 1",
+    "gpt_neox": "Pythia, GPT-NeoX",
+    "opt": "OPT",
+    "phi": "Phi 1 and 2",
+    "starcoder2": "StarCoder 2",
+    "stablelm": "StableLM 2 12B (others are native)",
+    "cohere": "Command R",
+    "cohere2": "Command R7B, Command A",
+    "nemotron": "Nemotron 4, Minitron",
+    "persimmon": "Persimmon",
+    "arcee": "AFM",
+    "apertus": "Apertus",
+    "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
+    "nanochat": "nanochat",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen 1.5 and 2 with experts",
+    "qwen3_moe": "Qwen 3 with experts",
+    "olmoe": "OLMoE",
+    "flex_olmo": "FlexOlmo",
+    "phimoe": "Phi 3.5 with experts",
+    "granitemoe": "Granite 3 with experts",
+    "ernie4_5_moe": "ERNIE 4.5 with experts",
+    "glm4_moe": "GLM 4.5",
+    "dots1": "dots.llm1",
+    "minimax_m2": "MiniMax M2",
+}
 REFUSED = {
-    "experts (Mixtral, Qwen3-MoE, OLMoE, gpt-oss)": "no kernels that group rows by expert yet",
+    "attention sinks (gpt-oss)": "the kernels do not know them yet",
     "latent attention (DeepSeek V2 and V3, MiniCPM3)": "its small cache has no layout here yet",
     "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
-    "an MLP without a gate (GPT-2, OPT, Falcon, StarCoder2, Phi 1, 2), or beside attention (Cohere)": _PLAIN_MLP,
     "capped scores or logits (Gemma 2)": "attention has no cap yet",
+    "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
     "quantized folders (AWQ, GPTQ, FP8) and GGUF": 'not read yet; `quantization = "int8"` rounds a plain folder',
 }
@@ -69,6 +97,16 @@ chunks, after prefix hits and a preemption.
 
 {decoders}
 
+## Any other family, through transformers
+
+With `pip install 'chairlift[transformers]'` (or `implementation = "transformers"` for a native family) transformers'
+modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of the
+above holds: strategies, prefix cache, chunks, preemption, int8. It costs Python for each layer and step. A model is
+checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what attention
+there is must be known; or else it is refused. These are held against transformers by tests; others may do.
+
+{foreign}
+
 ## Models that embed, classify or rerank
 
 In batches of texts of any length without padding; in float32, bfloat16 or int8.
@@ -79,7 +117,7 @@ ONNX files and Python classes are [served too](guides/functions-and-onnx.md), wh
 
 ## What is refused
 
-By name, from config.json, before any weights are read.
+By name: from config.json before any weights are read, or through transformers by the checks above.
 
 {refused}
 """
@@ -90,8 +128,11 @@ def text() -> str:
     decoders = [["`model_type`", "models", "unlike Llama"]]
     decoders += [[f"`{name}`", KNOWN[name], _unlike_llama(row)] for name, row in DECODERS.items()]
     encoders = [["`model_type`", "models"], *([f"`{name}`", KNOWN[name]] for name in ENCODERS)]
+    foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in FOREIGN.items())]
     refused = [["models", "why"], *map(list, REFUSED.items())]
-    return _TEXT.format(decoders=layout(decoders), encoders=layout(encoders), refused=layout(refused))
+    return _TEXT.format(
+        decoders=layout(decoders), encoders=layout(encoders), refused=layout(refused), foreign=layout(foreign)
+    )
 
 
 def _unlike_llama(row: DecoderFamily) -> str:

@@ -20,6 +20,7 @@ HELP = {
     "dtype": "type of weights and activations; auto is the folder's own, float16 counting as float32",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
+    "implementation": "native kernels, or transformers' modules with our attention; auto is native where they can",
     "strategy": "when a waiting request is admitted",
     "batch_size": "requests in a full batch",
     "max_wait_ms": "how long the oldest waits for a full batch: language models (default: 5), others (0)",

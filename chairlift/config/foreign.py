@@ -37,6 +37,7 @@ OURS = {
     "ssl_key_file": "tls_key",
     "ssl_ca_certs": "tls_ca",
     "runner": "kind",
+    "model_impl": "implementation",
     "tool_call_parser": "tool_dialect",
     "otlp_traces_endpoint": "otlp_endpoint",
 }

@@ -63,6 +63,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ops: Literal["auto", "native", "reference"] = "auto"
+    implementation: Literal["auto", "native", "transformers"] = "auto"
     strategy: Annotated[str, one_of(POLICIES)] = "continuous"
     batch_size: int = 8
     max_wait_ms: float = 5.0

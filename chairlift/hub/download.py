@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ _SPARE_BYTES = 2**28
 _CHUNK = 2**20
 # Seconds that the Hub may take to say what a repository has.
 _PATIENCE_S = 20.0
+
+# It becomes part of a path.
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 Say = Callable[[str], None]
 
@@ -103,9 +107,10 @@ class Hub:
         except Exception as error:  # which transport there is, and so what it raises, depends on the library's version
             problem = f"{self.endpoint} can't be reached ({type(error).__name__}); HF_ENDPOINT names a mirror"
             raise DownloadFailed(problem) from error
-        if not info.sha:
+        commit = info.sha or ""
+        if not _COMMIT.fullmatch(commit):
             raise DownloadFailed(f"{self.endpoint} does not say which commit of {name.repo} {name.revision!r} is")
-        return info.sha, [_file(each) for each in info.siblings or []]
+        return commit, [_file(each) for each in info.siblings or []]
 
     def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
         folder = self.cache.snapshot(name.repo, commit)

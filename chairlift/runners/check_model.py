@@ -6,7 +6,7 @@ from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.model_json import read_model_json
-from chairlift.runners.decoder.config import max_length, parse_config, read_config
+from chairlift.runners.decoder.config import max_length, parse_config, read_any_config
 from chairlift.runners.encoder.config import read_encoder_config
 
 
@@ -14,7 +14,7 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
     """Raise ConfigError or UnsupportedModel for a folder that its runner would refuse as soon as it looked at it."""
     folder = Path(config.model)
     if isinstance(config, SequenceConfig):
-        max_length(config.max_model_len, read_config(folder))
+        max_length(config.max_model_len, read_any_config(folder, config.implementation))
     elif config.kind == "encoder":
         raw = read_model_json(folder)
         if raw.get("model_type") in DECODERS:

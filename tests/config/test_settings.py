@@ -283,6 +283,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key_with_help(
 ODD: dict[str, Any] = {
     "model": "m",
     "revision": "v1",
+    "implementation": "native",
     "dtype": "float32",
     "device": "cuda",
     "ops": "reference",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from support.encoder_factory import encoder_folder
+from support.foreign_factory import foreign_folder
 from support.model_factory import model_folder
 from torch import Tensor
 
@@ -45,7 +46,8 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     save_file({}, tmp_path / "model.safetensors")
     assert main(["check", str(tmp_path)]) == 1
-    assert "can't be served: model_type 'mamba' is not supported" in capsys.readouterr().out
+    assert "can't be served: model_type 'mamba' with architectures []: none writes texts" in capsys.readouterr().out
+    assert "transformers' modules" in told(capsys, str(foreign_folder("gpt2", "gpt2")))["computed by"]
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert main(["check", str(tmp_path)]) == 1
     assert "is no file of safetensors" in capsys.readouterr().err

@@ -182,6 +182,13 @@ def test_gated_and_unknown_models_say_what_to_do(hub: FakeHub, repo: FakeRepo, m
         client.fetch(HubName("org/none"))
 
 
+def test_a_commit_is_no_path(hub: FakeHub, repo: FakeRepo) -> None:
+    repo.commit = "../../../elsewhere"
+    with pytest.raises(DownloadFailed, match="does not say which commit"):
+        said()[0].fetch(NAME)
+    assert hub.downloads == []
+
+
 def test_no_room_is_noticed_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "free_bytes", lambda folder: 2**28 + 1000)
     with pytest.raises(DownloadFailed, match=r"there is no room for .* MB in .*HF_HUB_CACHE"):
@@ -308,9 +315,9 @@ def test_check_tells_of_a_name_without_its_weights(hub: FakeHub, repo: FakeRepo,
     assert "bytes a token" in out
     assert "model.safetensors" not in hub.downloads
     shutil.rmtree(tmp_path / "cache")
-    raw = json.loads(repo.files["config.json"]) | {"model_type": "mamba"}
+    raw = json.loads(repo.files["config.json"]) | {"model_type": "mamba", "architectures": ["MambaModel"]}
     repo.files["config.json"] = json.dumps(raw).encode()
     process = chairlift(hub, tmp_path / "cache", "check", "org/demo")
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "org/demo can't be served: model_type 'mamba' is not supported" in out
+    assert "org/demo can't be served: model_type 'mamba' with architectures ['MambaModel']: none writes texts" in out

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from socket import socketpair
 
 import msgspec
@@ -43,7 +42,7 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.worker_messages import Shutdown, load_failed
 from chairlift.logs import start_logging
-from chairlift.runners.decoder.config import read_config
+from chairlift.runners.check_model import check_model
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ def main(address: str, config_json: str, turns: str = "") -> int:
     try:
         config = msgspec.json.decode(config_json, type=SequenceConfig)
         # What can't be served is refused before torch is loaded, which takes seconds.
-        read_config(Path(config.model))
+        check_model(config)
         from chairlift.runners.decoder.runner import DecoderRunner
 
         engine = Engine(config, DecoderRunner(config))

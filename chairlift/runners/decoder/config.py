@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES, Bias, DecoderFamily
+from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
@@ -104,7 +105,19 @@ def read_config(folder: Path) -> DecoderConfig:
     return parse_config(read_model_json(folder))
 
 
-def max_length(wanted: int | None, config: DecoderConfig) -> int:
+def read_any_config(folder: Path, implementation: str) -> DecoderConfig | ForeignConfig:
+    """Read `folder`/config.json for whoever computes the model: native kernels ("native"), or transformers, or ("auto")
+    native kernels if they know the family.
+
+    Raises as `read_config`, also where transformers would be needed and is not installed.
+    """
+    raw = read_model_json(folder)
+    if implementation == "native" or (implementation == "auto" and raw.get("model_type") in FAMILIES):
+        return parse_config(raw)
+    return parse_foreign(raw)
+
+
+def max_length(wanted: int | None, config: DecoderConfig | ForeignConfig) -> int:
     """The tokens that one sequence may have: as many as wanted, or as the model takes. Raises ConfigError."""
     if wanted is not None and wanted > config.max_positions:
         raise ConfigError(

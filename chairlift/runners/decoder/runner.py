@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
-from chairlift.runners.decoder.config import max_length, read_config
+from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any_config
 from chairlift.runners.decoder.grammar import GrammarError
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler
 from chairlift.runners.decoder.kv_memory import available_bytes, num_kv_blocks
@@ -27,6 +27,9 @@ from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
 from chairlift.runners.sequences import GrammarDone, SequenceInfo
 from chairlift.runners.weights import Weights
+
+if TYPE_CHECKING:
+    from chairlift.runners.decoder.transformers_model import TransformersModel
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
 _PROMPT_ROWS = 64
@@ -48,7 +51,7 @@ class DecoderRunner:
     `model.forward(inputs)` gives hidden states and `model.logits(hidden)` their logits.
     """
 
-    model: Decoder
+    model: "Decoder | TransformersModel"
 
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
@@ -62,14 +65,20 @@ class DecoderRunner:
         """Read the weights and allocate the KV cache. Raises UnsupportedModel or ConfigError."""
         config = self.config
         folder = Path(config.model)
-        model_config = read_config(folder)
+        model_config = read_any_config(folder, config.implementation)
         max_model_len = max_length(config.max_model_len, model_config)
         device = _device(config)
         dtype = _dtype(config, model_config.dtype)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-        with Weights(folder, dtype, device) as weights:
-            self.model = Decoder(model_config, ops, weights, cache_dtype=cache_dtype)
+        if isinstance(model_config, DecoderConfig):
+            with Weights(folder, dtype, device) as weights:
+                self.model = Decoder(model_config, ops, weights, cache_dtype=cache_dtype)
+        else:
+            # Only now, since transformers takes seconds, and is not there for everybody.
+            from chairlift.runners.decoder.transformers_model import TransformersModel
+
+            self.model = TransformersModel(folder, model_config, ops, dtype, device, cache_dtype)
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
@@ -85,7 +94,7 @@ class DecoderRunner:
             block_size=config.block_size,
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
-            ops=ops.name,
+            ops=ops.name if isinstance(model_config, DecoderConfig) else f"{ops.name}, through transformers",
             weight_bytes=self.model.weight_bytes,
             kv_bytes=num_blocks * config.block_size * bytes_per_token,
         )

@@ -1,0 +1,66 @@
+"""A language model that transformers computes: what its config.json says of it. Without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES
+from chairlift.folders.model_json import positive_size, values_checked
+
+# What families call the same things.
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_GENERATES = ("ForCausalLM", "LMHeadModel")
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignConfig:
+    """What must be known before the model is loaded; all else is what transformers makes of the folder."""
+
+    model_type: str
+    vocab_size: int
+    head_dim: int
+    max_positions: int
+    dtype: str
+
+
+@values_checked()
+def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
+    """Check a parsed config.json. Raises UnsupportedModel for what transformers can't have served here either."""
+    name = raw.get("model_type")
+    if not isinstance(name, str) or not name:
+        raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
+    if find_spec("transformers") is None:
+        raise UnsupportedModel(
+            f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
+            "pip install 'chairlift[transformers]' has transformers compute it"
+        )
+    if raw.get("auto_map"):
+        raise UnsupportedModel("auto_map names code in the model's folder, which is never run")
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedModel("quantization_config is not supported; a model that leaves it unset works")
+    names = raw.get("architectures") or []
+    if not any(each.endswith(_GENERATES) for each in names):
+        raise UnsupportedModel(f"model_type {name!r} with architectures {names}: none writes texts (ForCausalLM)")
+    unlike = sorted(set(raw.get("layer_types") or ()) - _PLAIN_LAYERS)
+    if unlike or raw.get("attention_chunk_size") is not None:
+        raise UnsupportedModel(f"layers of type {unlike[0] if unlike else 'chunked_attention'!r} are not supported")
+    hidden, heads, _ = _first(raw, _HIDDEN), _first(raw, _HEADS), _first(raw, _LAYERS)
+    return ForeignConfig(
+        model_type=name,
+        vocab_size=_first(raw, ("vocab_size",)),
+        head_dim=_first(raw, ("head_dim",)) if raw.get("head_dim") is not None else hidden // heads,
+        max_positions=_first(raw, _POSITIONS),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+    )
+
+
+def _first(raw: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """The value under the first of these names that is there, as large at most as the first one's may be."""
+    found = next((raw[name] for name in names if raw.get(name) is not None), None)
+    return positive_size({names[0]: found}, names[0])

@@ -1,0 +1,125 @@
+"""Attention over the paged cache, for models whose layers are transformers' modules.
+
+transformers lets one register an attention function under a name; a model that is loaded with that name calls it in
+each layer, makes no masks, and leaves the cache to it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chairlift.errors import UnsupportedModel
+from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
+from chairlift.ops.contract import Ops
+from chairlift.runners.decoder.rope import RopeConfig
+
+NAME = "chairlift"
+# What says nothing of how to attend, or nothing that is not said by the batch.
+_HARMLESS = {
+    *("position_ids", "cache_position", "position_embeddings", "is_causal", "use_cache", "output_attentions"),
+    *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "num_items_in_batch"),
+}
+
+
+class PagedAttention:
+    """The caches of all layers, by their place; `batch` is where the tokens of the pass lie.
+
+    Until it has caches it computes without them, and notes what heads each layer has, in `heads`.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        self.heads: dict[int, HeadShape] = {}
+        self.batch: AttentionBatch | None = None
+        self._ops = ops
+        self._caches: dict[int, KVCache] = {}
+        # Queries and keys come rotated, so that all have the first row of a table that turns nothing.
+        self._still: AttentionBatch | None = None
+        self._tables: dict[int, Tensor] = {}
+
+    def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the caches of the layers that were noted."""
+        for layer, heads in self.heads.items():
+            self._caches[layer] = self._ops.allocate_kv_cache(num_blocks, block_size, heads, dtype, device)
+            size = heads.head_dim
+            if size not in self._tables:
+                self._tables[size] = RopeConfig.none(1).table(size, 1).to(device)
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """A pass over these tokens begins."""
+        self.batch = batch
+        self._still = replace(batch, positions=torch.zeros_like(batch.positions))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: HeadShape) -> Tensor:
+        """Queries [1, Hq, T, D], keys and values [1, Hkv, T, D] -> [1, T, Hq, D]."""
+        if not self._caches:
+            self.heads[layer] = heads
+            return _without_cache(query, key, value, heads)
+        assert self._still is not None
+        assert self.batch is not None
+        tokens, cache = query.shape[2], self._caches[layer]
+        parts = [each[0].transpose(0, 1).reshape(tokens, -1) for each in (query, key, value)]
+        table = self._tables[heads.head_dim]
+        turned = self._ops.rope_and_write(torch.cat(parts, dim=1), table, self._still, cache, heads)
+        return self._ops.attention(turned, cache, self.batch, heads).view(1, tokens, heads.num_heads, heads.head_dim)
+
+
+# Whose pass it is: a worker has one model and one thread that computes, but tests have several models.
+_current: list[PagedAttention] = []
+
+
+class under_way:
+    """Around a pass: attention is that of this model."""
+
+    def __init__(self, attention: PagedAttention) -> None:
+        self._attention = attention
+
+    def __enter__(self) -> None:
+        _current.append(self._attention)
+
+    def __exit__(self, *_: object) -> None:
+        _current.pop()
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' layers call. Raises UnsupportedModel for whatever can't be honoured."""
+    _refuse(module, attention_mask, others)
+    _, num_heads, _, head_dim = query.shape
+    if value.shape[-1] != head_dim:
+        raise UnsupportedModel(f"values of {value.shape[-1]} numbers a head, keys of {head_dim}: no cache here fits")
+    scale = head_dim**-0.5 if scaling is None else float(scaling)
+    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, sliding_window)
+    return _current[-1].attend(module.layer_idx, query, key, value, heads), None
+
+
+def _refuse(module: Any, mask: Tensor | None, others: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for attention that is another than causal, or that something is added to."""
+    if mask is not None:
+        raise UnsupportedModel("the model makes masks of its own for its attention, which are not read")
+    if getattr(module, "is_causal", True) is False or others.get("is_causal") is False:
+        raise UnsupportedModel("its tokens see what follows them")
+    if not isinstance(getattr(module, "layer_idx", None), int):
+        raise UnsupportedModel("its attention does not say which layer it is")
+    for name, value in others.items():
+        if value is not None and value is not False and name not in _HARMLESS:
+            raise UnsupportedModel(f"its attention has {name!r}, which the kernels do not know")
+
+
+def _without_cache(query: Tensor, key: Tensor, value: Tensor, heads: HeadShape) -> Tensor:
+    """Causal attention of one sequence over itself; windows are wider than the few tokens that come here."""
+    repeats = heads.num_heads // heads.num_kv_heads
+    key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=heads.scale)
+    return found.transpose(1, 2)

@@ -1,0 +1,270 @@
+"""A language model whose layers are transformers' modules, with our products and our attention over the paged cache.
+
+The same interface as `Decoder`: what `forward` gives are logits already, since how a model makes them differs.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.foreign_model import ForeignConfig
+from chairlift.folders.tensor_files import count_numbers
+from chairlift.ops.base import AttentionBatch, Head, Inputs, Linear
+from chairlift.ops.contract import Ops
+from chairlift.ops.drawing import best_allowed
+from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
+
+# Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding.
+_ROUTERS = (".gate", ".router")
+# Lengths of the two texts by which a loaded model is checked, and where they are cut.
+_LENGTHS, _CUTS = (12, 9), (7, 4)
+# By how much logits may differ that should be equal, as a share of the largest.
+_CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+
+
+class _Span(NamedTuple):
+    """Tokens of a text that a pass computes, and the blocks that the text has."""
+
+    first: int
+    stop: int
+    blocks: list[int]
+
+
+class TransformersModel:
+    """A loaded model and its KV cache. Raises UnsupportedModel for what can't be honoured, at loading."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ForeignConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        self.config, self.ops, self.dtype, self.device, self.cache_dtype = config, ops, dtype, device, cache_dtype
+        self._attention = PagedAttention(ops)
+        self._model = _loaded(folder, dtype, device)
+        self._takes_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._note_layers()
+        packed = _pack(self._model, ops)
+        self.weight_bytes = packed + sum(each.nbytes for each in self._model.parameters())
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
+        scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
+        each = [2 * heads.num_kv_heads * (heads.head_dim * self.cache_dtype.itemsize + scale) for heads in self._heads]
+        return sum(each)
+
+    @property
+    def _heads(self) -> Sequence[Any]:
+        return list(self._attention.heads.values())
+
+    def allocate(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """Allocate the KV cache, and check what the model computes over it."""
+        self._attention.allocate(num_blocks, block_size, self.cache_dtype, self.device)
+        with _told():
+            self._check(num_blocks, block_size, max_model_len)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Write K and V of all tokens and return the logits [R, V] of `inputs.logit_rows`."""
+        self._attention.begin(inputs.attention)
+        return self._pass(inputs.token_ids, inputs.attention.positions, inputs.logit_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits that `forward` gave."""
+        return hidden
+
+    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
+        logits = hidden.float()
+        return best_allowed(logits if allowed is None else logits.clone(), allowed)
+
+    def _pass(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        more = {"logits_to_keep": rows} if self._takes_rows else {}
+        with under_way(self._attention):
+            found = self._model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, return_dict=True, **more
+            )
+        logits: Tensor = found.logits[0]
+        return logits if self._takes_rows else logits[rows]
+
+    def _note_layers(self) -> None:
+        """Have two tokens go through, to see what heads there are."""
+        text = torch.zeros(2, dtype=torch.int64, device=self.device)
+        with _told():
+            self._pass(text, torch.arange(2, device=self.device), text[:1])
+        text_config = self._model.config.get_text_config(decoder=True)
+        layers = text_config.num_hidden_layers
+        if sorted(self._attention.heads) != list(range(layers)):
+            found = len(self._attention.heads)
+            raise UnsupportedModel(f"of its {layers} layers {found} have an attention that can be taken over")
+        if sizes := {heads.head_dim for heads in self._heads} - {self.config.head_dim}:
+            raise UnsupportedModel(f"its heads have {min(sizes)} numbers, and by config.json {self.config.head_dim}")
+        kinds = getattr(text_config, "layer_types", None) or []
+        for layer, kind in enumerate(kinds):
+            if (kind == "sliding_attention") != (self._attention.heads[layer].window is not None):
+                raise UnsupportedModel(f"layer {layer} is of type {kind!r}, but its attention is not told of a window")
+
+    def _check(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """Hold texts that are computed in parts, and in company, against the same ones computed alone.
+
+        They differ where a model has more than its attention to remember by: states, convolutions, positions that it
+        counts itself.
+        """
+        lengths = [min(length, max_model_len) for length in _LENGTHS]
+        needed = [-(-length // block_size) for length in lengths]
+        if num_blocks < sum(needed) or min(lengths) < max(_CUTS) + 1:
+            return
+        generator = torch.Generator().manual_seed(0)
+        texts = [torch.randint(self.config.vocab_size, (length,), generator=generator) for length in lengths]
+        blocks = [list(range(needed[0])), list(range(needed[0], sum(needed)))]
+        alone = [
+            self._compute([text], [_Span(0, len(text), mine)], block_size)[0]
+            for text, mine in zip(texts, blocks, strict=True)
+        ]
+        self._compute(texts, [_Span(0, cut, mine) for cut, mine in zip(_CUTS, blocks, strict=True)], block_size)
+        ends = zip(_CUTS, lengths, blocks, strict=True)
+        parts = self._compute(texts, [_Span(cut, length, mine) for cut, length, mine in ends], block_size)
+        for one, other in zip(alone, parts, strict=True):
+            if not (one - other).abs().max() <= _CLOSE[self.dtype] * one.abs().max():
+                problem = "what it computes in parts, or beside others, is not what it computes at once and alone"
+                raise UnsupportedModel(f"{problem}: it remembers by more than its attention")
+
+    def _compute(self, texts: Sequence[Tensor], spans: Sequence[_Span], block_size: int) -> Tensor:
+        """The logits of the last token of each text's span [S, V] float32."""
+        device, counts = self.device, torch.tensor([span.stop - span.first for span in spans])
+        positions = torch.cat([torch.arange(span.first, span.stop) for span in spans])
+        tables = torch.zeros(len(spans), max(len(span.blocks) for span in spans), dtype=torch.int32)
+        slots = []
+        for row, span in enumerate(spans):
+            tables[row, : len(span.blocks)] = torch.tensor(span.blocks)
+            where = torch.arange(span.first, span.stop)
+            slots.append(tables[row, where // block_size].long() * block_size + where % block_size)
+        ends = counts.cumsum(0)
+        batch = AttentionBatch(
+            query_start=torch.cat((torch.zeros(1, dtype=torch.int64), ends)).int().to(device),
+            context_len=torch.tensor([span.stop for span in spans], dtype=torch.int32, device=device),
+            block_tables=tables.to(device),
+            slot_mapping=torch.cat(slots).to(device),
+            positions=positions.to(device),
+            max_query_len=int(counts.max()),
+            max_context_len=max(span.stop for span in spans),
+        )
+        ids = torch.cat([text[span.first : span.stop] for text, span in zip(texts, spans, strict=True)])
+        return self.forward(Inputs(ids.to(device), batch, (ends - 1).to(device))).float()
+
+
+class _PackedLinear(nn.Module):
+    """A projection by our products."""
+
+    def __init__(self, linear: Linear, width: int) -> None:
+        super().__init__()
+        self._linear, self._width = linear, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        return self._linear(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], self._width)
+
+
+class _PackedHead(nn.Module):
+    """The last projection by our products."""
+
+    def __init__(self, head: Head, width: int) -> None:
+        super().__init__()
+        self._head, self._width = head, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., V]."""
+        return self._head.logits(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], self._width)
+
+
+def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """transformers' model, from safetensors alone and without any code of the folder."""
+    # Its annotations do not say what its functions give.
+    transformers: Any = import_module("transformers")
+    transformers.AttentionInterface.register(NAME, attention)
+    safely: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with _quiet(transformers):
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, **safely)
+            with torch.device("meta"):
+                empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            wanted, held = sum(each.numel() for each in empty.parameters()), count_numbers(folder) or 0
+            if wanted > held:
+                # Before memory is taken for what is in no file, and would be made up.
+                raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
+            model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=NAME,
+                use_safetensors=True,
+                output_loading_info=True,
+                **safely,
+            )
+        except UnsupportedModel:
+            raise
+        except Exception as error:
+            raise UnsupportedModel(f"transformers can't load it: {_first_line(error)}") from error
+    for kind in ("missing_keys", "unexpected_keys"):
+        if names := sorted(map(str, loading[kind])):
+            raise UnsupportedModel(f"{kind.replace('_keys', '')} tensors: {', '.join(names[:3])}")
+    return model.eval().requires_grad_(False).to(device)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Around a pass that may fail for any reason: each is an UnsupportedModel."""
+    try:
+        yield
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(f"transformers fails to compute it: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Neither bars nor warnings, which are for those who train."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        transformers.logging.enable_progress_bar()
+
+
+def _pack(model: Any, ops: Ops) -> int:
+    """Put our products in place of the model's projections; return what their weights take, in bytes."""
+    from transformers.pytorch_utils import Conv1D
+
+    head, total = model.get_output_embeddings(), 0
+    for name, module in list(model.named_modules()):
+        if name.endswith(_ROUTERS) or type(module) not in (nn.Linear, Conv1D):
+            continue
+        weight = module.weight if isinstance(module, nn.Linear) else module.weight.T.contiguous()
+        packed: nn.Module
+        if module is head and module.bias is None:
+            last = ops.head(weight.detach())
+            packed, nbytes = _PackedHead(last, weight.shape[0]), last.nbytes
+        else:
+            linear = ops.linear(weight.detach(), None if module.bias is None else module.bias.detach())
+            packed, nbytes = _PackedLinear(linear, weight.shape[0]), linear.nbytes
+        total += nbytes
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, packed)
+    return total
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300]

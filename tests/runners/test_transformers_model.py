@@ -1,0 +1,151 @@
+"""Families through transformers: the same logits and tokens as its own, however the work is cut into steps."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
+from support.foreign_factory import FOREIGN, REFUSED, foreign_folder, foreign_reference
+from support.model_factory import edited_folder, model_folder, reference_model
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders import foreign_model
+from chairlift.runners.decoder.config import read_any_config
+from chairlift.runners.decoder.runner import DecoderRunner
+
+NUM_OUTPUT = 64
+THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "mixtral", "qwen3_moe"]
+
+
+@functools.cache
+@torch.no_grad()
+def expected(name: str) -> dict[str, list[int]]:
+    model, found = foreign_reference(name), {}
+    for prompt_name, prompt in prompts().items():
+        out = model(torch.tensor([prompt]), use_cache=True)
+        tokens = [int(out.logits[0, -1].argmax())]
+        while len(tokens) < NUM_OUTPUT:
+            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            tokens.append(int(out.logits[0, -1].argmax()))
+        found[prompt_name] = tokens
+    return found
+
+
+@functools.cache
+def runner_of(name: str, ops: str = "native") -> DecoderRunner:
+    return make_runner(foreign_folder(FOREIGN[name][0], name), ops=ops, implementation="transformers")
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_logits_equal_transformers(name: str) -> None:
+    found = all_logits(runner_of(name), list(prompts().values()))
+    for logits, prompt in zip(found, prompts().values(), strict=True):
+        with torch.no_grad():
+            wanted = foreign_reference(name)(torch.tensor([prompt])).logits[0]
+        assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_greedy_tokens_equal_transformers(name: str) -> None:
+    """In one mixed batch, and in chunks of 7 tokens, whose last chunks mix with other requests' decodes."""
+    harness = Harness(runner_of(name))
+    assert harness.generate(requests(), NUM_OUTPUT) == expected(name)
+    assert harness.generate(requests(), NUM_OUTPUT, chunk=7) == expected(name)
+
+
+@pytest.mark.parametrize("ops", ["native", "reference"])
+@pytest.mark.parametrize("name", THOROUGH)
+def test_prefix_hits_and_preemption(name: str, ops: str) -> None:
+    harness = Harness(runner_of(name, ops))
+    size = harness.block_size
+    for request in requests("first"):
+        harness.add(request)
+    harness.step()
+    for prompt_name in ("17", "100", "300"):
+        prompt = prompts()[prompt_name]
+        cached = (len(prompt) - 1) // size * size
+        harness.add(make_request(prompt_name, prompt), cached, harness.tables[f"first{prompt_name}"][: cached // size])
+    harness.step()
+    harness.preempt("100")
+    harness.step()
+    found = harness.finish(["17", "100", "300"], NUM_OUTPUT)
+    assert found == {prompt_name: expected(name)[prompt_name] for prompt_name in ("17", "100", "300")}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi", "mixtral"])
+def test_bfloat16_and_eight_bits_are_near(name: str) -> None:
+    folder = foreign_folder(FOREIGN[name][0], name)
+    for settings in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}):
+        found = all_logits(make_runner(folder, ops="native", **settings), list(prompts().values()))
+        for logits, prompt in zip(found, prompts().values(), strict=True):
+            with torch.no_grad():
+                wanted = foreign_reference(name)(torch.tensor([prompt])).logits[0]
+            assert torch.cosine_similarity(logits.float(), wanted, dim=-1).mean() > 0.99
+
+
+def test_a_native_family_too_if_it_is_asked_for() -> None:
+    runner = make_runner(model_folder("llama"), ops="native", implementation="transformers")
+    assert runner.info.ops.endswith("through transformers")
+    for logits, prompt in zip(all_logits(runner, list(prompts().values())), prompts().values(), strict=True):
+        with torch.no_grad():
+            wanted = reference_model("llama")(torch.tensor([prompt])).logits[0]
+        assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+    native = make_runner(model_folder("llama"), ops="native")
+    assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_honoured_is_refused(name: str) -> None:
+    model_type, _, problem = REFUSED[name]
+    with pytest.raises(UnsupportedModel, match=problem):
+        make_runner(foreign_folder(model_type, name), ops="native")
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"auto_map": {"AutoModel": "modeling.X"}}, "auto_map names code"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"architectures": ["GPT2Model"]}, "none writes texts"),
+        ({"n_embd": 2**40}, "no model with more"),
+        ({"n_head": "4"}, "num_attention_heads"),
+        ({"n_positions": None}, "max_position_embeddings"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+    ],
+)
+def test_folders_are_refused_by_name_before_anything_is_loaded(
+    fields: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    folder = edited_folder(tmp_path / "m", foreign_folder("gpt2", "gpt2"), **fields)
+    with pytest.raises(UnsupportedModel, match=problem):
+        read_any_config(folder, "auto")
+
+
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "more", foreign_folder("gpt2", "gpt2"), n_layer=4000)
+    with pytest.raises(UnsupportedModel, match=r"by config\.json it has .* numbers, and its files hold"):
+        make_runner(folder, ops="native")
+    # As many numbers, by other names.
+    folder = edited_folder(tmp_path / "other", foreign_folder("gpt2", "gpt2"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.1.ln_2.gain"] = tensors.pop("transformer.h.1.ln_2.weight")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"missing tensors: transformer\.h\.1\.ln_2\.weight"):
+        make_runner(folder, ops="native")
+
+
+def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_model, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'"):
+        read_any_config(foreign_folder("gpt2", "gpt2"), "auto")
+    with pytest.raises(UnsupportedModel, match="these are: llama"):
+        read_any_config(foreign_folder("gpt2", "gpt2"), "native")
+
+
+def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    import models_doc
+
+    assert list(models_doc.FOREIGN) == [model_type for model_type, _ in FOREIGN.values()]

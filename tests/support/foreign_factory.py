@@ -1,0 +1,87 @@
+"""Small random-weight models of families that transformers computes, written by transformers."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.model_factory import TINY, randomize, temporary_root
+
+_GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512} | dict.fromkeys(
+    ("bos_token_id", "eos_token_id", "pad_token_id")
+)
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+_WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+
+# name: (model_type, config fields, beside TINY where they are not complete)
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", _GPT),
+    "gpt_bigcode": ("gpt_bigcode", _GPT),
+    "gpt_neox": ("gpt_neox", TINY),
+    "opt": ("opt", TINY | {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}),
+    "phi": ("phi", TINY),
+    "starcoder2": ("starcoder2", TINY | {"sliding_window": 20}),
+    "stablelm_parallel": ("stablelm", TINY | {"use_parallel_residual": True, "qk_layernorm": True}),
+    "cohere": ("cohere", TINY | {"use_qk_norm": True}),
+    "cohere2": ("cohere2", TINY | _WINDOWS),
+    "nemotron": ("nemotron", TINY),
+    "persimmon": ("persimmon", TINY),
+    "arcee": ("arcee", TINY),
+    "apertus": ("apertus", TINY),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", TINY | {"head_dim": 16}),
+    "nanochat": ("nanochat", TINY),
+    "mixtral": ("mixtral", TINY | _LOCAL),
+    "qwen2_moe": ("qwen2_moe", TINY | _EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3_moe": ("qwen3_moe", TINY | _EXPERTS | {"head_dim": 16}),
+    "olmoe": ("olmoe", TINY | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "flex_olmo": ("flex_olmo", TINY | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": ("phimoe", TINY | _LOCAL),
+    "granitemoe": ("granitemoe", TINY | _LOCAL),
+    "ernie4_5_moe": ("ernie4_5_moe", TINY | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
+    "glm4_moe": ("glm4_moe", TINY | _ROUTED | {"head_dim": 16}),
+    "dots1": ("dots1", TINY | _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
+    "minimax_m2": ("minimax_m2", TINY | _LOCAL | {"head_dim": 16}),
+}  # fmt: skip
+
+# What can't be honoured, and what is said of it.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma2": ("gemma2", TINY | {"head_dim": 16}, "softcap"),
+    "bloom": (
+        "bloom",
+        {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
+        "of its 2 layers 0 have",
+    ),
+    "mamba": ("mamba", TINY | {"state_size": 8}, "of its 2 layers 0 have"),
+    "falcon_h1": ("falcon_h1", TINY | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}, "in parts"),
+    "gpt_oss": ("gpt_oss", TINY | _LOCAL | {"head_dim": 16}, "s_aux"),
+    "deepseek_v3": ("deepseek_v3", TINY | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "numbers"),
+    "lfm2": ("lfm2", TINY | {"layer_types": ["conv", "full_attention"]}, "'conv'"),
+}
+
+
+@functools.cache
+def foreign_folder(model_type: str, name: str, dtype: str = "float32") -> Path:
+    """The folder of a model of FOREIGN or REFUSED, written on first use."""
+    folder = temporary_root() / f"foreign-{name}-{dtype}"
+    fields = FOREIGN[name][1] if name in FOREIGN else REFUSED[name][1]
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
+    randomize(model)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def foreign_reference(name: str) -> Any:
+    """The same model as transformers computes it by itself."""
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    folder = foreign_folder(FOREIGN[name][0], name)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
