@@ -2,9 +2,9 @@
 
     python benchmarks/through_transformers.py MODEL_DIR [--sequences 16] [--rounds 3] --out FILE.json
 
-All get the same prompts of 64 random tokens and give 64 tokens each, greedily, in bfloat16; every second
-round goes backwards. transformers alone is its own continuous batching (`generate_batch`), and its `generate`, which for
-prompts of one length pads nothing.
+All get the same prompts of 64 random tokens and give 64 tokens each, greedily, in bfloat16; every second round goes
+backwards. transformers alone is its own continuous batching (`generate_batch`), and its `generate`, which for prompts
+of one length pads nothing.
 """
 
 import argparse
