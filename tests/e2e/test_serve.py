@@ -263,7 +263,18 @@ def test_model_that_cannot_load_ends_the_server(model: Path, tmp_path: Path) -> 
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     made = subprocess.run(
-        [sys.executable, "-P", "-m", "chairlift.cli", "serve", "--port", "0", str(broken)],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "chairlift.cli",
+            "serve",
+            "--port",
+            "0",
+            "--implementation",
+            "native",
+            str(broken),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,7 @@
 """Families through transformers: the same logits and tokens as its own, however the work is cut into steps."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_greedy_tokens_equal_transformers(name: str) -> None:
     harness = Harness(runner_of(name))
     assert harness.generate(requests(), NUM_OUTPUT) == expected(name)
     assert harness.generate(requests(), NUM_OUTPUT, chunk=7) == expected(name)
+
+
+def test_models_in_threads_of_their_own_do_not_meet() -> None:
+    names = ["gpt2", "opt", "mixtral"]
+    runners = [runner_of(name) for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = list(pool.map(lambda runner: Harness(runner).generate(requests(), NUM_OUTPUT), runners))
+    assert found == [expected(name) for name in names]
 
 
 @pytest.mark.parametrize("ops", ["native", "reference"])

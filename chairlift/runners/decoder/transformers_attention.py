@@ -4,7 +4,9 @@ transformers lets one register an attention function under a name; a model that 
 each layer, makes no masks, and leaves the cache to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -66,21 +68,18 @@ class PagedAttention:
         return self._ops.attention(turned, cache, self.batch, heads).view(1, tokens, heads.num_heads, heads.head_dim)
 
 
-# Whose pass it is: a worker has one model and one thread that computes, but tests have several models.
-_current: list[PagedAttention] = []
+# Whose pass it is. A process may have several models, each with a thread of its own.
+_current: ContextVar[PagedAttention] = ContextVar("attention under way")
 
 
-class under_way:
+@contextmanager
+def under_way(paged: PagedAttention) -> Iterator[None]:
     """Around a pass: attention is that of this model."""
-
-    def __init__(self, attention: PagedAttention) -> None:
-        self._attention = attention
-
-    def __enter__(self) -> None:
-        _current.append(self._attention)
-
-    def __exit__(self, *_: object) -> None:
-        _current.pop()
+    before = _current.set(paged)
+    try:
+        yield
+    finally:
+        _current.reset(before)
 
 
 def attention(
@@ -101,7 +100,7 @@ def attention(
         raise UnsupportedModel(f"values of {value.shape[-1]} numbers a head, keys of {head_dim}: no cache here fits")
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     heads = HeadShape(num_heads, key.shape[1], head_dim, scale, sliding_window)
-    return _current[-1].attend(module.layer_idx, query, key, value, heads), None
+    return _current.get().attend(module.layer_idx, query, key, value, heads), None
 
 
 def _refuse(module: Any, mask: Tensor | None, others: Mapping[str, Any]) -> None:
