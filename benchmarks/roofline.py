@@ -2,9 +2,10 @@
 
 Measures what memory gives where as much is read as the model's weights are, and how fast products of the model's own
 shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's; `--quantization int8`: our
-own), then walks the workload's steps, as the
-real scheduler makes them, at those rates: a step takes at least the time to read each weight once or to multiply it
-with all tokens, whichever is longer, and the time to read the KV cache. Nothing else counts.
+own), then walks the workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time
+to read each weight once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Of
+experts it reads as many as tokens that choose at random would need, and multiplies with those that were chosen. Nothing
+else counts.
 `--measured TOK_S` prints the share of the limit that a rate reaches; benchmarks/offline.py, compare.py and serving.py
 (`--roofline MODEL`) do so for their own.
 """
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import workloads
@@ -30,6 +31,25 @@ from chairlift.runners.decoder.config import DecoderConfig, read_config
 
 ROWS = 512
 Shape = tuple[int, int]
+
+
+class Weights(NamedTuple):
+    """A kind of weight [out, in]: how many layers have it, how many they have of it, and how many a token needs."""
+
+    shape: Shape
+    layers: int
+    count: int = 1
+    chosen: int = 1
+
+    @property
+    def size(self) -> int:
+        """Numbers of one of them."""
+        return self.shape[0] * self.shape[1]
+
+    def read(self, tokens: int) -> float:
+        """How many numbers so many tokens read in a step."""
+        missed: float = (1 - self.chosen / self.count) ** tokens
+        return self.layers * self.size * self.count * (1 - missed)
 
 
 def main() -> None:
@@ -58,12 +78,11 @@ class Machine:
         self.config = config
         self.weight_bytes = 1 if quantization == "int8" else 2
         self.token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_bytes
-        layer, head = shapes(config)
-        weights = config.num_layers * sum(outs * ins for outs, ins in layer) + head[0] * head[1]
+        layers, head = weights_of(config)
         # As much as a step reads: a large cache holds a part of it from one step to the next.
-        self.step_bytes = self.weight_bytes * weights
+        self.step_bytes = round(self.weight_bytes * sum(each.read(1) for each in (*layers, head)))
         self.bandwidth = measure_bandwidth(self.step_bytes)
-        self.rates = {shape: measure_product(shape, quantization) for shape in {*layer, head}}
+        self.rates = {each.shape: measure_product(each.shape, quantization) for each in (*layers, head)}
 
     def limit(self, workload: str) -> dict[str, Any]:
         """Return the fewest seconds of a workload and the rate they make, beside what was measured."""
@@ -79,12 +98,23 @@ class Machine:
         }
 
 
-def shapes(config: DecoderConfig) -> tuple[list[Shape], Shape]:
-    """The weights [out, in] of one layer, as they are fused, and of the head."""
+def weights_of(config: DecoderConfig) -> tuple[list[Weights], Weights]:
+    """The weights of the layers, as they are fused, and of the head."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, middle = config.hidden_size, config.intermediate_size
-    layer = [(query + 2 * key, hidden), (hidden, query), (2 * middle, hidden), (hidden, middle)]
-    return layer, (config.vocab_size, hidden)
+    hidden, experts = config.hidden_size, config.experts
+    found = [Weights((query + 2 * key, hidden), config.num_layers), Weights((hidden, query), config.num_layers)]
+
+    def mlp(width: int, layers: int, count: int = 1, chosen: int = 1) -> None:
+        if width and layers:
+            shapes = ((2 * width, hidden), (hidden, width))
+            found.extend(Weights(shape, layers, count, chosen) for shape in shapes)
+
+    with_experts = 0 if experts is None else sum(experts.layers)
+    mlp(config.intermediate_size, config.num_layers - with_experts)
+    if experts is not None:
+        mlp(experts.width, with_experts, experts.count, experts.chosen)
+        mlp(experts.shared_width, with_experts)
+    return found, Weights((config.vocab_size, hidden), 1)
 
 
 def measure_bandwidth(size: int) -> float:
@@ -113,18 +143,18 @@ def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float
     for index, (prompt, length) in enumerate(jobs):
         params = SamplingParams(max_tokens=length)
         scheduler.add(Request(id=str(index), prompt_ids=prompt, params=params, max_tokens=length, arrival=index))
-    layer, head = shapes(config)
+    layers, head = weights_of(config)
     total = 0.0
     while scheduler.num_waiting or scheduler.num_running:
         step = scheduler.schedule(total)
         ends = {s.id: s.num_computed_tokens + step.num_tokens[s.id] for s in scheduler.running}
         sampled = [s.id for s in scheduler.running if ends[s.id] == len(s.token_ids)]
 
-        def product(shape: Shape, rows: int) -> float:
-            weights = shape[0] * shape[1]
-            return max(2 * weights * rows / rates[shape], machine.weight_bytes * weights / bandwidth) if rows else 0.0
+        def product(each: Weights, rows: int) -> float:
+            multiplied = 2 * each.layers * each.size * each.chosen * rows / rates[each.shape]
+            return max(multiplied, machine.weight_bytes * each.read(rows) / bandwidth)
 
-        total += config.num_layers * sum(product(shape, step.total_tokens) for shape in layer)
+        total += sum(product(each, step.total_tokens) for each in layers)
         total += product(head, len(sampled)) + sum(ends.values()) * machine.token_bytes / bandwidth
         scheduler.update(step, StepResult({name: [0] for name in sampled}), total)
     return total

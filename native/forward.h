@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "staging.h"
 
 namespace {
@@ -32,28 +33,68 @@ class Plans {
     }
 };
 
+// How much the MLPs of all layers need at most: rows, of tokens or of all the experts that they go to, and numbers.
+struct MlpSizes {
+    int64_t widest = 0, gated = 0, places = 0, experts = 0;
+
+    MlpSizes(const Decoder &decoder, int64_t tokens) {
+        for (int64_t i = 0; i < decoder.num_layers; i++) {
+            const DecoderLayer &layer = decoder.layers[i];
+            if (!layer.experts) {
+                add(tokens, layer.down);
+                continue;
+            }
+            const Experts &mixed = *layer.experts;
+            places = std::max(places, Routes::most_places(mixed, tokens));
+            experts = std::max<int64_t>(experts, mixed.count);
+            add(places, *mixed.down);
+            if (mixed.shared_down.packed) add(tokens, mixed.shared_down);
+        }
+    }
+
+  private:
+    void add(int64_t rows, const Weight &down) {
+        widest = std::max(widest, down.in_features);
+        gated = std::max(gated, rows * down.in_features);
+    }
+};
+
 // Buffers that the threads of a pass share.
 template <typename T> struct Workspace {
     T *residual, *gathered_residual, *qkv, *query, *attention_out, *gated, *part;
+    // Of layers with experts: what they are given, what they give, and of each row how much the shared one counts.
+    T *normalized, *returned;
+    float *shared_shares;
+    float *scores;      // two for each expert and thread
+    const MlpSizes sizes;
     Staging<T> staging;
 
-    Workspace(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads) {
+    Workspace(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads)
+        : sizes(decoder, pass.num_tokens) {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
         const int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim;
-        const int64_t intermediate = decoder.layers->down.in_features;
-        const int64_t widest = std::max({intermediate, hidden_size, query_size});
-        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size + intermediate);
-        arena.reset(sizeof(T) * activations + Staging<T>::size(tokens, widest, threads) + 16 * 64);
+        const int64_t widest = std::max({sizes.widest, hidden_size, query_size});
+        const int64_t routed = sizes.places ? tokens : 0;
+        const int64_t staged = std::max(tokens, sizes.places);
+        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size) + sizes.gated +
+                                    (routed + sizes.places) * hidden_size;
+        const int64_t floats = routed + threads * 2 * sizes.experts;
+        arena.reset(sizeof(T) * activations + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
+                    16 * 64);
         residual = arena.take<T>(tokens * hidden_size);
         gathered_residual = arena.take<T>(tokens * hidden_size);
         qkv = arena.take<T>(tokens * qkv_size);
         query = arena.take<T>(tokens * query_size);
         attention_out = arena.take<T>(tokens * query_size);
-        gated = arena.take<T>(tokens * intermediate);
+        gated = arena.take<T>(sizes.gated);
         part = arena.take<T>(tokens * hidden_size);     // what is to be normalized before it is added
-        staging.take(arena, tokens, widest, threads);
+        normalized = arena.take<T>(routed * hidden_size);
+        returned = arena.take<T>(sizes.places * hidden_size);
+        shared_shares = arena.take<float>(routed);
+        scores = arena.take<float>(threads * 2 * sizes.experts);
+        staging.take(arena, staged, widest, threads);
     }
 };
 
@@ -63,14 +104,16 @@ template <typename T> class Forward {
     const Pass &pass;
     const Workspace<T> &workspace;
     const std::vector<const Plan *> &plans;  // of each layer
+    Routes &routes;
     Team &team;
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
-    // Rows of x, normalized if there is a norm, as the weight wants them.
-    NOINLINE Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight) {
+    // Rows of x, normalized if there is a norm, as the weight wants them. With `sources`, those that they name.
+    NOINLINE Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight,
+                           const int64_t *sources = nullptr) {
         return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
-            const T *from = x + row * weight.in_features;
+            const T *from = x + (sources ? sources[row] : row) * weight.in_features;
             if (!norm.weight) return from;
             norm_row(from, norm, space, weight.in_features, decoder.eps);
             return static_cast<const T *>(space);
@@ -152,15 +195,64 @@ template <typename T> class Forward {
     void feed_forward(const DecoderLayer &layer, const T *attention_out, T *residual, int64_t rows) {
         const Tiles tiles(rows, team);
         add(attention_out, tiles, layer.out, layer.attention_post_norm, residual);
+        if (layer.experts) return mix(layer, tiles, residual);
         const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
         multiply(x, tiles, layer.gate_up, EpilogueMode::GATE, workspace.gated, layer.down.in_features);
         add(workspace.gated, tiles, layer.down, layer.mlp_post_norm, residual);
     }
 
+    // Normalizes rows for the experts, and finds out to which they go.
+    void route_rows(const DecoderLayer &layer, const T *residual, int64_t rows) {
+        const Range range = team.share(rows);
+        float *space = workspace.scores + team.thread * 2 * workspace.sizes.experts;
+        for (int64_t row = range.begin; row < range.end; row++) {
+            const T *from = residual + row * hidden_size;
+            T *to = workspace.normalized + row * hidden_size;
+            if (layer.mlp_pre_norm.weight)
+                norm_row(from, layer.mlp_pre_norm, to, hidden_size, decoder.eps);
+            else
+                std::memcpy(to, from, sizeof(T) * hidden_size);
+            workspace.shared_shares[row] =
+                route(*layer.experts, to, hidden_size, space, routes.experts_of(row), routes.shares_of(row));
+        }
+        team.wait();
+        if (team.thread == 0) routes.group(rows, layer.experts->count);
+        team.wait();
+    }
+
+    // What a gated MLP makes of prepared rows, one for each group of tiles if they are a list's.
+    void run_mlp(const Rows &x, const Tiles &tiles, const Weight &gate_up, const Weight &down, T *out) {
+        multiply(x, tiles, gate_up, EpilogueMode::GATE, workspace.gated, down.in_features);
+        const Rows gated = prepared(workspace.gated, tiles, {}, down);
+        multiply(gated, tiles, down, EpilogueMode::STORE, out, hidden_size);
+    }
+
+    void mix(const DecoderLayer &layer, const Tiles &tiles, T *residual) {
+        const Experts &experts = *layer.experts;
+        route_rows(layer, residual, tiles.rows);
+        const Tiles routed(routes.tiles);
+        const Rows x = prepared(workspace.normalized, routed, {}, *experts.gate_up, routes.sources.data());
+        run_mlp(x, routed, *experts.gate_up, *experts.down, workspace.returned);
+        const bool shared = experts.shared_down.packed;
+        if (shared) {
+            const Rows all = prepared(workspace.normalized, tiles, {}, experts.shared_gate_up);
+            run_mlp(all, tiles, experts.shared_gate_up, experts.shared_down, workspace.part);
+        }
+        const Range range = team.share(tiles.rows);
+        for (int64_t row = range.begin; row < range.end; row++) {
+            T *part = workspace.part + row * hidden_size;
+            combine(workspace.returned, routes.places_of(row), routes.shares_of(row), experts.chosen,
+                    shared ? part : nullptr, workspace.shared_shares[row], hidden_size, part);
+            if (layer.mlp_post_norm.weight) norm_row(part, layer.mlp_post_norm, part, hidden_size, decoder.eps);
+            add_row(part, residual + row * hidden_size, hidden_size);
+        }
+        team.wait();
+    }
+
   public:
     Forward(const Decoder &decoder, const Pass &pass, const Workspace<T> &workspace,
-            const std::vector<const Plan *> &plans, Team &team)
-        : decoder(decoder), pass(pass), workspace(workspace), plans(plans), team(team) {}
+            const std::vector<const Plan *> &plans, Routes &routes, Team &team)
+        : decoder(decoder), pass(pass), workspace(workspace), plans(plans), routes(routes), team(team) {}
 
     // Writes the normalized hidden states of the wanted rows.
     void run(T *out) {

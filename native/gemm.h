@@ -6,6 +6,7 @@
 // while the rows pass by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
 #pragma once
 #include <algorithm>
+#include <vector>
 
 #include "microkernel.h"
 #include "epilogue.h"
@@ -17,10 +18,18 @@ constexpr int STEPS_AHEAD = 24; // how far to prefetch what streams
 // So many multiplications take one thread as long as waking the others.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
+// Tiles of rows that are multiplied with weights of their own, group by group: see experts.h.
+struct TileList {
+    std::vector<int64_t> first, rows;   // of each tile: where its rows begin, a whole block, and how many they are
+    std::vector<int64_t> begin;         // of each group the first of its tiles; at the end how many tiles there are
+    std::vector<int64_t> weight;        // of each group: which of the weights
+};
+
 // Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
 // group, of as many tiles as any other: what it prepares it multiplies itself, and little travels from core to core.
 struct Tiles {
     int64_t rows, blocks, count, groups;
+    const TileList *list = nullptr;
 
     Tiles(int64_t rows, const Team &team)
         : rows(rows), blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
@@ -28,8 +37,21 @@ struct Tiles {
         groups = team.threads;
         count = (count + groups - 1) / groups * groups;
     }
-    int64_t first(int64_t tile) const { return std::min(rows, blocks * tile / count * ROW_BLOCK); }
-    Range group(int64_t index) const { return {count * index / groups, count * (index + 1) / groups}; }
+    explicit Tiles(const TileList &list)
+        : rows(0), blocks(0), count(int64_t(list.first.size())), groups(int64_t(list.weight.size())), list(&list) {}
+
+    int64_t first(int64_t tile) const {
+        return list ? list->first[tile] : std::min(rows, blocks * tile / count * ROW_BLOCK);
+    }
+    int64_t rows_of(int64_t tile) const { return list ? list->rows[tile] : first(tile + 1) - first(tile); }
+    Range group(int64_t index) const {
+        if (list) return {list->begin[index], list->begin[index + 1]};
+        return {count * index / groups, count * (index + 1) / groups};
+    }
+    // What a group is multiplied with: the weight, or of a list's groups that of as many behind it.
+    const Weight &weight_of(int64_t index, const Weight &weight) const {
+        return list ? (&weight)[list->weight[index]] : weight;
+    }
 };
 
 #if defined(__AMX_TILE__)
@@ -75,7 +97,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         panel.prefetch_from = single     ? panel.weights + STEPS_AHEAD * STEP_BYTES
                               : prefetch ? next + nth * steps * panel.prefetch_stride
                                          : panel.weights;
-        const int64_t first = tiles.first(tile), rows = tiles.first(tile + 1) - first;
+        const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
         multiply_tile<Format>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
     }
@@ -89,10 +111,10 @@ NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight
     const TileRegisters registers;
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
-        const int64_t panel = task % panels;
-        const char *next = static_cast<const char *>(weight.packed) + (panel + 1) * panel_bytes;
-        multiply<Format>(x, tiles, tiles.group(task / panels), weight, panel, panel + 1 < panels ? next : nullptr,
-                         epilogue);
+        const int64_t panel = task % panels, group = task / panels;
+        const Weight &own = tiles.weight_of(group, weight);
+        const char *next = static_cast<const char *>(own.packed) + (panel + 1) * panel_bytes;
+        multiply<Format>(x, tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr, epilogue);
     }
 }
 

@@ -78,11 +78,23 @@ struct HeadNorms {
     float eps;
 };
 
+// An MLP of which each token uses a part: the `chosen` experts whose scores are highest, and all use a shared one if
+// there is one. See chairlift/ops/experts.py for what is computed.
+struct Experts {
+    const float *router;        // [count, hidden_size], and of a shared expert with a gate one more row for that
+    const float *choice_bias;   // [count]: added to the scores that are compared; may be null
+    const Weight *gate_up, *down;   // one of each for each expert, all of the same size and format
+    Weight shared_gate_up, shared_down;     // `packed` is null where there is none
+    int32_t count, chosen, sigmoid, renormalized, shared_gated;
+    float least_sum, scale;
+};
+
 // One layer of a decoder, and its norms of what attention and the MLP are given (pre) and of what they give (post).
 struct DecoderLayer {
     Norm attention_pre_norm, attention_post_norm, mlp_pre_norm, mlp_post_norm;
     HeadNorms head_norms;
     Weight qkv, out, gate_up, down;
+    const Experts *experts;     // if there are any, gate_up and down are not used
     void *k_cache, *v_cache;
     const float *cos_sin;
     int32_t window;

@@ -59,13 +59,19 @@ template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight 
 template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
     static thread_local Arena arena;
     static thread_local Plans plans;
+    static thread_local Routes routes;
     const Workspace<T> workspace(arena, decoder, pass, omp_get_max_threads());
     plans.make(decoder, pass.batch);
-    // Inside the team the name would stand for each thread's own.
+    for (int64_t i = 0; i < decoder.num_layers; i++)
+        if (decoder.layers[i].experts) routes.reserve(*decoder.layers[i].experts, pass.num_tokens);
+    // Inside the team these names would stand for each thread's own.
     const std::vector<const Plan *> &of_layers = plans.of_layers;
-    const Weight &gate_up = decoder.layers->gate_up;
-    with_team(pass.num_tokens * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
-        Forward<T>(decoder, pass, workspace, of_layers, team).run(hidden);
+    Routes &of_all = routes;
+    const DecoderLayer &first = *decoder.layers;
+    const Weight &gate_up = first.experts ? *first.experts->gate_up : first.gate_up;
+    const int64_t rows = pass.num_tokens * (first.experts ? first.experts->chosen : 1);
+    with_team(rows * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
+        Forward<T>(decoder, pass, workspace, of_layers, of_all, team).run(hidden);
     });
 }
 

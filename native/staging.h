@@ -95,7 +95,7 @@ template <typename T> class Staging {
         const Range mine = alone ? Range{0, 1} : team.share(tiles.count);
         uint32_t *tile_words = words + team.thread * width * sizeof(T) * TILE_ROWS / 4;
         for (int64_t tile = mine.begin; tile < mine.end; tile++) {
-            const int64_t first = tiles.first(tile), count = tiles.first(tile + 1) - first;
+            const int64_t first = tiles.first(tile), count = tiles.rows_of(tile);
             auto *to = reinterpret_cast<uint32_t *>(inputs + (own + first) * row_bytes);
             // A row on its own is put there at once, unless its words lie apart.
             const bool at_once = count == 1 && ROW_STEPS == 1;

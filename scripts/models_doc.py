@@ -34,6 +34,15 @@ KNOWN = {
     "cwm": "Code World Model",
     "olmo": "OLMo 1",
     "stablelm": "StableLM 3B, 1.6B, Zephyr 3B",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen 1.5 and 2 with experts",
+    "qwen3_moe": "Qwen 3 with experts",
+    "olmoe": "OLMoE",
+    "flex_olmo": "FlexOlmo",
+    "granitemoe": "Granite 3 with experts",
+    "ernie4_5_moe": "ERNIE 4.5 with experts",
+    "glm4_moe": "GLM 4.5",
+    "dots1": "dots.llm1",
     "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE",
     "roberta": "RoBERTa, all-distilroberta",
     "xlm-roberta": "XLM-R, multilingual E5, BGE-M3 and its reranker",
@@ -60,16 +69,7 @@ FOREIGN = {
     "apertus": "Apertus",
     "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
     "nanochat": "nanochat",
-    "mixtral": "Mixtral",
-    "qwen2_moe": "Qwen 1.5 and 2 with experts",
-    "qwen3_moe": "Qwen 3 with experts",
-    "olmoe": "OLMoE",
-    "flex_olmo": "FlexOlmo",
     "phimoe": "Phi 3.5 with experts",
-    "granitemoe": "Granite 3 with experts",
-    "ernie4_5_moe": "ERNIE 4.5 with experts",
-    "glm4_moe": "GLM 4.5",
-    "dots1": "dots.llm1",
     "minimax_m2": "MiniMax M2",
 }
 REFUSED = {
@@ -152,6 +152,7 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "GELU": row.activation[1].startswith("gelu"),
         "multipliers": row.multipliers,
         "scaled embeddings": row.scaled_embedding,
+        "experts": row.experts is not None,
     }
     return ", ".join(name for name, there in found.items() if there) or "-"
 

@@ -4,6 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from chairlift.folders.expert_rules import (
+    DOTS1,
+    ERNIE4_5,
+    GLM4,
+    GRANITE,
+    MIXTRAL,
+    OLMOE,
+    QWEN2,
+    QWEN3,
+    ExpertRule,
+)
 from chairlift.folders.layer_rules import (
     Raw,
     Rotated,
@@ -17,8 +28,11 @@ from chairlift.folders.layer_rules import (
     rotated_all,
     rotated_but_every_fourth,
     rotated_with_window,
+    window_after,
     window_but,
+    window_by_turns,
     window_if_set,
+    window_if_used,
     window_per_layer,
 )
 
@@ -45,15 +59,17 @@ class DecoderFamily:
 
     `fused_qkv` and `fused_gate_up`: the files hold these projections as one. `norm_kind`: RMS norms, LayerNorms, or
     those without weights. `qk_norm`: queries and keys are normalized each head by itself or the whole projection at
-    once. `norm_offset` is added to the weights of norms. With `float_norms` what is normalized is multiplied by those
-    weights before it is rounded, not after. `activation`: the MLP's config field and what it means to leave it out.
-    `head_dim=None` means hidden_size / num_attention_heads. `query_pre_attn_scalar`: scores are divided by the square
-    root of this config field, whose default this is, and not of head_dim. `scaled_embedding`: embeddings are multiplied
-    by the square root of hidden_size. `multipliers`: the config has factors of embeddings, scores, logits, and of what
-    is added to the residual. `tied`, `rms_norm_eps` (which the config has as `eps_field`) and `rope_theta` are used
-    where the config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields
-    with the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the
-    two halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
+    once, if the config field `qk_norm_if` says so where there is one. `norm_offset` is added to the weights of
+    norms. With `float_norms` what is normalized is multiplied by those weights before it is rounded, not after.
+    `activation`: the MLP's config field and what it means to leave it out. `head_dim=None` means hidden_size /
+    num_attention_heads. `query_pre_attn_scalar`: scores are divided by the square root of this config field, whose
+    default this is, and not of head_dim. `scaled_embedding`: embeddings are multiplied by the square root of
+    hidden_size. `multipliers`: the config has factors of embeddings, scores, logits, and of what is added to the
+    residual. `tied`, `rms_norm_eps` (which the config has as `eps_field`) and `rope_theta` are used where the
+    config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields with
+    the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the two
+    halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
+    `experts`: how the config describes those of layers that have any in place of one MLP.
     """
 
     qkv_bias: Bias = False
@@ -64,6 +80,7 @@ class DecoderFamily:
     norms: LayerNorms = LayerNorms()
     norm_kind: Literal["rms", "layer", "bare"] = "rms"
     qk_norm: Literal["head", "projection"] | None = None
+    qk_norm_if: str | None = None
     norm_offset: float = 0.0
     float_norms: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -80,6 +97,7 @@ class DecoderFamily:
     rotated: Callable[[Raw, Windows], Rotated] = rotated_all
     neighbours: bool = False
     rotary_share: float | None = None
+    experts: ExpertRule | None = None
 
     @property
     def honoured(self) -> set[str]:
@@ -91,6 +109,8 @@ class DecoderFamily:
             found.add("partial_rotary_factor")
         if self.rotated is rotated_but_every_fourth:
             found.add("no_rope_layers")
+        if self.experts is not None:
+            found.update(self.experts.count)
         return found
 
 
@@ -230,5 +250,44 @@ FAMILIES: dict[str, DecoderFamily] = {
         rope_theta=1e6,
         windows=window_but(0, 4, 8192),
         rope=rope_of_cwm,
+    ),
+    "mixtral": DecoderFamily(rms_norm_eps=1e-5, rope_theta=1e6, windows=window_if_set, experts=MIXTRAL),
+    "qwen2_moe": DecoderFamily(qkv_bias=("qkv_bias", True), windows=window_by_turns, experts=QWEN2),
+    "qwen3_moe": DecoderFamily(
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", windows=window_if_used, experts=QWEN3
+    ),
+    "olmoe": DecoderFamily(
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="projection", rms_norm_eps=1e-5, experts=OLMOE
+    ),
+    "flex_olmo": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norms=_AFTER,
+        qk_norm="projection",
+        float_norms=True,
+        rope_theta=5e5,
+        experts=OLMOE,
+    ),
+    "granitemoe": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", multipliers=True, experts=GRANITE),
+    "glm4_moe": DecoderFamily(
+        qkv_bias="attention_bias",
+        qk_norm="head",
+        qk_norm_if="use_qk_norm",
+        rms_norm_eps=1e-5,
+        rotary_share=0.5,
+        experts=GLM4,
+    ),
+    "dots1": DecoderFamily(
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", windows=window_after, experts=DOTS1
+    ),
+    "ernie4_5_moe": DecoderFamily(
+        qkv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        tied=True,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        neighbours=True,
+        experts=ERNIE4_5,
     ),
 }

@@ -48,6 +48,27 @@ def window_if_set(raw: Raw, num_layers: int) -> Windows:
     return (raw.get("sliding_window"),) * num_layers
 
 
+def window_if_used(raw: Raw, num_layers: int) -> Windows:
+    """Qwen 3 with experts: the same window for all layers, if `use_sliding_window` says so."""
+    return (raw.get("sliding_window", 4096) if raw.get("use_sliding_window") else None,) * num_layers
+
+
+def window_by_turns(raw: Raw, num_layers: int) -> Windows:
+    """Qwen 2 with experts: as `layer_types` say, or for every second of the first layers, if windows are used."""
+    if raw.get("layer_types") is not None or not raw.get("use_sliding_window"):
+        return window_per_layer(raw, num_layers)
+    window, last = raw.get("sliding_window", 4096), raw.get("max_window_layers", 28)
+    return tuple(window if (layer + 1) % 2 and layer < last else None for layer in range(num_layers))
+
+
+def window_after(raw: Raw, num_layers: int) -> Windows:
+    """dots.llm1: as `layer_types` say, or from `max_window_layers` on."""
+    window, types, first = raw.get("sliding_window", 4096), raw.get("layer_types"), raw.get("max_window_layers", 62)
+    if types is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
 def window_but(full: int, every: int, default: int = 4096, optional: bool = False) -> Callable[[Raw, int], Windows]:
     """Windows, `default` tokens unless said, but for one layer of so `every` many, the `full`-th of them.
 

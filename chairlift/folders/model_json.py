@@ -27,6 +27,11 @@ _MOST: dict[str, int] = {
     "sliding_window_pattern": 2**12,
     "no_rope_layer_interval": 2**12,
     "query_pre_attn_scalar": 2**20,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 2**14),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_shared_experts", "moe_num_shared_experts"), 2**10),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 2**20),
+    "num_nextn_predict_layers": 2**8,
+    **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval"), 2**12),
 }
 
 

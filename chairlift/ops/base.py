@@ -89,9 +89,39 @@ class Inputs:
     logit_rows: Tensor
 
 
+class Mlp(Protocol):
+    """What a layer does with each token by itself: x [T, H] -> [T, H]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its weights take."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what is added to the residual, before any norm of it."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class GatedMlp:
+    """down(gate_up(x)); `gate_up` is gated. Implements `Mlp`."""
+
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both weights."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        return self.down(self.gate_up(x))
+
+
 @dataclass(slots=True, frozen=True)
 class DecoderLayer:
-    """One layer's weights. `qkv` is one fused projection; `gate_up` is gated.
+    """One layer's weights. `qkv` is one fused projection.
 
     Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
     is added to the residual (post).
@@ -105,8 +135,7 @@ class DecoderLayer:
     out: Linear
     attention_post_norm: Tensor | None
     mlp_pre_norm: Tensor | None
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
     mlp_post_norm: Tensor | None
 
     @property

@@ -1,13 +1,14 @@
 """A decoder's whole forward pass in one native call."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from chairlift.ops import native
-from chairlift.ops.base import DecoderWeights, Inputs, KVCache, Linear
+from chairlift.ops.base import DecoderWeights, GatedMlp, Inputs, KVCache, Linear, Mlp
+from chairlift.ops.experts import Experts
 from chairlift.ops.packed import PackedWeight
 
 
@@ -18,8 +19,41 @@ def _struct(linear: Linear) -> native.WeightStruct:
 
 def can_fuse(weights: DecoderWeights) -> bool:
     """Whether the native products hold every weight."""
-    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, *_linears_of(layer.mlp))]
     return all(isinstance(part, PackedWeight) for part in linears) and isinstance(weights.head, PackedWeight | None)
+
+
+def _linears_of(mlp: Mlp) -> Iterator[Linear | None]:
+    """All weights that it multiplies with but a router's; None for one of a kind that the fused pass does not know."""
+    if isinstance(mlp, GatedMlp):
+        yield from (mlp.gate_up, mlp.down)
+    elif isinstance(mlp, Experts):
+        for expert in (*mlp.experts, *([] if mlp.shared is None else [mlp.shared])):
+            yield from (expert.gate_up, expert.down)
+    else:
+        yield None
+
+
+def _experts_struct(experts: Experts) -> native.ExpertsStruct:
+    """Describe them; arrays that it points to are its own, the tensors are the caller's to keep."""
+    routing = experts.routing
+    all_of = native.WeightStruct * routing.count
+    shared = experts.shared
+    return native.ExpertsStruct(
+        experts.router.data_ptr(),
+        None if experts.choice_bias is None else experts.choice_bias.data_ptr(),
+        all_of(*(_struct(expert.gate_up) for expert in experts.experts)),
+        all_of(*(_struct(expert.down) for expert in experts.experts)),
+        native.WeightStruct() if shared is None else _struct(shared.gate_up),
+        native.WeightStruct() if shared is None else _struct(shared.down),
+        routing.count,
+        routing.chosen,
+        routing.scoring == "sigmoid",
+        routing.renormalized,
+        experts.shared_gated,
+        routing.least_sum,
+        routing.scale,
+    )
 
 
 class FusedDecoder:
@@ -36,7 +70,11 @@ class FusedDecoder:
                 setattr(struct, name, native.NormStruct.of(getattr(layer, name)))
             struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, weights.eps)
             struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
-            struct.gate_up, struct.down = _struct(layer.gate_up), _struct(layer.down)
+            if isinstance(layer.mlp, GatedMlp):
+                struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)
+            else:
+                assert isinstance(layer.mlp, Experts)
+                struct.experts = ctypes.pointer(_experts_struct(layer.mlp))
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
             struct.cos_sin = cos_sin.data_ptr()
             struct.window = layer.heads.window or 0

@@ -99,6 +99,22 @@ class HeadNormsStruct(ctypes.Structure):
         return cls(NormStruct.of(q_norm), NormStruct.of(k_norm), sizes != {heads.head_dim}, eps)
 
 
+class ExpertsStruct(ctypes.Structure):
+    """An MLP of which each token uses a part."""
+
+    _fields_ = [
+        ("router", POINTER),
+        ("choice_bias", POINTER),
+        ("gate_up", ctypes.POINTER(WeightStruct)),
+        ("down", ctypes.POINTER(WeightStruct)),
+        ("shared_gate_up", WeightStruct),
+        ("shared_down", WeightStruct),
+        *[(name, INT32) for name in ("count", "chosen", "sigmoid", "renormalized", "shared_gated")],
+        ("least_sum", FLOAT),
+        ("scale", FLOAT),
+    ]
+
+
 class DecoderLayerStruct(ctypes.Structure):
     """One layer's norms, weights and cache."""
 
@@ -109,6 +125,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ],
         ("head_norms", HeadNormsStruct),
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
+        ("experts", ctypes.POINTER(ExpertsStruct)),
         ("k_cache", POINTER),
         ("v_cache", POINTER),
         ("cos_sin", POINTER),
@@ -208,6 +225,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     WeightStruct,
     NormStruct,
     HeadNormsStruct,
+    ExpertsStruct,
     DecoderLayerStruct,
     DecoderStruct,
     PassStruct,

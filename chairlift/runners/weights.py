@@ -46,17 +46,31 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._handle_of
 
-    def take(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Return the named tensors concatenated along their first dimension, in this reader's dtype and device."""
+    def take(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> Tensor:
+        """Return the named tensors concatenated along their first dimension, on this reader's device.
+
+        They get this reader's dtype unless another is given.
+        """
         for name, shape in zip(names, shapes, strict=True):
             self._check(name, shape)
         rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             out[start : start + shape[0]].copy_(self._read(name))
             start += shape[0]
         return out
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""
+        handle = self._handle_of.get(name)
+        if handle is None:
+            raise UnsupportedModel(f"tensor {name!r} is missing from the model's safetensors files")
+        return tuple(handle.get_slice(name).get_shape())
+
+    def leave(self, prefixes: Sequence[str]) -> None:
+        """Take no notice of tensors whose names begin so."""
+        self._unused = {name for name in self._unused if not name.startswith(tuple(prefixes))}
 
     def refuse_unused(self, under: Sequence[str] = ("",)) -> None:
         """Raise UnsupportedModel if the files hold tensors, of names that begin so, that no part of the model took."""
@@ -68,10 +82,7 @@ class Weights:
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise UnsupportedModel unless the tensor is there with this shape, before memory is taken for it."""
-        handle = self._handle_of.get(name)
-        if handle is None:
-            raise UnsupportedModel(f"tensor {name!r} is missing from the model's safetensors files")
-        found = tuple(handle.get_slice(name).get_shape())
+        found = self.shape(name)
         if found != shape:
             raise UnsupportedModel(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(shape)}")
 

@@ -65,8 +65,9 @@ def test_inputs_of_every_shape(server: Server) -> None:
         {"role": "user", "content": "Twice that."},
     ]
     for given in ("Hello!", said, turns):
-        assert text_of(respond(server, input=given, instructions="Be brief."))
-    cut = respond(server, input="Tell me of Moby Dick.", max_output_tokens=3)
+        assert text_of(respond(server, input=given, instructions="Be brief.", temperature=0))
+    # Drawn at random it may end by itself, if seldom.
+    cut = respond(server, input="Tell me of Moby Dick.", max_output_tokens=3, temperature=0)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     whole = respond(server, temperature=0, max_output_tokens=400)
     assert (whole.status, whole.incomplete_details) == ("completed", None)

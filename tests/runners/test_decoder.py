@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
-from support.model_factory import FAMILIES, VARIANTS, model_folder, reference_model
+from support.model_factory import EXPERTS, FAMILIES, ROUNDED, VARIANTS, model_folder, reference_model
 
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -105,7 +105,7 @@ def test_preemption_by_recompute(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", ROUNDED)
 def test_bfloat16(variant: str, ops: str) -> None:
     runner = runner_of(variant, ops, "bfloat16")
     assert runner.info.dtype == "bfloat16"
@@ -117,6 +117,23 @@ def test_bfloat16(variant: str, ops: str) -> None:
         distances.append(1 - torch.cosine_similarity(logits.float(), wanted, dim=-1))
     assert torch.cat(distances).mean() < 1.5e-4
     assert torch.cat(distances).max() < 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", EXPERTS)
+def test_bfloat16_chooses_other_experts_no_more_often_than_transformers(variant: str, ops: str) -> None:
+    found = torch.cat(all_logits(runner_of(variant, ops, "bfloat16"), list(prompts().values()))).float()
+    ids = [torch.tensor([prompt]) for prompt in prompts().values()]
+    theirs, exact = (
+        torch.cat([reference_model(variant, dtype)(prompt).logits[0].float() for prompt in ids])
+        for dtype in ("bfloat16", "float32")
+    )
+    far, theirs_far = (
+        (torch.cosine_similarity(each, exact, dim=-1) < 0.999).float().mean() for each in (found, theirs)
+    )
+    assert far <= theirs_far + 0.02
+    assert far < 0.2
 
 
 @torch.inference_mode()
@@ -135,7 +152,7 @@ def rounding_runner(variant: str, ops: str) -> DecoderRunner:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", ROUNDED)
 def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
     found = all_logits(rounding_runner(variant, ops), list(prompts().values()))
     for logits, prompt in zip(found, prompts().values(), strict=True):

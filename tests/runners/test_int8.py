@@ -19,6 +19,7 @@ from chairlift.runners.decoder.runner import DecoderRunner
 
 COUNT = 32
 VARIANTS = ["llama", "llama_biases", "llama_tied", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2"]
+VARIANTS += ["qwen2_moe_all", "glm4_moe_all"]
 # Random weights have no outliers, but hardly any redundancy either: trained models come out nearer.
 NEAR = 0.99
 
@@ -54,7 +55,7 @@ def test_logits_are_near_those_of_transformers(variant: str, dtype: str, kv: str
 
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["llama_tied", "qwen3_window"])
+@pytest.mark.parametrize("variant", ["llama_tied", "qwen3_window", "qwen2_moe"])
 def test_text_is_the_same_however_it_is_made(variant: str, dtype: str, ops: str) -> None:
     """Alone, in company, in chunks, after a prefix hit and after preemptions."""
     if (dtype, ops) == ("bfloat16", "reference"):

@@ -11,9 +11,7 @@ from support.model_factory import TINY, randomize, temporary_root
 _GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512} | dict.fromkeys(
     ("bos_token_id", "eos_token_id", "pad_token_id")
 )
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 _WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
 
 # name: (model_type, config fields, beside TINY where they are not complete)
@@ -33,16 +31,7 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", TINY),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", TINY | {"head_dim": 16}),
     "nanochat": ("nanochat", TINY),
-    "mixtral": ("mixtral", TINY | _LOCAL),
-    "qwen2_moe": ("qwen2_moe", TINY | _EXPERTS | {"shared_expert_intermediate_size": 64}),
-    "qwen3_moe": ("qwen3_moe", TINY | _EXPERTS | {"head_dim": 16}),
-    "olmoe": ("olmoe", TINY | {"num_experts": 4, "num_experts_per_tok": 2}),
-    "flex_olmo": ("flex_olmo", TINY | {"num_experts": 4, "num_experts_per_tok": 2}),
     "phimoe": ("phimoe", TINY | _LOCAL),
-    "granitemoe": ("granitemoe", TINY | _LOCAL),
-    "ernie4_5_moe": ("ernie4_5_moe", TINY | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
-    "glm4_moe": ("glm4_moe", TINY | _ROUTED | {"head_dim": 16}),
-    "dots1": ("dots1", TINY | _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "minimax_m2": ("minimax_m2", TINY | _LOCAL | {"head_dim": 16}),
 }  # fmt: skip
 

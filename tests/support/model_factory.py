@@ -41,6 +41,8 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+_CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_ROUTED = _CHOSEN | {"n_routed_experts": 4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "head_dim": 16}
 _GEMMA3 = {
     "hidden_size": 72,
     "num_hidden_layers": 3,
@@ -135,11 +137,51 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "olmo": ("olmo", {"tie_word_embeddings": True}, {}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}, {}),
     "cwm": ("cwm", _WINDOWS | {"head_dim": 16, "bos_token_id": 1, "rope_parameters": _LLAMA3}, {}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}, {}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        _CHOSEN
+        | {
+            "num_experts": 6,
+            "shared_expert_intermediate_size": 72,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+        {},
+    ),
+    "qwen3_moe": ("qwen3_moe", _CHOSEN | {"num_experts": 40, "norm_topk_prob": True, "head_dim": 16}, {}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3}, {}),
+    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}, {}),
+    "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}, {}),
+    "glm4_moe": (
+        "glm4_moe",
+        _ROUTED | {"n_shared_experts": 2, "use_qk_norm": True, "attention_bias": True},
+        {},
+    ),
+    "dots1": ("dots1", _WINDOWS | _ROUTED | {"n_shared_experts": 1, "norm_topk_prob": True}, {}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3},
+        {},
+    ),
 }
 # One of each family, or two where they are unlike each other.
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
 FAMILIES += ["cwm", "olmo", "stablelm"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
+FAMILIES += EXPERTS
+# The same with all experts chosen: where some are nearly equal, another way of rounding chooses others, which says
+# nothing of the arithmetic.
+for _name in EXPERTS:
+    _type, _fields, _save = VARIANTS[_name]
+    _counts = [value for name, value in _fields.items() if name in ("num_experts", "num_local_experts")]
+    _counts += [value for name, value in _fields.items() if name in ("n_routed_experts", "moe_num_experts")]
+    _chosen = "moe_k" if "moe_k" in _fields else "num_experts_per_tok"
+    VARIANTS[f"{_name}_all"] = _type, _fields | {_chosen: _counts[0]}, _save
+ROUNDED = [f"{name}_all" if name in EXPERTS else name for name in FAMILIES]
 
 
 @functools.cache
@@ -170,6 +212,9 @@ def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) 
 def randomize(model: torch.nn.Module) -> None:
     """Give every parameter a scale at which it matters; and logits far enough apart that greedy choices are no ties."""
     with torch.no_grad():
+        for name, value in model.named_buffers():
+            if "correction_bias" in name:
+                value.normal_(0, 0.3)
         for name, value in model.named_parameters():
             if "norm" in name:
                 # Gemma begins them with zeros, to which it adds 1.

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES, Bias, DecoderFamily
+from chairlift.folders.expert_rules import ExpertConfig, parse_experts
 from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
@@ -36,6 +37,8 @@ _NEUTRAL: dict[str, Any] = {
     "no_rope_layers": None,
     "num_experts": None,
     "num_local_experts": None,
+    "n_group": 1,
+    "topk_group": 1,
     "partial_rotary_factor": 1.0,
     "attention_multiplier": 1.0,
     "embedding_multiplier": 1.0,
@@ -56,9 +59,11 @@ _NEUTRAL: dict[str, Any] = {
 class DecoderConfig:
     """What the decoder is built from.
 
-    `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's rotation.
-    Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the residual by
-    `residual_scale`, logits by `logit_scale`. `dtype` is the name of the type the folder was saved in.
+    `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's
+    rotation. Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the
+    residual by `residual_scale`, logits by `logit_scale`. `qk_norm` is as in `DecoderFamily`. `experts` are those
+    of the layers that have any. Files may hold so many `extra_layers`, which predict tokens beyond the next and are
+    not used. `dtype` is the name of the type the folder was saved in.
     """
 
     model_type: str
@@ -76,6 +81,7 @@ class DecoderConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
+    qk_norm: Literal["head", "projection"] | None
     activation: Activation
     attention_scale: float
     embedding_scale: float
@@ -83,6 +89,8 @@ class DecoderConfig:
     logit_scale: float
     windows: Windows
     ropes: tuple[RopeConfig, ...]
+    experts: ExpertConfig | None
+    extra_layers: int
     dtype: str
 
     def kv_bytes_per_token(self, itemsize: int, scale: int) -> int:
@@ -168,6 +176,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         qkv_bias=flag(family.qkv_bias),
         o_bias=flag(family.o_bias),
         mlp_bias=flag(family.mlp_bias),
+        qk_norm=family.qk_norm if family.qk_norm_if is None or raw.get(family.qk_norm_if) else None,
         activation=_activation(raw, family),
         attention_scale=_attention_scale(raw, family, head_dim),
         embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
@@ -175,6 +184,8 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         logit_scale=1 / multiplier("logits_scaling"),
         windows=windows,
         ropes=_ropes(raw, family, windows, max_positions, head_dim),
+        experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
+        extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
         dtype=_dtype(raw),
     )
 

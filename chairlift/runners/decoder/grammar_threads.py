@@ -372,6 +372,5 @@ def _lower(thread: threading.Thread) -> None:
     with contextlib.suppress(OSError):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
-        if hasattr(os, "setpriority"):
-            # After the other: only at this does Linux look at once who should have the core now.
+        elif hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)

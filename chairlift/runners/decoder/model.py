@@ -87,7 +87,7 @@ class Decoder:
                 # After the last layer's attention tokens no longer meet, so only the wanted rows go on.
                 mixed, residual = mixed[rows], residual[rows]
             hidden = self._add(layer.out(mixed), residual, layer.attention_post_norm, layer.mlp_pre_norm)
-            hidden = self._add(layer.down(layer.gate_up(hidden)), residual, layer.mlp_post_norm, next_norm)
+            hidden = self._add(layer.mlp(hidden), residual, layer.mlp_post_norm, next_norm)
         return self._shifted(hidden)
 
     def _shifted(self, hidden: Tensor) -> Tensor:
@@ -128,6 +128,6 @@ class Decoder:
 def _nbytes(weights: DecoderWeights) -> int:
     total = weights.norm.nbytes + sum(part.nbytes for part in (weights.head, weights.embedding) if part is not None)
     for layer in weights.layers:
-        total += sum(linear.nbytes for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        total += layer.qkv.nbytes + layer.out.nbytes + layer.mlp.nbytes
         total += sum(norm.nbytes for norm in layer.norms)
     return total

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chairlift.ops.base import DecoderLayer, DecoderWeights, Linear
+from chairlift.ops.base import DecoderLayer, DecoderWeights, GatedMlp, Linear, Mlp
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
+from chairlift.runners.decoder.read_experts import read_experts
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Weights
 
@@ -45,6 +46,7 @@ class DecoderReader:
         words = weights.take([f"{prefix}embed_tokens.weight"], [size])
         embedding = _centre(words, 1) if self._centred else words
         layers = [self._layer(f"{prefix}layers.{index}.", index) for index in range(config.num_layers)]
+        weights.leave([f"{prefix}layers.{config.num_layers + index}." for index in range(config.extra_layers)])
         norm = self._norm(f"{prefix}norm", config.hidden_size)
         scale = config.embedding_scale
         if config.family.scaled_embedding:
@@ -76,18 +78,13 @@ class DecoderReader:
 
     def _layer(self, prefix: str, index: int) -> DecoderLayer:
         config, norms = self._config, self._config.family.norms
-        hidden, middle = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         order = _rotation_order(config, config.ropes[index])
         attention_pre = self._norm_of(prefix, norms.attention_pre, hidden)
         mlp_pre = self._norm_of(prefix, norms.mlp_pre, hidden)
         attention_post = self._norm_of(prefix, norms.attention_post, hidden)
         mlp_post = self._norm_of(prefix, norms.mlp_post, hidden)
-        if config.family.fused_gate_up:
-            names, outs = [f"{prefix}mlp.gate_up_proj"], [2 * middle]
-        else:
-            names, outs = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [middle, middle]
-        gate_up = self._rows(names, outs, hidden, config.mlp_bias, mlp_pre)
         return DecoderLayer(
             heads=config.heads(index),
             attention_pre_norm=_weight(attention_pre),
@@ -97,10 +94,28 @@ class DecoderReader:
             out=self._added(f"{prefix}self_attn.o_proj", query, config.o_bias),
             attention_post_norm=_weight(attention_post),
             mlp_pre_norm=_weight(mlp_pre),
-            gate_up=self._ops.gated_linear(*gate_up, config.activation),
-            down=self._added(f"{prefix}mlp.down_proj", middle, config.mlp_bias),
+            mlp=self._mlp(prefix, index, mlp_pre),
             mlp_post_norm=_weight(mlp_post),
         )
+
+    def _mlp(self, prefix: str, index: int, before: _Norm | None) -> Mlp:
+        experts = self._config.experts
+        if experts is None or not experts.layers[index]:
+            return self._gated_mlp(f"{prefix}mlp", self._config.intermediate_size, before)
+        shared = None
+        if experts.shared_width:
+            shared = self._gated_mlp(prefix + experts.names.shared, experts.shared_width, before)
+        return read_experts(self._config, experts, self._ops, self._weights, prefix, shared)
+
+    def _gated_mlp(self, prefix: str, width: int, before: _Norm | None) -> GatedMlp:
+        config = self._config
+        if config.family.fused_gate_up:
+            names, outs = [f"{prefix}.gate_up_proj"], [2 * width]
+        else:
+            names, outs = [f"{prefix}.{name}_proj" for name in ("gate", "up")], [width, width]
+        gate_up = self._rows(names, outs, config.hidden_size, config.mlp_bias, before)
+        down = self._added(f"{prefix}.down_proj", width, config.mlp_bias)
+        return GatedMlp(self._ops.gated_linear(*gate_up, config.activation), down)
 
     def _qkv(self, prefix: str, before: _Norm | None, order: Tensor | None) -> Linear:
         """Queries, keys and values as one projection, the first two rotated by halves."""
@@ -150,7 +165,7 @@ class DecoderReader:
         return None if name is None else self._norm(prefix + name, width)
 
     def _head_norm(self, name: str, width: int, order: Tensor | None) -> Tensor | None:
-        kind = self._config.family.qk_norm
+        kind = self._config.qk_norm
         if kind is None:
             return None
         weight = self._norm(name, self._config.head_dim if kind == "head" else width).weight

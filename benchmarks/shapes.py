@@ -1,0 +1,102 @@
+"""Models with random weights, in the shapes of those that people have: python benchmarks/shapes.py FOLDER
+--tokenizer FOLDER [--only NAME ...]
+
+Speed does not depend on the weights. The tokenizer is another model's; prompts of the benchmarks are token ids.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SPECIAL = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+# name: (model_type, config). OLMoE's shape in small: 0.9 billion weights, of which a token uses 0.2.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmoe-1b": (
+        "olmoe",
+        {
+            "vocab_size": 50304,
+            "hidden_size": 1024,
+            "intermediate_size": 320,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3-270m": (
+        "gemma3_text",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # SmolLM 3's proportions in a tenth of its size.
+    "smollm3-300m": (
+        "smollm3",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 768,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--tokenizer", type=Path, required=True, metavar="FOLDER", help="a model's, for its tokenizer")
+    args = parser.parse_args()
+    for name in args.only:
+        make(name, args.folder / name, args.tokenizer)
+
+
+def make(name: str, folder: Path, tokenizer: Path) -> None:
+    """Write one model, in bfloat16."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields = SHAPES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **fields, **_SPECIAL, dtype="bfloat16")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for file in tokenizer.glob("*token*.json"):
+        shutil.copy(file, folder)
+    print(f"{folder}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} million weights")
+
+
+if __name__ == "__main__":
+    main()

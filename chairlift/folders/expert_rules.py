@@ -1,0 +1,181 @@
+"""Families with experts: which layers have them, and what config.json and the files call their parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.model_json import positive_size
+
+Raw = Mapping[str, Any]
+WhichLayers = tuple[bool, ...]
+
+
+def in_all_layers(raw: Raw, num_layers: int) -> WhichLayers:
+    """All have experts."""
+    return (True,) * num_layers
+
+
+def every_so_many(raw: Raw, num_layers: int) -> WhichLayers:
+    """Qwen: at an interval, but for those that are listed."""
+    every = positive_size({"decoder_sparse_step": 1, **raw}, "decoder_sparse_step")
+    dense = raw.get("mlp_only_layers") or ()
+    return tuple(layer not in dense and not (layer + 1) % every for layer in range(num_layers))
+
+
+def all_but_the_first(default: int) -> Callable[[Raw, int], WhichLayers]:
+    """GLM: from one layer on."""
+
+    def layers(raw: Raw, num_layers: int) -> WhichLayers:
+        first = int(raw.get("first_k_dense_replace", default) or 0)
+        return tuple(layer >= first for layer in range(num_layers))
+
+    return layers
+
+
+def from_one_to_another(raw: Raw, num_layers: int) -> WhichLayers:
+    """ERNIE: at an interval, between two layers."""
+    every = positive_size({"moe_layer_interval": 1, **raw}, "moe_layer_interval")
+    first, last = int(raw.get("moe_layer_start_index", 1)), int(raw.get("moe_layer_end_index", -1))
+    last = num_layers - 1 if last == -1 else last
+    return tuple(first <= layer <= last and not (layer + 1) % every for layer in range(num_layers))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What the files call a layer's parts, behind its prefix.
+
+    `experts` has the number of one in place of its braces, and `parts` are the names of gate, up and down. Files where
+    all experts lie in two tensors [E, 2 * I, H] and [E, H, I] have these under `together`.
+    """
+
+    router: str = "mlp.gate.weight"
+    choice_bias: str | None = None
+    experts: str = "mlp.experts.{}"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    together: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    shared: str = "mlp.shared_experts"
+    shared_gate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRule:
+    """Where a family departs from Qwen 3's experts. Most are names of fields in config.json.
+
+    `count`: how many experts there are, by any of these names. `width`: that of an expert's intermediate size.
+    `shared_count`: how many experts' widths the shared one has; `shared_width` is its own. `renormalized`: whether
+    what the chosen count is divided by their sum, always or if a field says so. `least_sum`: what that sum is at
+    least. `scale`: what it is multiplied by. `layers`: which have experts. `names`: those of tensors.
+    """
+
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")
+    chosen: str = "num_experts_per_tok"
+    width: str = "moe_intermediate_size"
+    shared_count: str | None = None
+    shared_width: str | None = None
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalized: Literal[True] | tuple[str, bool] = ("norm_topk_prob", False)
+    least_sum: tuple[str, float] | None = None
+    scale: str | None = None
+    layers: Callable[[Raw, int], WhichLayers] = in_all_layers
+    names: ExpertNames = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """The experts of one model. `shared_width` is 0 where no expert is shared; `layers` says which layers have any."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int
+    scoring: Literal["softmax", "sigmoid"]
+    renormalized: bool
+    least_sum: float
+    scale: float
+    layers: WhichLayers
+    names: ExpertNames
+
+
+def parse_experts(raw: Raw, rule: ExpertRule, num_layers: int) -> ExpertConfig | None:
+    """Read the experts that a config.json describes; None if no layer has any. Raises UnsupportedModel."""
+    layers = rule.layers(raw, num_layers)
+    if not any(layers):
+        return None
+    counts = {name: positive_size(raw, name) for name in rule.count if raw.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        raise UnsupportedModel(f"config.json counts experts twice, and not alike: {counts}")
+    count = next(iter(counts.values()), 0) or positive_size(raw, rule.count[0])
+    chosen, width = positive_size(raw, rule.chosen), positive_size(raw, rule.width)
+    if chosen > count:
+        raise UnsupportedModel(f"{rule.chosen} ({chosen}) must not be more than there are experts ({count})")
+    shared = 0
+    if rule.shared_width is not None:
+        shared = positive_size(raw, rule.shared_width)
+    elif rule.shared_count is not None and raw.get(rule.shared_count):
+        shared = width * positive_size(raw, rule.shared_count)
+    renormalized = rule.renormalized
+    return ExpertConfig(
+        count=count,
+        chosen=chosen,
+        width=width,
+        shared_width=shared,
+        scoring=rule.scoring,
+        renormalized=renormalized is True or bool(raw.get(*renormalized)),
+        # So small that it only keeps the sum from being zero, as all families do in one way or another.
+        least_sum=float(raw.get(*rule.least_sum)) if rule.least_sum is not None else 1e-20,
+        scale=float(raw.get(rule.scale, 1.0)) if rule.scale is not None else 1.0,
+        layers=layers,
+        names=rule.names,
+    )
+
+
+_GLM = ExpertNames(choice_bias="mlp.gate.e_score_correction_bias")
+MIXTRAL = ExpertRule(
+    width="intermediate_size",
+    renormalized=True,
+    names=ExpertNames(
+        router="block_sparse_moe.gate.weight", experts="block_sparse_moe.experts.{}", parts=("w1", "w3", "w2")
+    ),
+)
+QWEN2 = ExpertRule(
+    shared_width="shared_expert_intermediate_size",
+    layers=every_so_many,
+    names=ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate.weight"),
+)
+QWEN3 = ExpertRule(layers=every_so_many)
+OLMOE = ExpertRule(width="intermediate_size")
+GRANITE = ExpertRule(
+    width="intermediate_size",
+    renormalized=True,
+    names=ExpertNames(
+        router="block_sparse_moe.router.layer.weight",
+        together=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
+)
+GLM4 = ExpertRule(
+    count=("n_routed_experts", "num_local_experts"),
+    shared_count="n_shared_experts",
+    scoring="sigmoid",
+    renormalized=("norm_topk_prob", True),
+    scale="routed_scaling_factor",
+    layers=all_but_the_first(1),
+    names=_GLM,
+)
+DOTS1 = ExpertRule(
+    count=("n_routed_experts", "num_local_experts"),
+    shared_count="n_shared_experts",
+    scoring="sigmoid",
+    scale="routed_scaling_factor",
+    layers=all_but_the_first(0),
+    names=_GLM,
+)
+ERNIE4_5 = ExpertRule(
+    count=("moe_num_experts", "num_experts"),
+    chosen="moe_k",
+    shared_count="moe_num_shared_experts",
+    renormalized=True,
+    least_sum=("moe_norm_min", 1e-12),
+    layers=from_one_to_another,
+    names=ExpertNames(choice_bias="mlp.moe_statics.e_score_correction_bias"),
+)

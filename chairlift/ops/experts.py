@@ -1,0 +1,76 @@
+"""Mixtures of experts: an MLP of which each token uses the parts that a router chooses for it (Shazeer et al. 2017)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from chairlift.ops.base import GatedMlp
+
+Scoring = Literal["softmax", "sigmoid"]
+
+
+@dataclass(slots=True, frozen=True)
+class Routing:
+    """How experts are chosen, and what each counts.
+
+    A token's scores are the softmax of its logits, or the logistic function of each. The `chosen` of `count` experts
+    with the highest ones count as much as their scores, if `renormalized` divided by the sum of those, which is taken
+    to be at least `least_sum`, and all times `scale`.
+    """
+
+    count: int
+    chosen: int
+    scoring: Scoring = "softmax"
+    renormalized: bool = False
+    least_sum: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Experts:
+    """A layer's experts, E of them, and one that all tokens use if there is a `shared` one. Implements `Mlp`.
+
+    router [E, H] float32: a token's logits; with `shared_gated` one row more, whose logistic function is what the
+    shared expert counts, which else is 1. choice_bias [E] float32: added to the scores while experts are chosen.
+    """
+
+    routing: Routing
+    router: Tensor
+    choice_bias: Tensor | None
+    experts: Sequence[GatedMlp]
+    shared: GatedMlp | None
+    shared_gated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        parts = [self.router.nbytes, *(expert.nbytes for expert in self.experts)]
+        return sum(parts) + (0 if self.shared is None else self.shared.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H], one expert after the other; sums are in float32."""
+        logits = functional.linear(x.float(), self.router)
+        chosen, shares = self._choose(logits[:, : self.routing.count])
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in chosen.unique().tolist():
+            rows, places = torch.where(chosen == expert)
+            out.index_add_(0, rows, self.experts[expert](x[rows]).float() * shares[rows, places].unsqueeze(1))
+        if self.shared is not None:
+            part = self.shared(x).float()
+            out += part * logits[:, -1:].sigmoid() if self.shared_gated else part
+        return out.to(x.dtype)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Which experts [T, chosen] each row of logits [T, E] goes to, and how much each counts [T, chosen]."""
+        routing = self.routing
+        scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+        compared = scores if self.choice_bias is None else scores + self.choice_bias
+        chosen = compared.topk(routing.chosen, dim=-1).indices
+        shares = scores.gather(1, chosen)
+        if routing.renormalized:
+            shares = shares / shares.sum(-1, keepdim=True).clamp(min=routing.least_sum)
+        return chosen, shares * routing.scale

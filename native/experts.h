@@ -1,0 +1,147 @@
+// Mixtures of experts: which of them each row goes to, and rows in the order of their experts, so that the weights of an
+// expert are read once for all of its rows.
+#pragma once
+#include "gemm.h"
+
+namespace {
+
+// Where the rows of one layer go. A row that goes to several experts lies in as many places, and those of an expert
+// begin with a whole block. Its memory is kept from pass to pass.
+class Routes {
+    std::vector<int32_t> experts;   // of each row's choices
+    std::vector<float> shares;      // the same, and how much of what comes back counts
+    std::vector<int64_t> places;    // the same, and where they lie
+    std::vector<int64_t> counts;    // rows of each expert
+    int64_t chosen = 0;
+
+  public:
+    TileList tiles;
+    std::vector<int64_t> sources;   // of each place the row
+
+    // How many places there may be.
+    static int64_t most_places(const Experts &experts, int64_t rows) {
+        const int64_t all = rows * experts.chosen;
+        return all + std::min<int64_t>(experts.count, all) * (ROW_BLOCK - 1);
+    }
+
+    void reserve(const Experts &layer, int64_t rows) {
+        const size_t all = rows * layer.chosen;
+        if (experts.size() < all) experts.resize(all), shares.resize(all), places.resize(all);
+        if (sources.size() < size_t(most_places(layer, rows))) sources.resize(most_places(layer, rows));
+        if (counts.size() < size_t(layer.count)) counts.resize(layer.count);
+        chosen = layer.chosen;
+    }
+
+    // What a row chose, for whoever writes it or reads it again.
+    int32_t *experts_of(int64_t row) { return experts.data() + row * chosen; }
+    float *shares_of(int64_t row) { return shares.data() + row * chosen; }
+    const float *shares_of(int64_t row) const { return shares.data() + row * chosen; }
+    const int64_t *places_of(int64_t row) const { return places.data() + row * chosen; }
+
+    // Puts rows, whose experts were written, in the order of these.
+    void group(int64_t rows, int64_t num_experts) {
+        std::fill_n(counts.begin(), num_experts, 0);
+        for (int64_t i = 0; i < rows * chosen; i++) counts[experts[i]]++;
+        tiles.first.clear(), tiles.rows.clear(), tiles.begin.clear(), tiles.weight.clear();
+        int64_t place = 0;
+        for (int64_t expert = 0; expert < num_experts; expert++) {
+            const int64_t count = counts[expert];
+            counts[expert] = place;     // from here on where its next row goes
+            if (!count) continue;
+            tiles.weight.push_back(expert);
+            tiles.begin.push_back(int64_t(tiles.first.size()));
+            add_tiles(place, count);
+            place += rounded_up(count, ROW_BLOCK);
+        }
+        tiles.begin.push_back(int64_t(tiles.first.size()));
+        for (int64_t i = 0; i < rows * chosen; i++) {
+            places[i] = counts[experts[i]]++;
+            sources[places[i]] = i / chosen;
+        }
+    }
+
+  private:
+    void add_tiles(int64_t place, int64_t count) {
+        const int64_t blocks = (count + ROW_BLOCK - 1) / ROW_BLOCK, tiles_here = (count + TILE_ROWS - 1) / TILE_ROWS;
+        for (int64_t tile = 0; tile < tiles_here; tile++) {
+            const int64_t first = blocks * tile / tiles_here * ROW_BLOCK;
+            const int64_t end = std::min(count, blocks * (tile + 1) / tiles_here * ROW_BLOCK);
+            tiles.first.push_back(place + first);
+            tiles.rows.push_back(end - first);
+        }
+    }
+};
+
+// Sum of products, in an order that depends on nothing but the width.
+template <typename T> inline float dot(const T *x, const float *weights, int64_t width) {
+    vfloat sums[2] = {};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= width; i += 2 * LANES)
+        for (int k = 0; k < 2; k++) sums[k] += load_wide(x + i + k * LANES) * load(weights + i + k * LANES);
+    float sum = reduce_add(sums[0] + sums[1]);
+    for (; i < width; i++) sum += widen(x[i]) * weights[i];
+    return sum;
+}
+
+// The logistic function.
+inline float logistic(float x) { return 1.0f / (1.0f + exp_(-x)); }
+
+// Scores of the experts in place of their logits.
+inline void make_scores(const Experts &layer, float *scores) {
+    if (layer.sigmoid) {
+        for (int32_t i = 0; i < layer.count; i++) scores[i] = logistic(scores[i]);
+        return;
+    }
+    const float highest = *std::max_element(scores, scores + layer.count);
+    float sum = 0;
+    for (int32_t i = 0; i < layer.count; i++) sum += scores[i] = exp_(scores[i] - highest);
+    for (int32_t i = 0; i < layer.count; i++) scores[i] /= sum;
+}
+
+// Chooses the experts with the highest scores, of equal ones the first. `choice` has room for one number of each; what
+// is no number is chosen last, but always as many as there must be.
+inline void choose(const Experts &layer, const float *scores, float *choice, int32_t *experts, float *shares) {
+    for (int32_t i = 0; i < layer.count; i++) choice[i] = scores[i] + (layer.choice_bias ? layer.choice_bias[i] : 0.0f);
+    constexpr float TAKEN = -__builtin_inff();
+    float sum = 0;
+    for (int32_t n = 0; n < layer.chosen; n++) {
+        int32_t best = -1;
+        for (int32_t i = 0; i < layer.count; i++)
+            if (choice[i] > (best < 0 ? TAKEN : choice[best])) best = i;
+        // Without a number among them, whatever comes.
+        if (best < 0) best = n;
+        choice[best] = TAKEN;
+        experts[n] = best;
+        sum += shares[n] = scores[best];
+    }
+    const float factor = layer.renormalized ? layer.scale / std::max(sum, layer.least_sum) : layer.scale;
+    for (int32_t n = 0; n < layer.chosen; n++) shares[n] *= factor;
+}
+
+// Finds where a row goes; `space` has room for two numbers of each expert. Returns what the shared expert counts.
+template <typename T> NOINLINE float route(const Experts &layer, const T *x, int64_t width, float *space,
+                                           int32_t *experts, float *shares) {
+    for (int32_t i = 0; i < layer.count; i++) space[i] = dot(x, layer.router + i * width, width);
+    make_scores(layer, space);
+    choose(layer, space, space + layer.count, experts, shares);
+    return layer.shared_gated ? logistic(dot(x, layer.router + layer.count * width, width)) : 1.0f;
+}
+
+// to = the sum of what came back for a row, each times its share, and of the shared expert's, if there is any.
+template <typename T>
+NOINLINE void combine(const T *parts, const int64_t *places, const float *shares, int32_t chosen, const T *shared,
+                      float shared_share, int64_t width, T *to) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        vfloat sum = shared ? load_wide(shared + i) * shared_share : vfloat{};
+        for (int32_t n = 0; n < chosen; n++) sum += load_wide(parts + places[n] * width + i) * shares[n];
+        store_narrow(to + i, sum);
+    }
+    for (; i < width; i++) {
+        float sum = shared ? widen(shared[i]) * shared_share : 0.0f;
+        for (int32_t n = 0; n < chosen; n++) sum += widen(parts[places[n] * width + i]) * shares[n];
+        to[i] = narrow<T>(sum);
+    }
+}
+
+} // namespace

@@ -1,0 +1,95 @@
+"""What folders with experts may look like, and what of them is refused by name."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import all_logits, make_runner, prompts
+from support.model_factory import edited_folder, model_folder
+
+from chairlift.errors import UnsupportedModel
+from chairlift.ops.base import GatedMlp
+from chairlift.ops.experts import Experts, Routing
+from chairlift.runners.decoder.config import read_config
+
+
+def rewritten(target: Path, variant: str, change: Any, **fields: Any) -> Path:
+    """A copy of a model's folder, of whose tensors `change` makes others."""
+    folder = edited_folder(target, model_folder(variant), **fields)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def together(tensors: dict[str, torch.Tensor]) -> None:
+    """All experts of a layer in two tensors, as newer folders have them."""
+    for layer in (0, 1):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        count = len({name for name in tensors if re.match(rf"{re.escape(prefix)}\d+\.up_proj", name)})
+        gates, ups, downs = (
+            torch.stack([tensors.pop(f"{prefix}{index}.{part}_proj.weight") for index in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{prefix}gate_up_proj"], tensors[f"{prefix}down_proj"] = torch.cat((gates, ups), 1), downs
+
+
+def test_experts_that_lie_together(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path / "together", "olmoe", together)
+    wanted = all_logits(make_runner(model_folder("olmoe"), ops="reference"), list(prompts().values()))
+    found = all_logits(make_runner(folder, ops="reference"), list(prompts().values()))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_layers_that_predict_further_tokens_are_left_alone(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.2.eh_proj.weight"] = torch.zeros(64, 128)
+
+    make_runner(rewritten(tmp_path / "with", "glm4_moe", add, num_nextn_predict_layers=1), ops="reference")
+    with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'model\.layers\.2\.eh_proj\.weight'"):
+        make_runner(rewritten(tmp_path / "without", "glm4_moe", add, num_nextn_predict_layers=0), ops="reference")
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    with pytest.raises(UnsupportedModel, match=re.escape(name)):
+        make_runner(rewritten(tmp_path / "less", "olmoe", lambda tensors: tensors.pop(name)), ops="reference")
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "message"),
+    [
+        ("olmoe", {"num_experts_per_tok": 5}, "must not be more than there are experts"),
+        ("olmoe", {"num_experts": 2**40}, "num_experts"),
+        ("olmoe", {"num_experts": 0}, "num_experts"),
+        ("olmoe", {"num_local_experts": 8}, "counts experts twice"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("glm4_moe", {"n_group": 2}, "n_group"),
+        ("glm4_moe", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers"),
+        ("glm4_moe", {"first_k_dense_replace": "one"}, "none of its kind"),
+        ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen2_moe", {"mlp_only_layers": 3}, "none of its kind"),
+        ("ernie4_5_moe", {"moe_norm_min": "small"}, "none of its kind"),
+        ("llama", {"num_experts": 8}, "num_experts"),
+    ],
+)
+def test_what_is_refused(variant: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_config(edited_folder(tmp_path / "model", model_folder(variant), **fields))
+
+
+def test_layers_may_all_be_without_experts(tmp_path: Path) -> None:
+    assert read_config(edited_folder(tmp_path / "m", model_folder("glm4_moe"), first_k_dense_replace=2)).experts is None
+
+
+def test_no_rows_at_all() -> None:
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    linear.nbytes = 0  # type: ignore[attr-defined]
+    mlp = GatedMlp(linear, linear)  # type: ignore[arg-type]
+    experts = Experts(Routing(2, 1), torch.ones(2, 4), None, [mlp, mlp], None, False)
+    assert experts(torch.empty(0, 4)).shape == (0, 4)
