@@ -51,6 +51,7 @@ template <typename T, typename C> struct Attention {
     const C *k_cache, *v_cache;
     const Batch &batch;
     const Heads &heads;
+    const float *sinks;     // see DecoderLayer
     const int dim = heads.head_dim;
     const int padded = padded_dim(heads);
     const Lanes lanes{heads};
@@ -260,12 +261,17 @@ template <typename T, typename C> struct Attention {
         RowProducts<C>::weigh(p, row_block.rows, values, padded, state.acc + row_block.first * padded);
     }
 
+    // What a sink adds to the sum of a row's exponentials, which are relative to the highest score.
+    static float beside(float sink, float row_max) {
+        return exp2_(vmin(vfloat{} + (sink * 1.44269504f - row_max), vfloat{} + 126.0f))[0];
+    }
+
     NOINLINE void write(const Tile &tile, const SoftmaxState &state) const {
         for (int r = 0; r < tile.rows(); r++) {
             const int64_t token = tile.first_token + r / tile.num_heads;
             const int head = tile.first_head + r % tile.num_heads;
             T *to = out + (token * heads.num_heads + head) * dim;
-            const float factor = 1.0f / state.row_sum[r];
+            const float factor = 1.0f / (state.row_sum[r] + (sinks ? beside(sinks[head], state.row_max[r]) : 0.0f));
             const float *acc = state.acc + r * padded;
             int i = 0;
             for (; i + LANES <= dim; i += LANES) store_narrow(to + i, load(acc + i) * factor);
@@ -338,8 +344,8 @@ template <typename T, typename C> struct AttentionWorker {
 // `out`, or to use the plan or that counter again, waits first: there is no wait at its end.
 template <typename T, typename C>
 NOINLINE void attend(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads,
-            const Plan &plan, Team &team) {
-    const Attention<T, C> attention{q, out, k_cache, v_cache, batch, heads};
+            const float *sinks, const Plan &plan, Team &team) {
+    const Attention<T, C> attention{q, out, k_cache, v_cache, batch, heads, sinks};
     AttentionWorker<T, C>(attention, plan, team).run();
     if (plan.split_tiles.empty()) return;
     team.wait();
@@ -349,14 +355,15 @@ NOINLINE void attend(const T *q, T *out, const C *k_cache, const C *v_cache, con
 }
 
 template <typename T, typename C>
-void attention(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads) {
+void attention(const T *q, T *out, const C *k_cache, const C *v_cache, const Batch &batch, const Heads &heads,
+               const float *sinks) {
     // Its memory is worth keeping: what is freed in pieces this large goes back to the system.
     static thread_local Plan plan;
     plan.make(batch, heads);
     // In the other threads the name would stand for their own.
     const Plan &made = plan;
     with_team(made.worth_sharing(sizeof(C)),
-              [&](Team &team) { attend(q, out, k_cache, v_cache, batch, heads, made, team); });
+              [&](Team &team) { attend(q, out, k_cache, v_cache, batch, heads, sinks, made, team); });
 }
 
 } // namespace

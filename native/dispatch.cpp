@@ -100,9 +100,10 @@ EXPORT void chairlift_rope_and_write(const void *qkv, void *q_out, const float *
 
 EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, const void *v_cache,
                                 const int32_t *query_start, const int32_t *context_len, const int32_t *block_tables,
-                                int64_t table_stride, int32_t num_seqs, const Heads *heads, int32_t dtype) {
+                                int64_t table_stride, int32_t num_seqs, const Heads *heads, const float *sinks,
+                                int32_t dtype) {
     const Batch batch{query_start, context_len, block_tables, table_stride, num_seqs};
-    chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, dtype);
+    chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, sinks, dtype);
 }
 
 // What the selected kernels know of a format; null if there is none of this id.

@@ -108,18 +108,30 @@ template <Activation A> inline vfloat activated(vfloat x) {
     return silu(x);
 }
 
+// What a gated product gives. gpt-oss clamps both, adds one to what is multiplied, and has a steeper SiLU.
+template <Activation A> inline __attribute__((always_inline)) vfloat gated(vfloat gate, vfloat up) {
+    if constexpr (A == SWIGLU_CLAMPED) {
+        constexpr float LIMIT = 7.0f, STEEPNESS = 1.702f;
+        const vfloat most = vfloat{} + LIMIT, low = vmin(gate, most);
+        return silu(low * STEEPNESS) * (1.0f / STEEPNESS) * (vmax(vmin(up, most), -most) + 1.0f);
+    }
+    return activated<A>(gate) * up;
+}
+
 // Calls f with a constant of the activation's type.
 template <typename F> inline __attribute__((always_inline)) void with_activation(int32_t activation, F f) {
     switch (activation) {
     case GELU: return f(std::integral_constant<Activation, GELU>{});
     case GELU_TANH: return f(std::integral_constant<Activation, GELU_TANH>{});
     case RELU: return f(std::integral_constant<Activation, RELU>{});
+    case SWIGLU_CLAMPED: return f(std::integral_constant<Activation, SWIGLU_CLAMPED>{});
     default: return f(std::integral_constant<Activation, SILU>{});
     }
 }
 
 // to = the activation of gate, rounded, times up, of as many numbers as a vector has.
 template <Activation A, typename T> inline void gate_lanes(const T *gate, const T *up, T *to) {
+    if constexpr (A == SWIGLU_CLAMPED) return store_narrow(to, gated<A>(load_wide(gate), load_wide(up)));
     T active[LANES];
     store_narrow(active, activated<A>(load_wide(gate)));
     store_narrow(to, load_wide(active) * load_wide(up));

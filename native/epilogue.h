@@ -140,10 +140,10 @@ template <typename T> struct Epilogue {
     }
 
     template <Activation A> static void gate(T *to, const Wide &values, int count) {
-        Half gated;
+        Half made;
 #pragma GCC unroll 8
-        for (int i = 0; i < WIDTH / 2; i++) gated[i] = activated<A>(values[i]) * values[i + WIDTH / 2];
-        store(to, gated, count);
+        for (int i = 0; i < WIDTH / 2; i++) made[i] = gated<A>(values[i], values[i + WIDTH / 2]);
+        store(to, made, count);
     }
 
     // Whether any value is above `high` or NaN. Padding past the outputs is zero and may be above it as well.

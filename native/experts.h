@@ -121,7 +121,8 @@ inline void choose(const Experts &layer, const float *scores, float *choice, int
 // Finds where a row goes; `space` has room for two numbers of each expert. Returns what the shared expert counts.
 template <typename T> NOINLINE float route(const Experts &layer, const T *x, int64_t width, float *space,
                                            int32_t *experts, float *shares) {
-    for (int32_t i = 0; i < layer.count; i++) space[i] = dot(x, layer.router + i * width, width);
+    for (int32_t i = 0; i < layer.count; i++)
+        space[i] = dot(x, layer.router + i * width, width) + (layer.router_bias ? layer.router_bias[i] : 0.0f);
     make_scores(layer, space);
     choose(layer, space, space + layer.count, experts, shares);
     return layer.shared_gated ? logistic(dot(x, layer.router + layer.count * width, width)) : 1.0f;

@@ -188,7 +188,7 @@ template <typename T> class Forward {
         team.wait();
         if (&layer == decoder.layers + decoder.num_layers - 1 && !pass.num_logits) return;
         attend(static_cast<const T *>(workspace.query), workspace.attention_out, static_cast<const C *>(layer.k_cache),
-               static_cast<const C *>(layer.v_cache), pass.batch, heads, plan, team);
+               static_cast<const C *>(layer.v_cache), pass.batch, heads, layer.sinks, plan, team);
         team.wait();
     }
 

@@ -51,11 +51,11 @@ void any_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, cons
 }
 
 void any_attention(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
-                   const Heads &heads, int32_t dtype) {
+                   const Heads &heads, const float *sinks, int32_t dtype) {
     with_types(dtype, heads, [&](auto *type, auto *cache) {
         using T = decltype(type);
         using C = decltype(cache);
-        attention(T(q), T(out), C(k_cache), C(v_cache), batch, heads);
+        attention(T(q), T(out), C(k_cache), C(v_cache), batch, heads, sinks);
     });
 }
 

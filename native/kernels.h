@@ -48,7 +48,7 @@ struct FormatInfo {
     const char *path;   // the instructions that multiply it; null where these kernels do not
 };
 
-enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3 };
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, RELU = 2, SILU = 3, SWIGLU_CLAMPED = 4 };
 
 // A weight [out_features, in_features], packed: see gemm.h. In a gated one, the upper half of whose outputs is
 // multiplied with the activation of the lower half, a panel holds 16 outputs of each half.
@@ -82,6 +82,7 @@ struct HeadNorms {
 // there is one. See chairlift/ops/experts.py for what is computed.
 struct Experts {
     const float *router;        // [count, hidden_size], and of a shared expert with a gate one more row for that
+    const float *router_bias;   // [count]: added to the logits; may be null
     const float *choice_bias;   // [count]: added to the scores that are compared; may be null
     const Weight *gate_up, *down;   // one of each for each expert, all of the same size and format
     Weight shared_gate_up, shared_down;     // `packed` is null where there is none
@@ -95,6 +96,7 @@ struct DecoderLayer {
     HeadNorms head_norms;
     Weight qkv, out, gate_up, down;
     const Experts *experts;     // if there are any, gate_up and down are not used
+    const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
     const float *cos_sin;
     int32_t window;
@@ -167,7 +169,7 @@ struct Kernels {
                            const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms &norms, int64_t tokens,
                            const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,
-                      const Heads &heads, int32_t dtype);
+                      const Heads &heads, const float *sinks, int32_t dtype);
     // Fills what `packed` points to from weight [out_features, in_features] and bias [out_features] (or null).
     void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
     // The sums as rows of the activations' type (for a gated weight half as many), or as floats.

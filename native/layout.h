@@ -63,6 +63,7 @@ constexpr Field LAYOUT[] = {
 
     STRUCTURE(Experts),
     FIELD(Experts, router),
+    FIELD(Experts, router_bias),
     FIELD(Experts, choice_bias),
     FIELD(Experts, gate_up),
     FIELD(Experts, down),
@@ -87,6 +88,7 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, gate_up),
     FIELD(DecoderLayer, down),
     FIELD(DecoderLayer, experts),
+    FIELD(DecoderLayer, sinks),
     FIELD(DecoderLayer, k_cache),
     FIELD(DecoderLayer, v_cache),
     FIELD(DecoderLayer, cos_sin),

@@ -43,6 +43,7 @@ KNOWN = {
     "ernie4_5_moe": "ERNIE 4.5 with experts",
     "glm4_moe": "GLM 4.5",
     "dots1": "dots.llm1",
+    "gpt_oss": "gpt-oss 20B and 120B, in bfloat16 or MXFP4, which is unpacked",
     "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE",
     "roberta": "RoBERTa, all-distilroberta",
     "xlm-roberta": "XLM-R, multilingual E5, BGE-M3 and its reranker",
@@ -51,6 +52,7 @@ KNOWN = {
     "mpnet": "all-mpnet, multi-qa-mpnet",
     "modernbert": "ModernBERT, gte-modernbert",
 }
+_NOT_READ = 'not read yet; `quantization = "int8"` rounds a plain folder'
 _STATES = "no states beside the KV cache yet"
 # Through transformers, as the tests have them.
 FOREIGN = {
@@ -73,13 +75,12 @@ FOREIGN = {
     "minimax_m2": "MiniMax M2",
 }
 REFUSED = {
-    "attention sinks (gpt-oss)": "the kernels do not know them yet",
     "latent attention (DeepSeek V2 and V3, MiniCPM3)": "its small cache has no layout here yet",
     "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
     "capped scores or logits (Gemma 2)": "attention has no cap yet",
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
-    "quantized folders (AWQ, GPTQ, FP8) and GGUF": 'not read yet; `quantization = "int8"` rounds a plain folder',
+    "quantized folders (AWQ, GPTQ, FP8; gpt-oss's MXFP4 is read) and GGUF": _NOT_READ,
 }
 
 _TEXT = """# Models
@@ -153,6 +154,7 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "multipliers": row.multipliers,
         "scaled embeddings": row.scaled_embedding,
         "experts": row.experts is not None,
+        "attention sinks": row.sinks,
     }
     return ", ".join(name for name, there in found.items() if there) or "-"
 

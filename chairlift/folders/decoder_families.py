@@ -8,6 +8,7 @@ from chairlift.folders.expert_rules import (
     DOTS1,
     ERNIE4_5,
     GLM4,
+    GPT_OSS,
     GRANITE,
     MIXTRAL,
     OLMOE,
@@ -23,6 +24,7 @@ from chairlift.folders.layer_rules import (
     one_rope,
     one_window,
     rope_of_cwm,
+    rope_of_gpt_oss,
     rope_per_type,
     rope_scaled_without_window,
     rotated_all,
@@ -69,6 +71,7 @@ class DecoderFamily:
     config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields with
     the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the two
     halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
+    `sinks`: the files have one for each head. `quantized`: the `quant_method` of folders that are packed so.
     `experts`: how the config describes those of layers that have any in place of one MLP.
     """
 
@@ -97,6 +100,8 @@ class DecoderFamily:
     rotated: Callable[[Raw, Windows], Rotated] = rotated_all
     neighbours: bool = False
     rotary_share: float | None = None
+    sinks: bool = False
+    quantized: str | None = None
     experts: ExpertRule | None = None
 
     @property
@@ -289,5 +294,18 @@ FAMILIES: dict[str, DecoderFamily] = {
         rope_theta=5e5,
         neighbours=True,
         experts=ERNIE4_5,
+    ),
+    "gpt_oss": DecoderFamily(
+        qkv_bias=("attention_bias", True),
+        o_bias=("attention_bias", True),
+        float_norms=True,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        rope_theta=1.5e5,
+        windows=window_but(-1, 2, 128),
+        rope=rope_of_gpt_oss,
+        sinks=True,
+        quantized="mxfp4",
+        experts=GPT_OSS,
     ),
 }

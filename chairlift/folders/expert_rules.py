@@ -1,13 +1,13 @@
 """Families with experts: which layers have them, and what config.json and the files call their parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.layer_rules import Raw
 from chairlift.folders.model_json import positive_size
 
-Raw = Mapping[str, Any]
 WhichLayers = tuple[bool, ...]
 
 
@@ -46,7 +46,8 @@ class ExpertNames:
     """What the files call a layer's parts, behind its prefix.
 
     `experts` has the number of one in place of its braces, and `parts` are the names of gate, up and down. Files where
-    all experts lie in two tensors [E, 2 * I, H] and [E, H, I] have these under `together`.
+    all experts lie in two tensors [E, 2 * I, H] and [E, H, I] have these under `together`; `transposed` they are
+    [E, H, 2 * I] and [E, I, H], gate and up take turns, and there are biases; those packed in MXFP4 are not transposed.
     """
 
     router: str = "mlp.gate.weight"
@@ -54,6 +55,8 @@ class ExpertNames:
     experts: str = "mlp.experts.{}"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     together: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    transposed: bool = False
+    router_bias: str | None = None
     shared: str = "mlp.shared_experts"
     shared_gate: str | None = None
 
@@ -78,6 +81,7 @@ class ExpertRule:
     least_sum: tuple[str, float] | None = None
     scale: str | None = None
     layers: Callable[[Raw, int], WhichLayers] = in_all_layers
+    activation: Literal["swiglu_clamped"] | None = None
     names: ExpertNames = ExpertNames()
 
 
@@ -94,6 +98,7 @@ class ExpertConfig:
     least_sum: float
     scale: float
     layers: WhichLayers
+    activation: Literal["swiglu_clamped"] | None
     names: ExpertNames
 
 
@@ -126,6 +131,7 @@ def parse_experts(raw: Raw, rule: ExpertRule, num_layers: int) -> ExpertConfig |
         least_sum=float(raw.get(*rule.least_sum)) if rule.least_sum is not None else 1e-20,
         scale=float(raw.get(rule.scale, 1.0)) if rule.scale is not None else 1.0,
         layers=layers,
+        activation=rule.activation,
         names=rule.names,
     )
 
@@ -178,4 +184,11 @@ ERNIE4_5 = ExpertRule(
     least_sum=("moe_norm_min", 1e-12),
     layers=from_one_to_another,
     names=ExpertNames(choice_bias="mlp.moe_statics.e_score_correction_bias"),
+)
+GPT_OSS = ExpertRule(
+    count=("num_local_experts", "num_experts"),
+    width="intermediate_size",
+    renormalized=True,
+    activation="swiglu_clamped",
+    names=ExpertNames(router="mlp.router.weight", router_bias="mlp.router.bias", transposed=True),
 )

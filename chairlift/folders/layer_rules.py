@@ -18,6 +18,15 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
 }
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1.5e5,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def no_window(raw: Raw, num_layers: int) -> Windows:
@@ -132,6 +141,11 @@ def rope_scaled_without_window(raw: Raw, sliding: bool) -> Raw:
 def rope_of_cwm(raw: Raw, sliding: bool) -> Raw:
     """CWM: without the field, what its authors have."""
     return raw if raw.get("rope_parameters") or raw.get("rope_scaling") else {**raw, "rope_parameters": _CWM_ROPE}
+
+
+def rope_of_gpt_oss(raw: Raw, sliding: bool) -> Raw:
+    """gpt-oss: without the field, what its authors have."""
+    return raw if raw.get("rope_parameters") or raw.get("rope_scaling") else {**raw, "rope_parameters": _GPT_OSS_ROPE}
 
 
 def rope_per_type(raw: Raw, sliding: bool) -> Raw:

@@ -9,8 +9,10 @@ from chairlift.folders.model_json import MAX_JSON_BYTES
 
 
 def count_numbers(folder: Path) -> int | None:
-    """How many numbers all files of weights hold; None if there are no such files. Raises ConfigError for one that is
-    none."""
+    """How many numbers all files of weights hold, where a byte has two; None if there are no such files.
+
+    Raises ConfigError for a file that is none of them.
+    """
     files = sorted(folder.glob("*.safetensors"))
     return sum(map(_numbers_in, files)) if files else None
 
@@ -21,6 +23,10 @@ def _numbers_in(path: Path) -> int:
         header = file.read(length) if length <= MAX_JSON_BYTES else b""
     try:
         tensors = json.loads(header)
-        return sum(math.prod(each["shape"]) for name, each in tensors.items() if name != "__metadata__")
+        return sum(
+            math.prod(each["shape"]) * (2 if each["dtype"] == "U8" else 1)
+            for name, each in tensors.items()
+            if name != "__metadata__"
+        )
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         raise ConfigError(f"{path} is no file of safetensors") from None

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     # Whoever only reads a config.json needs no torch.
     from torch import Tensor
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu_clamped"]
 # By what config.json calls them.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -19,6 +19,17 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+
+
+def gated(gate: "Tensor", up: "Tensor", activation: Activation) -> "Tensor":
+    """Return activation(gate) * up.
+
+    `swiglu_clamped` is gpt-oss's: gate at most 7, up within 7, and (up + 1) * gate * sigmoid(1.702 * gate).
+    """
+    if activation == "swiglu_clamped":
+        low = gate.clamp(max=7.0)
+        return (up.clamp(-7.0, 7.0) + 1) * low * (1.702 * low).sigmoid()
+    return activate(gate, activation) * up
 
 
 def activate(x: "Tensor", activation: str) -> "Tensor":

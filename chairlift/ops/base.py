@@ -121,7 +121,7 @@ class GatedMlp:
 
 @dataclass(slots=True, frozen=True)
 class DecoderLayer:
-    """One layer's weights. `qkv` is one fused projection.
+    """One layer's weights. `qkv` is one fused projection; `sinks` are as in `Ops.attention`.
 
     Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
     is added to the residual (post).
@@ -130,6 +130,7 @@ class DecoderLayer:
     heads: HeadShape
     attention_pre_norm: Tensor | None
     qkv: Linear
+    sinks: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Linear

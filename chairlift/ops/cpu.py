@@ -262,7 +262,9 @@ class CpuOps:
         )
         return out
 
-    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(
+        self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
         k, v = cache[:2]
         out = torch.empty_like(q)
@@ -278,6 +280,7 @@ class CpuOps:
             tables.stride(0),
             tables.shape[0],
             self._heads_address(heads, k),
+            None if sinks is None else sinks.data_ptr(),
             self._code,
         )
         return out

@@ -35,11 +35,13 @@ class Experts:
     """A layer's experts, E of them, and one that all tokens use if there is a `shared` one. Implements `Mlp`.
 
     router [E, H] float32: a token's logits; with `shared_gated` one row more, whose logistic function is what the
-    shared expert counts, which else is 1. choice_bias [E] float32: added to the scores while experts are chosen.
+    shared expert counts, which else is 1. router_bias [E] float32: added to the logits of the experts. choice_bias [E]
+    float32: added to the scores while experts are chosen.
     """
 
     routing: Routing
     router: Tensor
+    router_bias: Tensor | None
     choice_bias: Tensor | None
     experts: Sequence[GatedMlp]
     shared: GatedMlp | None
@@ -54,9 +56,10 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H], one expert after the other; sums are in float32."""
         logits = functional.linear(x.float(), self.router)
-        chosen, shares = self._choose(logits[:, : self.routing.count])
+        routed = logits[:, : self.routing.count]
+        chosen, shares = self._choose(routed if self.router_bias is None else routed + self.router_bias)
         out = torch.zeros_like(x, dtype=torch.float32)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.where(chosen == expert)
             out.index_add_(0, rows, self.experts[expert](x[rows]).float() * shares[rows, places].unsqueeze(1))
         if self.shared is not None:

@@ -41,6 +41,7 @@ def _experts_struct(experts: Experts) -> native.ExpertsStruct:
     shared = experts.shared
     return native.ExpertsStruct(
         experts.router.data_ptr(),
+        None if experts.router_bias is None else experts.router_bias.data_ptr(),
         None if experts.choice_bias is None else experts.choice_bias.data_ptr(),
         all_of(*(_struct(expert.gate_up) for expert in experts.experts)),
         all_of(*(_struct(expert.down) for expert in experts.experts)),
@@ -69,6 +70,7 @@ class FusedDecoder:
             for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm"):
                 setattr(struct, name, native.NormStruct.of(getattr(layer, name)))
             struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, weights.eps)
+            struct.sinks = None if layer.sinks is None else layer.sinks.data_ptr()
             struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
             if isinstance(layer.mlp, GatedMlp):
                 struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)

@@ -18,7 +18,7 @@ from chairlift.ops.formats import FORMATS, WeightFormat
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-ACTIVATIONS: dict[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
+ACTIVATIONS: dict[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3, "swiglu_clamped": 4}
 _REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_ext --inplace)"
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -104,6 +104,7 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = [
         ("router", POINTER),
+        ("router_bias", POINTER),
         ("choice_bias", POINTER),
         ("gate_up", ctypes.POINTER(WeightStruct)),
         ("down", ctypes.POINTER(WeightStruct)),
@@ -126,6 +127,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ("head_norms", HeadNormsStruct),
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("experts", ctypes.POINTER(ExpertsStruct)),
+        ("sinks", POINTER),
         ("k_cache", POINTER),
         ("v_cache", POINTER),
         ("cos_sin", POINTER),
@@ -240,7 +242,7 @@ _SIGNATURES = {
     "chairlift_rms_norm": [*[POINTER] * 3, INT32, POINTER, INT64, INT64, FLOAT, INT32],
     "chairlift_gate": [POINTER, POINTER, INT64, INT64, INT32, INT32],
     "chairlift_rope_and_write": [*[POINTER] * 8, INT64, POINTER, INT32],
-    "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, INT32],
+    "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, POINTER, INT32],
     "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
     "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],
     "chairlift_best": [POINTER, INT64, POINTER, POINTER, INT64, POINTER, POINTER, INT32],

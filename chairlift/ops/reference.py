@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chairlift.ops.activation import Activation, activate
+from chairlift.ops.activation import Activation, gated
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
@@ -62,7 +62,7 @@ class ReferenceLinear:
 def gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """gate_up [T, 2 * I] -> activation(gate) * up [T, I]."""
     lower, upper = gate_up.chunk(2, dim=-1)
-    return activate(lower, activation) * upper
+    return gated(lower, upper, activation)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,10 +162,12 @@ class ReferenceOps:
         together = x.flatten(1) if weight.shape[0] > x.shape[2] else x
         return self.rms_norm(together, weight, eps).view(x.shape)
 
-    def attention(self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    def attention(
+        self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
         if batch.max_query_len == 1 and q.device.type != "cpu":
-            return decode_attention(q, cache, batch, heads)
+            return decode_attention(q, cache, batch, heads, sinks)
         out = torch.empty_like(q)
         # Elsewhere than on the CPU this waits for the device.
         starts = batch.query_start.tolist()
@@ -174,7 +176,7 @@ class ReferenceOps:
             k, v, *scales = (_gather(pages, batch.block_tables[index], context) for pages in cache)
             if scales:
                 k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
-            out[first:last] = _attend(q[first:last], k, v, heads)
+            out[first:last] = _attend(q[first:last], k, v, heads, sinks)
         return out
 
 
@@ -185,7 +187,17 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
 
 
-def decode_attention(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+def _softmax(scores: Tensor, sinks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """The softmax over the last dimension, beside sinks [Hq], which `shape` lays out as scores have their heads."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.view(shape).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), dim=-1).softmax(-1)[..., :-1]
+
+
+def decode_attention(
+    q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
+) -> Tensor:
     """`Ops.attention` where each sequence has one token, q [S, Hq * D]: all at once, without waiting for the device.
 
     Sequences are filled up to the longest context, which on the CPU costs more than one after the other.
@@ -204,7 +216,7 @@ def decode_attention(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: He
         k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
     grouped = q.float().view(count, heads.num_kv_heads, -1, heads.head_dim)
     scores = torch.einsum("shgd,skhd->shgk", grouped, k) * heads.scale
-    weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+    weights = _softmax(scores.masked_fill_(~seen[:, None, None], float("-inf")), sinks, (1, heads.num_kv_heads, -1, 1))
     v = v.masked_fill(~seen[:, :, None, None], 0)
     return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
 
@@ -215,7 +227,7 @@ def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
     return pages[blocks[:used].long()].flatten(0, 1)[:context]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape, sinks: Tensor | None) -> Tensor:
     """The last q.shape[0] tokens of one sequence over all of it: q [n, Hq * D], k and v [context, Hkv, D]."""
     count, context = q.shape[0], k.shape[0]
     groups = heads.num_heads // heads.num_kv_heads
@@ -226,5 +238,5 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape) -> Tensor:
     hidden = key > query
     if heads.window is not None:
         hidden |= key <= query - heads.window
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    weights = _softmax(scores.masked_fill_(hidden, float("-inf")), sinks, (heads.num_kv_heads, -1, 1, 1))
     return torch.einsum("hgqk,khd->qhgd", weights, v.float()).reshape(count, -1).to(q.dtype)

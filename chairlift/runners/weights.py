@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,13 @@ from chairlift.folders.model_json import inside, read_object
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
+
+
+class Matrix(NamedTuple):
+    """A projection's weight [out, in] and bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 class Weights:
@@ -60,6 +67,15 @@ class Weights:
             out[start : start + shape[0]].copy_(self._read(name))
             start += shape[0]
         return out
+
+    def take_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of bytes as it is. Raises UnsupportedModel if it is none."""
+        self._check(name, shape)
+        self._unused.discard(name)
+        tensor: Tensor = self._handle_of[name].get_tensor(name)
+        if tensor.dtype != torch.uint8:
+            raise UnsupportedModel(f"tensor {name!r} is {tensor.dtype}, but packed weights are bytes")
+        return tensor.to(self.device)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""

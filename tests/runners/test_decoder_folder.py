@@ -19,7 +19,10 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def config(model_type: str = "llama", **fields: Any) -> Any:
-    return parse_config(TINY | {"model_type": model_type} | fields)
+    experts = FAMILIES[model_type].experts if model_type in FAMILIES else None
+    names = [] if experts is None else [experts.count[0], experts.chosen, experts.width, experts.shared_width]
+    counts = {name: 4 for name in names if name is not None and name not in TINY}
+    return parse_config(TINY | {"model_type": model_type} | counts | fields)
 
 
 def test_old_and_new_forms_mean_the_same() -> None:
@@ -167,7 +170,8 @@ def test_defaults_of_head_dim() -> None:
     assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma3_text"}
     with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm"}
     assert {name for name, size in found.items() if size == 128} == with_128
-    assert {size for name, size in found.items() if name not in with_128} == {16, 256}
+    assert found["gpt_oss"] == 64
+    assert {size for name, size in found.items() if name not in {*with_128, "gpt_oss"}} == {16, 256}
     assert config(num_key_value_heads=None).num_kv_heads == 4
 
 

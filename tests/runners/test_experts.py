@@ -14,6 +14,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import GatedMlp
 from chairlift.ops.experts import Experts, Routing
 from chairlift.runners.decoder.config import read_config
+from chairlift.runners.decoder.mxfp4 import dequantize
 
 
 def rewritten(target: Path, variant: str, change: Any, **fields: Any) -> Path:
@@ -59,6 +60,61 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         make_runner(rewritten(tmp_path / "less", "olmoe", lambda tensors: tensors.pop(name)), ops="reference")
 
 
+def packed(tensors: dict[str, torch.Tensor]) -> None:
+    """gpt-oss's experts in MXFP4, and what these numbers are beside them, as if they had never been packed."""
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, ins, outs = tensors[name].shape
+        blocks = torch.randint(0, 256, (count, outs, ins // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 126, (count, outs, ins // 32), generator=generator, dtype=torch.uint8)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
+        tensors[name] = dequantize(blocks, scales, torch.float32).transpose(1, 2)
+
+
+def test_numbers_of_four_bits_are_those_of_transformers() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.arange(256, dtype=torch.uint8).repeat(2).view(2, 4, 4, 16)
+    scales = torch.arange(100, 132, dtype=torch.uint8).view(2, 4, 4)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert torch.equal(dequantize(blocks, scales, torch.float32).transpose(1, 2), theirs)
+
+
+@pytest.mark.parametrize("ops", ["reference", "native"])
+def test_packed_experts_are_the_numbers_that_they_stand_for(ops: str, tmp_path: Path) -> None:
+    def without(tensors: dict[str, torch.Tensor], ends: tuple[str, ...]) -> None:
+        packed(tensors)
+        for name in [name for name in tensors if name.endswith(ends)]:
+            del tensors[name]
+
+    plain = rewritten(tmp_path / "plain", "gpt_oss", lambda each: without(each, ("_blocks", "_scales")))
+    folder = rewritten(
+        tmp_path / "packed",
+        "gpt_oss",
+        lambda each: without(each, ("experts.gate_up_proj", "experts.down_proj")),
+        quantization_config={"quant_method": "mxfp4"},
+    )
+    found, wanted = (all_logits(make_runner(each, ops=ops), list(prompts().values())) for each in (folder, plain))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_packed_experts_of_another_shape_or_type_are_named(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.down_proj"
+
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        packed(tensors)
+        tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"][:, :, :-1]
+
+    def wide(tensors: dict[str, torch.Tensor]) -> None:
+        packed(tensors)
+        tensors[f"{name}_scales"] = tensors[f"{name}_scales"].float()
+
+    with pytest.raises(UnsupportedModel, match=re.escape(f"{name}_blocks")):
+        make_runner(rewritten(tmp_path / "cut", "gpt_oss", cut), ops="reference")
+    with pytest.raises(UnsupportedModel, match=re.escape(f"{name}_scales' is torch.float32")):
+        make_runner(rewritten(tmp_path / "wide", "gpt_oss", wide), ops="reference")
+
+
 @pytest.mark.parametrize(
     ("variant", "fields", "message"),
     [
@@ -74,6 +130,9 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         ("qwen2_moe", {"mlp_only_layers": 3}, "none of its kind"),
         ("ernie4_5_moe", {"moe_norm_min": "small"}, "none of its kind"),
         ("llama", {"num_experts": 8}, "num_experts"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("mixtral", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     ],
 )
 def test_what_is_refused(variant: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -91,5 +150,5 @@ def test_no_rows_at_all() -> None:
 
     linear.nbytes = 0  # type: ignore[attr-defined]
     mlp = GatedMlp(linear, linear)  # type: ignore[arg-type]
-    experts = Experts(Routing(2, 1), torch.ones(2, 4), None, [mlp, mlp], None, False)
+    experts = Experts(Routing(2, 1), torch.ones(2, 4), None, None, [mlp, mlp], None, False)
     assert experts(torch.empty(0, 4)).shape == (0, 4)

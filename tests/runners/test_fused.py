@@ -29,11 +29,15 @@ VARIANTS += [family for family in ROUNDED if family not in VARIANTS]
 ON_EVERY_ISA = ["llama_biases", "qwen3_window", "gemma3", "olmo2", "qwen2_moe_all", "glm4_moe_all"]
 # (dtype, settings, the mean distance of hidden states allowed, as a share of their mean size). bfloat16 itself is 1.5
 # to 2% from float32 here and the two ways 1% from each other; with int8, steps taken the other way make that 5 and 4%.
+EXACT = 0.001
+# Of experts that are all chosen each rounds what it is given, and what it gives: that many more steps to take.
+EXACT_EXPERTS = 0.003
+WITH_ALL_EXPERTS = [name for name in ROUNDED if name.endswith("_all")]
 KINDS: list[tuple[str, dict[str, str], float]] = [
     ("bfloat16", {}, 0.02),
     ("bfloat16", {"quantization": "int8"}, 0.06),
-    ("float32", {"quantization": "int8"}, 0.001),
-    ("float32", {"quantization": "int8", "kv_cache_dtype": "int8"}, 0.001),
+    ("float32", {"quantization": "int8"}, EXACT),
+    ("float32", {"quantization": "int8", "kv_cache_dtype": "int8"}, EXACT),
     ("bfloat16", {"kv_cache_dtype": "int8"}, 0.02),
 ]
 IDS = ["bfloat16", "int8-bfloat16", "int8-float32", "int8-float32-int8kv", "bfloat16-int8kv"]
@@ -120,7 +124,7 @@ def test_a_fused_pass_is_that_of_its_operations(
     model = make_model(model_folder(variant), dtype, **settings)
     expected = run(model, fused=False)
     found = run(model, fused=True)
-    assert_near(found, expected, share)
+    assert_near(found, expected, EXACT_EXPERTS if (variant in WITH_ALL_EXPERTS and share == EXACT) else share)
     assert [len(hidden) for hidden in found] == [3, 0, 58, 4, 1]
     torch.set_num_threads(2)
     for one, other in zip(run(model, fused=True), found, strict=True):
@@ -143,7 +147,8 @@ def test_experts_are_chosen_as_the_operations_choose_them(variant: str) -> None:
 def test_a_fused_pass_on_every_instruction_set(variant: str, isa: str) -> None:
     with kernels_of(isa):
         model = make_model(model_folder(variant), "float32", quantization="int8", kv_cache_dtype="int8")
-        assert_near(run(model, fused=True), run(model, fused=False), 0.001)
+        share = EXACT_EXPERTS if variant in WITH_ALL_EXPERTS else EXACT
+        assert_near(run(model, fused=True), run(model, fused=False), share)
 
 
 @pytest.mark.parametrize("size", [129, 140, 6])

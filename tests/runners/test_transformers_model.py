@@ -109,7 +109,7 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
 def test_what_can_not_be_honoured_is_refused(name: str) -> None:
     model_type, _, problem = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=problem):
-        make_runner(foreign_folder(model_type, name), ops="native")
+        make_runner(foreign_folder(model_type, name), ops="native", implementation="transformers")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ _GRANITE = {
 }
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _ROUTED = _CHOSEN | {"n_routed_experts": 4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "head_dim": 16}
+_GPT_OSS_ROPE = _YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 _GEMMA3 = {
     "hidden_size": 72,
     "num_hidden_layers": 3,
@@ -166,12 +167,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3},
         {},
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "rope_parameters": _GPT_OSS_ROPE,
+        },
+        {},
+    ),
 }
 # One of each family, or two where they are unlike each other.
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
 FAMILIES += ["cwm", "olmo", "stablelm"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
+EXPERTS += ["gpt_oss"]
 FAMILIES += EXPERTS
 # The same with all experts chosen: where some are nearly equal, another way of rounding chooses others, which says
 # nothing of the arithmetic.

@@ -49,6 +49,8 @@ _NEUTRAL: dict[str, Any] = {
     "use_parallel_residual": False,
     "qk_layernorm": False,
     "clip_qkv": None,
+    "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
     # Embedders made of decoders sometimes let tokens see what follows.
     "is_causal": True,
     "use_bidirectional_attention": False,
@@ -218,6 +220,8 @@ def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
         value = raw.get(name)
         if value is not None and value != neutral:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
+            if name == "quantization_config" and shown == family.quantized:
+                continue
             raise UnsupportedModel(
                 f"{name}={shown!r} is not supported; a model that leaves {name} unset works "
                 f"(families: {', '.join(FAMILIES)}, unquantized)"

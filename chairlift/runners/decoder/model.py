@@ -82,7 +82,7 @@ class Decoder:
             )
             if index == last and not len(rows):
                 return residual[:0]
-            mixed = ops.attention(query, cache, inputs.attention, layer.heads)
+            mixed = ops.attention(query, cache, inputs.attention, layer.heads, layer.sinks)
             if index == last and len(rows) < len(residual):
                 # After the last layer's attention tokens no longer meet, so only the wanted rows go on.
                 mixed, residual = mixed[rows], residual[rows]

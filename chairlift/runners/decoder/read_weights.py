@@ -13,7 +13,7 @@ from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_experts import read_experts
 from chairlift.runners.decoder.rope import RopeConfig
-from chairlift.runners.weights import Weights
+from chairlift.runners.weights import Matrix, Weights
 
 
 class _Norm(NamedTuple):
@@ -21,13 +21,6 @@ class _Norm(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None = None
-
-
-class _Rows(NamedTuple):
-    """A projection's weight [out, in] and bias [out]."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class DecoderReader:
@@ -89,6 +82,7 @@ class DecoderReader:
             heads=config.heads(index),
             attention_pre_norm=_weight(attention_pre),
             qkv=self._qkv(prefix, attention_pre, order),
+            sinks=self._sinks(f"{prefix}self_attn.sinks"),
             q_norm=self._head_norm(f"{prefix}self_attn.q_norm", query, order),
             k_norm=self._head_norm(f"{prefix}self_attn.k_norm", key, order),
             out=self._added(f"{prefix}self_attn.o_proj", query, config.o_bias),
@@ -97,6 +91,11 @@ class DecoderReader:
             mlp=self._mlp(prefix, index, mlp_pre),
             mlp_post_norm=_weight(mlp_post),
         )
+
+    def _sinks(self, name: str) -> Tensor | None:
+        if not self._config.family.sinks:
+            return None
+        return self._weights.take([name], [(self._config.num_heads,)], torch.float32)
 
     def _mlp(self, prefix: str, index: int, before: _Norm | None) -> Mlp:
         experts = self._config.experts
@@ -133,7 +132,7 @@ class DecoderReader:
 
     def _rows(
         self, names: list[str], outs: list[int], width: int, has_bias: bool, before: _Norm | None = None
-    ) -> _Rows:
+    ) -> Matrix:
         """Tensors of one projection, which also adds what the norm before it would add."""
         take = self._weights.take
         weight = take([f"{name}.weight" for name in names], [(out, width) for out in outs])
@@ -141,7 +140,7 @@ class DecoderReader:
         if before is not None and before.bias is not None:
             added = weight.float() @ before.bias.float()
             bias = (added if bias is None else added + bias.float()).to(weight.dtype)
-        return _Rows(weight, bias)
+        return Matrix(weight, bias)
 
     def _added(self, name: str, width: int, has_bias: bool) -> Linear:
         """A projection whose result is added to the residual."""
