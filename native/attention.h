@@ -183,8 +183,19 @@ template <typename T, typename C> struct Attention {
             if (i >= count || i < lowest - first) scores[i] = -__builtin_inff();
     }
 
+    // Presses scores below the cap; what else they are multiplied with comes later, as for all.
+    NOINLINE void press(const RowBlock &row_block, float *scores) const {
+        const float factor = 2 * 1.44269504f * heads.scale / heads.cap, most = heads.cap / heads.scale;
+        const vfloat end = vfloat{} + 126.0f;
+        for (int i = row_block.begin * GROUP; i < row_block.end * GROUP; i += LANES) {
+            const vfloat power = exp2_(vmin(load(scores + i) * factor, end));
+            store(scores + i, (1.0f - 2.0f / (power + 1.0f)) * most);
+        }
+    }
+
     // The highest score of a row, times the scale, once those that it does not see are masked.
     NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int position, float *scores) const {
+        if (heads.cap > 0) press(row_block, scores);
         const int lowest = lanes.lowest_seen(position);
         vfloat most = vfloat{} + LOWEST / scale;
         for (int g = row_block.begin; g < row_block.end; g++) {

@@ -7,10 +7,11 @@
 
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
-// Attention heads of one layer. window <= 0 stands for no window. The cache is INT8, or else of the activations' type.
+// Attention heads of one layer. window <= 0 stands for no window, and a cap of 0 for none: else scores, scaled, become
+// cap * tanh(score / cap). The cache is INT8, or else of the activations' type.
 struct Heads {
     int32_t num_heads, num_kv_heads, head_dim, block_size, window;
-    float scale;
+    float scale, cap;
     int32_t cache_dtype;
 };
 

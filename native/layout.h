@@ -23,6 +23,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Heads, block_size),
     FIELD(Heads, window),
     FIELD(Heads, scale),
+    FIELD(Heads, cap),
     FIELD(Heads, cache_dtype),
 
     STRUCTURE(Batch),

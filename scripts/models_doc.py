@@ -19,6 +19,7 @@ KNOWN = {
     "qwen2": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek R1 distilled into Qwen",
     "qwen3": "Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
     "gemma3_text": "Gemma 3 270M and 1B",
+    "gemma2": "Gemma 2",
     "gemma": "Gemma 1, CodeGemma",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
@@ -77,7 +78,6 @@ FOREIGN = {
 REFUSED = {
     "latent attention (DeepSeek V2 and V3, MiniCPM3)": "its small cache has no layout here yet",
     "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
-    "capped scores or logits (Gemma 2)": "attention has no cap yet",
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
     "quantized folders (AWQ, GPTQ, FP8; gpt-oss's MXFP4 is read) and GGUF": _NOT_READ,
@@ -155,6 +155,7 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "scaled embeddings": row.scaled_embedding,
         "experts": row.experts is not None,
         "attention sinks": row.sinks,
+        "capped scores and logits": row.caps is not None,
     }
     return ", ".join(name for name, there in found.items() if there) or "-"
 

@@ -1,6 +1,6 @@
 """The model families, one row each: everything in which they differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,8 +71,9 @@ class DecoderFamily:
     config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields with
     the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the two
     halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
-    `sinks`: the files have one for each head. `quantized`: the `quant_method` of folders that are packed so.
-    `experts`: how the config describes those of layers that have any in place of one MLP.
+    `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files have
+    one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
+    describes those of layers that have any in place of one MLP.
     """
 
     qkv_bias: Bias = False
@@ -100,6 +101,7 @@ class DecoderFamily:
     rotated: Callable[[Raw, Windows], Rotated] = rotated_all
     neighbours: bool = False
     rotary_share: float | None = None
+    caps: Mapping[str, float] | None = None
     sinks: bool = False
     quantized: str | None = None
     experts: ExpertRule | None = None
@@ -114,6 +116,7 @@ class DecoderFamily:
             found.add("partial_rotary_factor")
         if self.rotated is rotated_but_every_fourth:
             found.add("no_rope_layers")
+        found.update(self.caps or ())
         if self.experts is not None:
             found.update(self.experts.count)
         return found
@@ -157,6 +160,20 @@ FAMILIES: dict[str, DecoderFamily] = {
         head_dim=256,
         scaled_embedding=True,
         tied=True,
+    ),
+    "gemma2": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norms=_SANDWICH,
+        norm_offset=1.0,
+        float_norms=True,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        scaled_embedding=True,
+        tied=True,
+        windows=window_but(-1, 2),
+        caps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "olmo2": DecoderFamily(
         qkv_bias="attention_bias",

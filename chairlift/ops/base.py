@@ -71,13 +71,18 @@ class AttentionBatch:
 
 @dataclass(slots=True, frozen=True)
 class HeadShape:
-    """Attention heads of one layer. `window`: a token sees itself and the window - 1 tokens before it (None: all)."""
+    """Attention heads of one layer.
+
+    `window`: a token sees itself and the window - 1 tokens before it (None: all). `cap`: scores, once scaled, become
+    cap * tanh(score / cap) (None: they stay).
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     window: int | None = None
+    cap: float | None = None
 
 
 @dataclass(slots=True)

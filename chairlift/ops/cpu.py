@@ -291,7 +291,7 @@ class CpuOps:
         found = self._heads.get(key)
         if found is None:
             sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
-            struct = native.HeadsStruct(*sizes, heads.scale, DTYPES[k.dtype])
+            struct = native.HeadsStruct(*sizes, heads.scale, heads.cap or 0.0, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
 

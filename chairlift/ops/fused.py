@@ -93,7 +93,14 @@ class FusedDecoder:
             # Without a head its structure is all zeros, and nobody looks at it.
             native.WeightStruct() if weights.head is None else weights.head.struct,
             native.HeadsStruct(
-                heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], 0, heads.scale, native.DTYPES[k.dtype]
+                heads.num_heads,
+                heads.num_kv_heads,
+                heads.head_dim,
+                k.shape[3],
+                0,
+                heads.scale,
+                heads.cap or 0.0,
+                native.DTYPES[k.dtype],
             ),
             weights.eps,
             weights.embedding_scale,

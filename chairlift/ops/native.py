@@ -46,6 +46,7 @@ class HeadsStruct(ctypes.Structure):
         ("block_size", INT32),
         ("window", INT32),
         ("scale", FLOAT),
+        ("cap", FLOAT),
         ("cache_dtype", INT32),
     ]
 

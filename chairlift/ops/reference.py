@@ -187,6 +187,12 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
 
 
+def _scaled(products: Tensor, heads: HeadShape) -> Tensor:
+    """Scores of products of queries and keys."""
+    scores = products * heads.scale
+    return scores if heads.cap is None else heads.cap * (scores / heads.cap).tanh()
+
+
 def _softmax(scores: Tensor, sinks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """The softmax over the last dimension, beside sinks [Hq], which `shape` lays out as scores have their heads."""
     if sinks is None:
@@ -215,7 +221,7 @@ def decode_attention(
     if scales:
         k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
     grouped = q.float().view(count, heads.num_kv_heads, -1, heads.head_dim)
-    scores = torch.einsum("shgd,skhd->shgk", grouped, k) * heads.scale
+    scores = _scaled(torch.einsum("shgd,skhd->shgk", grouped, k), heads)
     weights = _softmax(scores.masked_fill_(~seen[:, None, None], float("-inf")), sinks, (1, heads.num_kv_heads, -1, 1))
     v = v.masked_fill(~seen[:, :, None, None], 0)
     return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
@@ -232,7 +238,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape, sinks: Tensor | N
     count, context = q.shape[0], k.shape[0]
     groups = heads.num_heads // heads.num_kv_heads
     grouped = q.float().view(count, heads.num_kv_heads, groups, heads.head_dim)
-    scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * heads.scale
+    scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k.float()), heads)
     query = torch.arange(context - count, context, device=q.device).unsqueeze(1)
     key = torch.arange(context, device=q.device)
     hidden = key > query

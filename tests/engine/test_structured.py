@@ -356,6 +356,43 @@ def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
     ahead.close()
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="needs a thread's clock")
+@pytest.mark.parametrize(("seconds", "fails"), [(0.005, False), (0.5, True)])
+def test_where_all_slow_ones_have_their_threads_one_more_has_ten_times_as_long(
+    words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, seconds: float, fails: bool
+) -> None:
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MOST_SLOW", 0)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+    done = threading.Event()
+
+    def busy() -> None:
+        while time.thread_time() < seconds:
+            pass
+        done.set()
+
+    follower.advance = busy  # type: ignore[method-assign]
+    ahead.post([follower])
+    assert done.wait(60)
+    assert ahead._idle.wait(60)
+    assert (follower.error is not None) == fails
+    ahead.close()
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="needs a thread's clock")
+def test_one_that_has_no_core_is_not_slow(words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the model's threads have them all: ten times as long as it may take of one."""
+    lowered: list[threading.Thread] = []
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._lower", lowered.append)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+    follower.advance = lambda: time.sleep(0.05)  # type: ignore[method-assign]
+    ahead.post([follower])
+    assert ahead._idle.wait(60)
+    assert (lowered, follower.error) == ([], None)
+    ahead.close()
+
+
 def test_threads_of_what_nobody_waits_for_count_as_long_as_they_go_on(words: GrammarTokenizer) -> None:
     ahead, gate = LookAhead(), threading.Event()
     followers = [words.compile('start: "a" "b"').follow([], True) for _ in range(6)]

@@ -167,7 +167,7 @@ def test_windows() -> None:
 
 def test_defaults_of_head_dim() -> None:
     found = {name: config(name).head_dim for name in FAMILIES}
-    assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma3_text"}
+    assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma2", "gemma3_text"}
     with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm"}
     assert {name for name, size in found.items() if size == 128} == with_128
     assert found["gpt_oss"] == 64
@@ -194,6 +194,8 @@ def test_defaults_of_head_dim() -> None:
         ({"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_scaling": "linear"}, ["rope_scaling"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0}, ["attn_logit_softcapping", "above zero"]),
+        ({"model_type": "gemma2", "final_logit_softcapping": "30"}, ["final_logit_softcapping", "above zero"]),
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),

@@ -106,6 +106,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         _GEMMA3 | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": False},
         {},
     ),
+    "gemma2": (
+        "gemma2",
+        _GEMMA3
+        | {
+            "rope_parameters": _PLAIN,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 30.0,
+        },
+        {},
+    ),
     "olmo2": ("olmo2", {}, {}),
     "olmo2_biases": ("olmo2", {"attention_bias": True, "head_dim": 32, "tie_word_embeddings": True}, {}),
     "olmo3": ("olmo3", _WINDOWS | {"rope_parameters": {"sliding_attention": _PLAIN, "full_attention": _YARN}}, {}),
@@ -182,7 +194,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 # One of each family, or two where they are unlike each other.
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
-FAMILIES += ["cwm", "olmo", "stablelm"]
+FAMILIES += ["cwm", "olmo", "stablelm", "gemma2"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
 EXPERTS += ["gpt_oss"]
 FAMILIES += EXPERTS

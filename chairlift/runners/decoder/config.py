@@ -63,9 +63,10 @@ class DecoderConfig:
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's
     rotation. Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the
-    residual by `residual_scale`, logits by `logit_scale`. `qk_norm` is as in `DecoderFamily`. `experts` are those
-    of the layers that have any. Files may hold so many `extra_layers`, which predict tokens beyond the next and are
-    not used. `dtype` is the name of the type the folder was saved in.
+    residual by `residual_scale`, logits by `logit_scale`; scores and logits may have a cap, as in `HeadShape`.
+    `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. Files may hold so many
+    `extra_layers`, which predict tokens beyond the next and are not used. `dtype` is the name of the type the
+    folder was saved in.
     """
 
     model_type: str
@@ -89,6 +90,8 @@ class DecoderConfig:
     embedding_scale: float
     residual_scale: float
     logit_scale: float
+    score_cap: float | None
+    logit_cap: float | None
     windows: Windows
     ropes: tuple[RopeConfig, ...]
     experts: ExpertConfig | None
@@ -103,7 +106,8 @@ class DecoderConfig:
         """Attention shape of one layer."""
         from chairlift.ops.base import HeadShape
 
-        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, self.windows[layer])
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim
+        return HeadShape(*sizes, self.attention_scale, self.windows[layer], self.score_cap)
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -184,6 +188,8 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
         residual_scale=multiplier("residual_multiplier"),
         logit_scale=1 / multiplier("logits_scaling"),
+        score_cap=_cap(raw, family, "attn_logit_softcapping"),
+        logit_cap=_cap(raw, family, "final_logit_softcapping"),
         windows=windows,
         ropes=_ropes(raw, family, windows, max_positions, head_dim),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
@@ -212,6 +218,15 @@ def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: in
         return float(raw.get("attention_multiplier", 1.0))
     name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
     return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
+
+
+def _cap(raw: Mapping[str, Any], family: DecoderFamily, name: str) -> float | None:
+    value = raw.get(name, family.caps[name]) if family.caps else None
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UnsupportedModel(f"{name} must be a number above zero, got {value!r}")
+    return float(value)
 
 
 def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:

@@ -14,10 +14,14 @@ from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
 
-# Seconds after which a follower, or a compilation, is no longer one that others wait for.
-_LONG = 0.005
-# Seconds of a core after which it isn't either, and between two looks at how long it takes, so that the first finds it.
+# Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two looks
+# at how many it took, so that the first finds it.
 _MUCH, _LOOK_EVERY = 0.0015, 0.002
+# Seconds by the wall after which it isn't either, whatever keeps it: many more, since one that has no core, as the model
+# has them all, is not slow; and where there is no telling.
+_LONG, _LONG_WITHOUT_CLOCK = 0.05, 0.005
+# How many times as much it may be where it would be one too many, and so have to fail.
+_PATIENCE = 10
 # Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
 _LARGE = 16_384
 # Seconds after which a follower that still is not done fails, and how many such may go on at once.
@@ -52,14 +56,15 @@ class _Stopwatch:
             self._cpu_began = time.clock_gettime(self._clock)
         self.began = time.monotonic()
 
-    def shows_long(self) -> bool:
+    def shows_long(self, patience: float = 1) -> bool:
         """Whether others should no longer wait for it."""
-        if time.monotonic() - self.began > _LONG:
+        long = _LONG_WITHOUT_CLOCK if self._clock is None else _LONG
+        if time.monotonic() - self.began > patience * long:
             return True
         if self._clock is None:
             return False
         try:
-            return time.clock_gettime(self._clock) - self._cpu_began > _MUCH
+            return time.clock_gettime(self._clock) - self._cpu_began > patience * _MUCH
         except OSError:  # the thread has ended
             return False
 
@@ -121,12 +126,15 @@ class LookAhead:
         with self._lock:
             thread = self._thread
             follower = None if thread is None else thread.follower
-            if thread is None or follower is None or not thread.watch.shows_long():
+            if thread is None or follower is None:
+                return
+            self._forgotten = [each for each in self._forgotten if each.is_alive()]
+            has_room = len(self._slow) + len(self._forgotten) < _MOST_SLOW
+            if not thread.watch.shows_long(1 if has_room else _PATIENCE):
                 return
             thread.once = True
             _lower(thread)
-            self._forgotten = [each for each in self._forgotten if each.is_alive()]
-            if len(self._slow) + len(self._forgotten) < _MOST_SLOW:
+            if has_room:
                 self._slow[follower] = thread
             else:
                 self._forgotten.append(thread)

@@ -112,11 +112,17 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [R, V] logits, in float32 or the model's dtype, of hidden states [R, H]."""
-        return self._head.logits(hidden)
+        return self._capped(self._head.logits(hidden))
 
     def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
-        return self._head.best(hidden, allowed)
+        values, tokens = self._head.best(hidden, allowed)
+        return self._capped(values), tokens
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """Press logits below the cap, if there is one; what stands for no token stays -inf."""
+        cap = self.config.logit_cap
+        return logits if cap is None else torch.where(logits.isinf(), logits, (logits / cap).tanh() * cap)
 
     @property
     def _head(self) -> Head:
