@@ -1,6 +1,7 @@
 """Families through transformers: the same logits and tokens as its own, however the work is cut into steps."""
 
 import functools
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.model_factory import edited_folder, model_folder, reference_model
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import foreign_model
+from chairlift.runners.decoder import transformers_parts
 from chairlift.runners.decoder.config import read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -103,6 +105,41 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
         assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
     native = make_runner(model_folder("llama"), ops="native")
     assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
+
+
+def replaced(runner: DecoderRunner) -> Counter[str]:
+    return Counter(type(module).__name__ for module in runner.model._model.modules())  # type: ignore[union-attr]
+
+
+def test_modules_that_compute_the_same_are_ours() -> None:
+    found = replaced(make_runner(model_folder("llama_biases"), ops="native", implementation="transformers"))
+    assert (found["_Norm"], found["_Mlp"], found["_Part"], found["_PackedLinear"]) == (5, 2, 6, 2)
+    assert (found["Linear"], found["LlamaRMSNorm"]) == (0, 0)
+    # Gemma adds one to its norms' weights, and has them in float32.
+    assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["_Norm"] == 5
+
+
+def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+    norm, mlp = LlamaRMSNorm.forward, LlamaMLP.forward
+    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: norm(self, x) + 0.1)
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: mlp(self, x) + 0.1)
+    runner = make_runner(model_folder("llama"), ops="native", implementation="transformers")
+    found = replaced(runner)
+    assert (found["_Norm"], found["_Mlp"], found["LlamaRMSNorm"], found["LlamaMLP"]) == (0, 0, 5, 2)
+    prompt = prompts()["17"]
+    with torch.no_grad():
+        wanted = reference_model("llama")(torch.tensor([prompt])).logits[0]
+    (logits,) = all_logits(runner, [prompt])
+    assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
+def test_what_is_put_in_is_held_against_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = transformers_parts._Joint.part
+    monkeypatch.setattr(transformers_parts._Joint, "part", lambda self, index, x: part(self, index, x) * 2)
+    with pytest.raises(UnsupportedModel, match="with our products in place of its own"):
+        make_runner(model_folder("llama"), ops="native", implementation="transformers")
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -14,11 +14,11 @@ from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
 
-# Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two looks
-# at how many it took, so that the first finds it.
+# Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two
+# looks at how many it took, so that the first finds it.
 _MUCH, _LOOK_EVERY = 0.0015, 0.002
-# Seconds by the wall after which it isn't either, whatever keeps it: many more, since one that has no core, as the model
-# has them all, is not slow; and where there is no telling.
+# Seconds by the wall after which it isn't either, whatever keeps it: many more, since one that has no core, as the
+# model has them all, is not slow; and where there is no telling.
 _LONG, _LONG_WITHOUT_CLOCK = 0.05, 0.005
 # How many times as much it may be where it would be one too many, and so have to fail.
 _PATIENCE = 10

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import count_numbers
-from chairlift.ops.base import AttentionBatch, Head, Inputs, Linear
+from chairlift.ops.base import AttentionBatch, Inputs
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
+from chairlift.runners.decoder.transformers_parts import put_in
 
-# Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding.
-_ROUTERS = (".gate", ".router")
 # Lengths of the two texts by which a loaded model is checked, and where they are cut.
 _LENGTHS, _CUTS = (12, 9), (7, 4)
 # By how much logits may differ that should be equal, as a share of the largest.
@@ -53,9 +52,11 @@ class TransformersModel:
         self._attention = PagedAttention(ops)
         self._model = _loaded(folder, dtype, device)
         self._takes_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        self._note_layers()
-        packed = _pack(self._model, ops)
+        before = self._note_layers()
+        packed = put_in(self._model, ops)
         self.weight_bytes = packed + sum(each.nbytes for each in self._model.parameters())
+        if ops.quantization == "none":
+            self._hold_against(before)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
@@ -96,11 +97,22 @@ class TransformersModel:
         logits: Tensor = found.logits[0]
         return logits if self._takes_rows else logits[rows]
 
-    def _note_layers(self) -> None:
-        """Have two tokens go through, to see what heads there are."""
-        text = torch.zeros(2, dtype=torch.int64, device=self.device)
+    def _short_text(self) -> Tensor:
+        """The logits [V] float32 of a few tokens, computed without a cache."""
+        count = min(8, self.config.max_positions)
+        ids = torch.arange(count, device=self.device) * 7 % self.config.vocab_size
         with _told():
-            self._pass(text, torch.arange(2, device=self.device), text[:1])
+            return self._pass(ids, torch.arange(count, device=self.device), ids[-1:] * 0 + count - 1)[0].float()
+
+    def _hold_against(self, before: Tensor) -> None:
+        """Raise UnsupportedModel unless logits are what they were with transformers' own modules."""
+        now = self._short_text()
+        if not (now - before).abs().max() <= _CLOSE[self.dtype] * before.abs().max():
+            raise UnsupportedModel("with our products in place of its own it computes something else")
+
+    def _note_layers(self) -> Tensor:
+        """Have a few tokens go through, to see what heads there are; return the logits of the last."""
+        found_logits = self._short_text()
         text_config = self._model.config.get_text_config(decoder=True)
         layers = text_config.num_hidden_layers
         if sorted(self._attention.heads) != list(range(layers)):
@@ -112,6 +124,7 @@ class TransformersModel:
         for layer, kind in enumerate(kinds):
             if (kind == "sliding_attention") != (self._attention.heads[layer].window is not None):
                 raise UnsupportedModel(f"layer {layer} is of type {kind!r}, but its attention is not told of a window")
+        return found_logits
 
     def _check(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Hold texts that are computed in parts, and in company, against the same ones computed alone.
@@ -160,30 +173,6 @@ class TransformersModel:
         )
         ids = torch.cat([text[span.first : span.stop] for text, span in zip(texts, spans, strict=True)])
         return self.forward(Inputs(ids.to(device), batch, (ends - 1).to(device))).float()
-
-
-class _PackedLinear(nn.Module):
-    """A projection by our products."""
-
-    def __init__(self, linear: Linear, width: int) -> None:
-        super().__init__()
-        self._linear, self._width = linear, width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
-        return self._linear(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], self._width)
-
-
-class _PackedHead(nn.Module):
-    """The last projection by our products."""
-
-    def __init__(self, head: Head, width: int) -> None:
-        super().__init__()
-        self._head, self._width = head, width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., H] -> [..., V]."""
-        return self._head.logits(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], self._width)
 
 
 def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -241,28 +230,6 @@ def _quiet(transformers: Any) -> Iterator[None]:
     finally:
         transformers.logging.set_verbosity(before)
         transformers.logging.enable_progress_bar()
-
-
-def _pack(model: Any, ops: Ops) -> int:
-    """Put our products in place of the model's projections; return what their weights take, in bytes."""
-    from transformers.pytorch_utils import Conv1D
-
-    head, total = model.get_output_embeddings(), 0
-    for name, module in list(model.named_modules()):
-        if name.endswith(_ROUTERS) or type(module) not in (nn.Linear, Conv1D):
-            continue
-        weight = module.weight if isinstance(module, nn.Linear) else module.weight.T.contiguous()
-        packed: nn.Module
-        if module is head and module.bias is None:
-            last = ops.head(weight.detach())
-            packed, nbytes = _PackedHead(last, weight.shape[0]), last.nbytes
-        else:
-            linear = ops.linear(weight.detach(), None if module.bias is None else module.bias.detach())
-            packed, nbytes = _PackedLinear(linear, weight.shape[0]), linear.nbytes
-        total += nbytes
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, packed)
-    return total
 
 
 def _first_line(error: BaseException) -> str:

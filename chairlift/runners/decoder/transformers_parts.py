@@ -1,0 +1,220 @@
+"""Our operations in place of transformers' modules that compute the same.
+
+A module's kind is guessed by its parts, and then tried: it is replaced if it gives the same numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chairlift.ops.activation import ACTIVATIONS, Activation, gated
+from chairlift.ops.base import GatedMlp, Head, Linear
+from chairlift.ops.contract import Ops
+
+# Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding.
+_ROUTERS = (".gate", ".router")
+_QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")
+_GATE_UP = ("gate_proj", "up_proj")
+# By how much what is tried may differ, as a share of the largest number.
+_SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+_ROWS = 5
+
+
+def put_in(model: Any, ops: Ops) -> int:
+    """Replace norms, gated MLPs and projections; return the bytes of what was packed."""
+    total = 0
+    for name, module in list(model.named_modules()):
+        norm = _norm_like(module, ops)
+        if norm is not None:
+            _replace(model, name, norm)
+    for name, module in list(model.named_modules()):
+        mlp = _mlp_like(module, ops)
+        if mlp is not None:
+            _replace(model, name, mlp)
+            total += mlp.nbytes
+    for _, module in list(model.named_modules()):
+        total += _join(module, _QUERY_KEY_VALUE, ops)
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        packed = None if name.endswith(_ROUTERS) else _projection_like(module, module is head, ops)
+        if packed is not None:
+            _replace(model, name, packed)
+            total += packed.nbytes
+    return total
+
+
+class _PackedLinear(nn.Module):
+    """A projection by our products."""
+
+    def __init__(self, linear: Linear, width: int) -> None:
+        super().__init__()
+        self._linear, self._width, self.nbytes = linear, width, linear.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        return self._linear(_rows(x)).view(*x.shape[:-1], self._width)
+
+
+class _PackedHead(nn.Module):
+    """The last projection by our products."""
+
+    def __init__(self, head: Head, width: int) -> None:
+        super().__init__()
+        self._head, self._width, self.nbytes = head, width, head.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., V]."""
+        return self._head.logits(_rows(x)).view(*x.shape[:-1], self._width)
+
+
+class _Mlp(nn.Module):
+    """A gated MLP by our products."""
+
+    def __init__(self, mlp: GatedMlp) -> None:
+        super().__init__()
+        self._mlp, self.nbytes = mlp, mlp.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., H]."""
+        return self._mlp(_rows(x)).view(x.shape)
+
+
+class _Norm(nn.Module):
+    """An RMS norm by our kernel."""
+
+    def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self._ops, self._scale, self._eps = ops, weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., H]."""
+        return self._ops.rms_norm(x.contiguous(), self._scale, self._eps)
+
+
+class _Joint:
+    """Projections of the same numbers, one after the other: the first that is asked for computes all of them."""
+
+    def __init__(self, linear: Linear, widths: list[int]) -> None:
+        self.linear, self._widths = linear, widths
+        # Of what the parts are, and those that nobody has asked for.
+        self._of: Tensor | None = None
+        self._parts: dict[int, Tensor] = {}
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """Projection `index` of x [..., in]."""
+        if self._of is not x or index not in self._parts:
+            found = self.linear(_rows(x)).split(self._widths, dim=1)
+            self._of = x
+            self._parts = {number: each.contiguous().view(*x.shape[:-1], -1) for number, each in enumerate(found)}
+        part = self._parts.pop(index)
+        if not self._parts:
+            self._of = None
+        return part
+
+
+class _Part(nn.Module):
+    """One of projections that are computed together."""
+
+    def __init__(self, joint: _Joint, index: int) -> None:
+        super().__init__()
+        self._joint, self._index = joint, index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        return self._joint.part(self._index, x)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _replace(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
+
+
+def _norm_like(module: Any, ops: Ops) -> _Norm | None:
+    """An RMS norm in place of one: with its weight as it is, in float32, or with one more."""
+    own = dict(module.named_parameters())
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or list(own) != ["weight"] or not isinstance(eps, float):
+        return None
+    weight = own["weight"].detach()
+    for scale in (weight, weight.float(), 1 + weight.float()):
+        norm = _Norm(ops, scale.contiguous(), eps)
+        if weight.dim() == 1 and _alike(module, norm, weight.shape[0], weight):
+            return norm
+    return None
+
+
+def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
+    """A gated MLP in place of one that has a gate, an activation and two projections, and nothing else."""
+    names = {name for name, _ in module.named_children()} - {"act_fn"}
+    if names != {*_GATE_UP, "down_proj"} or not all(type(getattr(module, name)) is nn.Linear for name in names):
+        return None
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    if (gate.bias is None) != (up.bias is None) or gate.weight.shape != up.weight.shape:
+        return None
+    for activation in sorted(set(ACTIVATIONS.values())):
+        if _alike(module, _plainly(module, activation), gate.in_features, gate.weight):
+            weight, bias = _side_by_side([gate, up])
+            own_bias = None if down.bias is None else down.bias.detach()
+            gate_up = ops.gated_linear(weight, bias, activation)
+            return _Mlp(GatedMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
+    return None
+
+
+def _plainly(module: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        found: Tensor = module.down_proj(gated(module.gate_proj(x), module.up_proj(x), activation))
+        return found
+
+    return compute
+
+
+def _alike(module: Any, other: Callable[[Tensor], Tensor], width: int, like: Tensor) -> bool:
+    """Whether both make the same of some random rows. What fails is no module of that kind."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, width, generator=generator).to(like.device, like.dtype)
+    try:
+        theirs, ours = module(x), other(x)
+    except Exception:  # of any kind, as it is anybody's code
+        return False
+    if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+        return False
+    return bool((theirs - ours).abs().max() <= _SAME[like.dtype] * theirs.abs().max())
+
+
+def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """The weights of projections, and their biases, one below the other."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    return weight, None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+
+
+def _join(module: Any, names: tuple[str, ...], ops: Ops) -> int:
+    """Have projections of that name computed together, if a module has them; return the bytes of their weight."""
+    linears = [getattr(module, name, None) for name in names]
+    if not all(type(linear) is nn.Linear for linear in linears):
+        return 0
+    if len({(linear.in_features, linear.bias is None) for linear in linears if linear is not None}) > 1:
+        return 0
+    joint = _Joint(
+        ops.linear(*_side_by_side(linears)), [linear.out_features for linear in linears if linear is not None]
+    )
+    for index, name in enumerate(names):
+        setattr(module, name, _Part(joint, index))
+    return joint.linear.nbytes
+
+
+def _projection_like(module: Any, is_head: bool, ops: Ops) -> _PackedLinear | _PackedHead | None:
+    from transformers.pytorch_utils import Conv1D
+
+    if type(module) not in (nn.Linear, Conv1D):
+        return None
+    weight = module.weight if isinstance(module, nn.Linear) else module.weight.T.contiguous()
+    if is_head and module.bias is None:
+        return _PackedHead(ops.head(weight.detach()), weight.shape[0])
+    bias = None if module.bias is None else module.bias.detach()
+    return _PackedLinear(ops.linear(weight.detach(), bias), weight.shape[0])
