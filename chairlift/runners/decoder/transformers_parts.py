@@ -195,14 +195,12 @@ def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor | None]:
 
 def _join(module: Any, names: tuple[str, ...], ops: Ops) -> int:
     """Have projections of that name computed together, if a module has them; return the bytes of their weight."""
-    linears = [getattr(module, name, None) for name in names]
+    linears: list[Any] = [getattr(module, name, None) for name in names]
     if not all(type(linear) is nn.Linear for linear in linears):
         return 0
-    if len({(linear.in_features, linear.bias is None) for linear in linears if linear is not None}) > 1:
+    if len({(linear.in_features, linear.bias is None) for linear in linears}) > 1:
         return 0
-    joint = _Joint(
-        ops.linear(*_side_by_side(linears)), [linear.out_features for linear in linears if linear is not None]
-    )
+    joint = _Joint(ops.linear(*_side_by_side(linears)), [linear.out_features for linear in linears])
     for index, name in enumerate(names):
         setattr(module, name, _Part(joint, index))
     return joint.linear.nbytes
