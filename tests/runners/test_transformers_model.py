@@ -113,10 +113,10 @@ def replaced(runner: DecoderRunner) -> Counter[str]:
 
 def test_modules_that_compute_the_same_are_ours() -> None:
     found = replaced(make_runner(model_folder("llama_biases"), ops="native", implementation="transformers"))
-    assert (found["_Norm"], found["_Mlp"], found["_Part"], found["_PackedLinear"]) == (5, 2, 6, 2)
+    assert (found["_RmsNorm"], found["_Mlp"], found["_Part"], found["_PackedLinear"]) == (5, 2, 6, 2)
     assert (found["Linear"], found["LlamaRMSNorm"]) == (0, 0)
     # Gemma adds one to its norms' weights, and has them in float32.
-    assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["_Norm"] == 5
+    assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["_RmsNorm"] == 5
 
 
 def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: mlp(self, x) + 0.1)
     runner = make_runner(model_folder("llama"), ops="native", implementation="transformers")
     found = replaced(runner)
-    assert (found["_Norm"], found["_Mlp"], found["LlamaRMSNorm"], found["LlamaMLP"]) == (0, 0, 5, 2)
+    assert (found["_RmsNorm"], found["_Mlp"], found["LlamaRMSNorm"], found["LlamaMLP"]) == (0, 0, 5, 2)
     prompt = prompts()["17"]
     with torch.no_grad():
         wanted = reference_model("llama")(torch.tensor([prompt])).logits[0]

@@ -81,7 +81,7 @@ class _Mlp(nn.Module):
         return self._mlp(_rows(x)).view(x.shape)
 
 
-class _Norm(nn.Module):
+class _RmsNorm(nn.Module):
     """An RMS norm by our kernel."""
 
     def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
@@ -135,7 +135,7 @@ def _replace(model: Any, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), own, module)
 
 
-def _norm_like(module: Any, ops: Ops) -> _Norm | None:
+def _norm_like(module: Any, ops: Ops) -> _RmsNorm | None:
     """An RMS norm in place of one: with its weight as it is, in float32, or with one more."""
     own = dict(module.named_parameters())
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -143,7 +143,7 @@ def _norm_like(module: Any, ops: Ops) -> _Norm | None:
         return None
     weight = own["weight"].detach()
     for scale in (weight, weight.float(), 1 + weight.float()):
-        norm = _Norm(ops, scale.contiguous(), eps)
+        norm = _RmsNorm(ops, scale.contiguous(), eps)
         if weight.dim() == 1 and _alike(module, norm, weight.shape[0], weight):
             return norm
     return None
