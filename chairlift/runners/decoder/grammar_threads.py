@@ -1,7 +1,6 @@
 """Threads beside the model's: they compile grammars, and advance sequences in theirs, and hold up nobody."""
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -13,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
+from chairlift.runners.low_priority import lower
 
 # Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two
 # looks at how many it took, so that the first finds it.
@@ -29,7 +29,6 @@ _TOO_LONG = 5.0
 _MOST_SLOW = 4
 # Compiled grammars that are kept though no request that is here has them.
 _MOST_KEPT = 32
-_LOWEST_PRIORITY = 19
 # Bytes of the stack of threads that compile, of which only what is used is taken: some kilobytes for each level.
 _DEEP_STACK = 2**28
 # The size is that of all threads that begin.
@@ -133,7 +132,7 @@ class LookAhead:
             if not thread.watch.shows_long(1 if has_room else _PATIENCE):
                 return
             thread.once = True
-            _lower(thread)
+            lower(thread)
             if has_room:
                 self._slow[follower] = thread
             else:
@@ -203,7 +202,7 @@ def _advance_aside(follower: Follower) -> _FollowerThread:
     own.put(follower)
     thread = _FollowerThread(own, threading.Event(), once=True)
     thread.start()
-    _lower(thread)
+    lower(thread)
     return thread
 
 
@@ -357,7 +356,7 @@ class GrammarCompiler:
             turn.is_slow = True
             self._turn = None
             self._num_slow += 1
-            _lower(turn.thread)
+            lower(turn.thread)
             self._go_on()
 
 
@@ -371,14 +370,3 @@ def _start_deep(work: Callable[[], None]) -> threading.Thread:
         finally:
             threading.stack_size(before)
     return thread
-
-
-def _lower(thread: threading.Thread) -> None:
-    """Let a thread run only where others leave time, for the rest of its life."""
-    if thread.native_id is None or not thread.is_alive():
-        return
-    with contextlib.suppress(OSError):
-        if hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
-        elif hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)

@@ -21,6 +21,7 @@ from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any
 from chairlift.runners.decoder.grammar import GrammarError
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler
 from chairlift.runners.decoder.kv_memory import available_bytes, num_kv_blocks
+from chairlift.runners.decoder.kv_pages import KvPages
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.ruled_rows import RuledRows
@@ -84,6 +85,7 @@ class DecoderRunner:
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, available_bytes(device))
         self.model.allocate(num_blocks, config.block_size, max_model_len)
+        self._pages = KvPages(self.model.caches)
         self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
         self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
         self.grammars = GrammarCompiler(folder, model_config.vocab_size)
@@ -169,8 +171,10 @@ class DecoderRunner:
                 self._prompts.pop(row, None)
                 self._failed.pop(name, None)
         for start in step.started:
+            self._pages.use(max(start.block_table, default=-1))
             self._start(start)
         for name, blocks in step.new_blocks.items():
+            self._pages.use(max(blocks, default=-1))
             self.batch.extend(self.batch.row_of[name], blocks)
 
     def _start(self, start: Start) -> None:

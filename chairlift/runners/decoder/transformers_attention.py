@@ -49,6 +49,11 @@ class PagedAttention:
             if size not in self._tables:
                 self._tables[size] = RopeConfig.none(1).table(size, 1).to(device)
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """That of each layer."""
+        return list(self._caches.values())
+
     def begin(self, batch: AttentionBatch) -> None:
         """A pass over these tokens begins."""
         self.batch = batch

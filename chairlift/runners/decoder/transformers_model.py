@@ -16,7 +16,7 @@ from torch import Tensor
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import count_numbers
-from chairlift.ops.base import AttentionBatch, Inputs
+from chairlift.ops.base import AttentionBatch, Inputs, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
@@ -63,6 +63,11 @@ class TransformersModel:
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
         each = [2 * heads.num_kv_heads * (heads.head_dim * self.cache_dtype.itemsize + scale) for heads in self._heads]
         return sum(each)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """That of each layer."""
+        return self._attention.caches
 
     @property
     def _heads(self) -> Sequence[Any]:

@@ -1,0 +1,85 @@
+"""The memory of KV blocks is there before they are used, and no more of it than that."""
+
+import ctypes
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from chairlift.ops.base import HeadShape
+from chairlift.ops.native import LIBRARY
+from chairlift.runners.decoder import kv_pages
+from chairlift.runners.decoder.kv_pages import KvPages
+
+HEADS = HeadShape(4, 4, 64, 1.0)
+PAGE = 4096
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+
+
+def caches(num_blocks: int, layers: int = 2) -> list[tuple[torch.Tensor, ...]]:
+    from chairlift.ops.cpu import CpuOps
+
+    ops = CpuOps(torch.bfloat16)
+    return [ops.allocate_kv_cache(num_blocks, 16, HEADS, torch.bfloat16, torch.device("cpu")) for _ in range(layers)]
+
+
+def there(pages: torch.Tensor, block: int) -> bool:
+    """Whether a block's memory is."""
+    found = ctypes.c_ubyte()
+    address = (pages.data_ptr() + block * pages.stride(0) * pages.itemsize) // PAGE * PAGE
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), ctypes.byref(found)) == 0
+    return bool(found.value & 1)
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_blocks_are_there_a_little_before_they_are_used() -> None:
+    every = caches(16_000)
+    pages = KvPages(every)
+    if pages.is_done:
+        pytest.skip("this system can't supply memory beforehand")
+    last = kv_pages._AHEAD * pages._span
+    arrays = [array for cache in every for array in cache]
+    until(lambda: all(there(array, last - 1) for array in arrays))
+    assert not any(there(array, last + 3 * pages._span) for array in arrays)
+    pages.use(2 * pages._span)
+    until(lambda: all(there(array, last + 2 * pages._span) for array in arrays))
+    assert not any(there(array, 15_999) for array in arrays)
+    assert all(not array.any() for array in arrays)
+    pages.use(15_999)
+    until(lambda: pages.is_done)
+    assert all(there(array, 15_999) for array in arrays)
+
+
+def test_its_thread_ends_with_the_cache() -> None:
+    every = caches(16_000)
+    pages = KvPages(every)
+    memory, owner = weakref.ref(every[0][0]), weakref.ref(pages)
+    del pages, every
+    gc.collect()
+    until(lambda: owner() is None and memory() is None)
+    until(lambda: not any(thread.name == "kv pages" for thread in threading.enumerate()))
+
+
+def test_a_small_cache_has_no_thread() -> None:
+    before = threading.active_count()
+    pages = KvPages(caches(16))
+    pages.use(15)
+    assert threading.active_count() == before
+
+
+def test_a_system_that_can_not_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pages, "_madvise", lambda *_: -1)
+    pages = KvPages(caches(16_000))
+    until(lambda: pages.is_done)
+    pages.use(5)
