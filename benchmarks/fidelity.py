@@ -59,6 +59,8 @@ FIGURES = {
 }
 NO_TARGET = Slo(1e9, 1e9)
 TICKS = os.sysconf("SC_CLK_TCK")
+# Sequences that decode beside each other, and the tokens of each, to see how much the front slows steps down.
+_CROWDED, _ANSWER = 32, 128
 # Requests that come at once, to see how many can be answered a second.
 _CROWD = 400
 
@@ -137,25 +139,39 @@ def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
 def front_cost(target: Target, vocab: int, profile: SequenceProfile) -> FrontCost:
     """What the front takes for a request, a prompt's token and an answer's, and by how much it slows down its worker.
 
-    That follows from how much longer steps of eight sequences take than those measured alone, for each second that
-    the front and the client work beside them.
+    That follows from how much longer steps of one and of `_CROWDED` sequences take than those measured alone: what is
+    the same for both is a step's, and the rest counts for each second that the front works beside them, with what the
+    client and the messages take of the same cores.
     """
     pid = front_pid(target.port)
     alone, alone_load = _used(pid, target, vocab, [(16, 1)] * 200, 1)
     long, _ = _used(pid, target, vocab, [(512, 1)] * 60, 1)
-    many, many_load = _used(pid, target, vocab, [(16, 128)] * 32, 8)
+    _, one_load = _used(pid, target, vocab, [(16, _ANSWER)] * 6, 1)
+    many, many_load = _used(pid, target, vocab, [(16, _ANSWER)] * (3 * _CROWDED), _CROWDED)
     request = max(alone / 200, 0.0)
     prompt_token = max((long / 60 - request) / 496, 0.0)
-    output_token = max((many / 32 - request) / 127, 1e-7)
+    output_token = max((many / (3 * _CROWDED) - request) / (_ANSWER - 1), 1e-7)
     times = StepTimes(profile, random.Random(0))
-    step = fmean(times.seconds(8, 8 * 80, 8 * 80) + times.gap(8) for _ in range(200))
-    pace = figures(many_load, NO_TARGET)["tpot_ms"]["p50"] / 1000
-    contention = min(max((pace - step) / (8 * output_token), 0.0), 4.0)
+
+    def longer(load: Load, count: int) -> float:
+        read = count * (16 + _ANSWER // 2)
+        step = fmean(times.seconds(count, read, read) + times.gap(count) for _ in range(200))
+        pace: float = figures(load, NO_TARGET)["tpot_ms"]["p50"] / 1000
+        return pace - step
+
+    alone_by, crowded_by = longer(one_load, 1), longer(many_load, _CROWDED)
+    contention = min(max((crowded_by - alone_by) / ((_CROWDED - 1) * output_token), 0.0), 4.0)
+    step = max(alone_by - contention * output_token, 0.0)
     first = figures(alone_load, NO_TARGET)["ttft_ms"]["p50"] / 1000
     prefill = fmean(times.seconds(16, 16, 136) + times.gap(1) for _ in range(200))
     hop = max((first - prefill - request - output_token) / 2, 2e-5)
     return FrontCost(
-        request=request, prompt_token=prompt_token, output_token=output_token, hop=hop, contention=contention
+        request=request,
+        prompt_token=prompt_token,
+        output_token=output_token,
+        hop=hop,
+        contention=contention,
+        step=step,
     )
 
 

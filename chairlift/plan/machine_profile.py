@@ -82,6 +82,7 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
 
     While the front works, a worker that uses all cores is slower: for each second of the front's, its steps take
     `contention` seconds more. That is 0 where there are cores to spare, or where steps were recorded under such load.
+    `step` is what passes between two steps of a worker that has a front, beyond what was recorded without one.
     """
 
     request: float = 0.0
@@ -90,6 +91,7 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
     item: float = 0.0
     hop: float = 0.0
     contention: float = 0.0
+    step: float = 0.0
 
 
 class MachineProfile(msgspec.Struct, kw_only=True):

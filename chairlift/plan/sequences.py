@@ -232,7 +232,8 @@ class VirtualSequences:
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
         self._busy = True
-        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result), last=True)
+        gap = self._times.gap(count) + self._front.cost.step
+        self._agenda.at(now + seconds + gap, lambda: self._finish(step, result), last=True)
 
     def _computed(self, step: Step) -> tuple[int, int, int, StepResult]:
         """What a step holds, as the cost model counts it, and what it gives: a token for each that knows all before.
