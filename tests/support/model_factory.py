@@ -164,7 +164,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "qwen3_moe": ("qwen3_moe", _CHOSEN | {"num_experts": 40, "norm_topk_prob": True, "head_dim": 16}, {}),
+    "qwen3_moe": ("qwen3_moe", _CHOSEN | {"num_experts": 12, "norm_topk_prob": True, "head_dim": 16}, {}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3}, {}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}, {}),
     "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}, {}),
@@ -198,6 +198,7 @@ FAMILIES += ["cwm", "olmo", "stablelm", "gemma2"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
 EXPERTS += ["gpt_oss"]
 FAMILIES += EXPERTS
+EXACT = list(VARIANTS)
 # The same with all experts chosen: where some are nearly equal, another way of rounding chooses others, which says
 # nothing of the arithmetic.
 for _name in EXPERTS:
