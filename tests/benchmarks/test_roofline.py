@@ -1,0 +1,40 @@
+"""The limit that a model is held against: what a step must read and multiply."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from support.model_factory import model_folder
+
+from chairlift.runners.decoder.config import read_config
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import roofline
+
+
+def in_layers(folder: Path) -> int:
+    """Numbers of all weights that tokens are multiplied with in layers, but for those that choose experts."""
+    total = 0
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = [name for name in list(file.keys()) if ".layers." in name and not name.endswith("gate.weight")]
+        for name in names:
+            shape = file.get_slice(name).get_shape()
+            total += shape[0] * shape[1] if len(shape) == 2 and "bias" not in name else 0
+    return total
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "qwen2_moe", "glm4_moe", "ernie4_5_moe"])
+def test_all_weights_are_counted_once(variant: str) -> None:
+    layers, head = roofline.weights_of(read_config(model_folder(variant)))
+    assert sum(each.layers * each.size * each.count for each in layers) == in_layers(model_folder(variant))
+    assert (head.size, head.layers) == (320 * 64, 1)
+
+
+def test_a_token_reads_the_experts_that_it_chose_and_many_read_all() -> None:
+    weights = roofline.Weights((10, 20), layers=3, count=8, chosen=2)
+    assert weights.read(1) == pytest.approx(3 * 200 * 2)
+    assert weights.read(2) == pytest.approx(3 * 200 * 8 * (1 - 0.75**2))
+    assert weights.read(10_000) == pytest.approx(3 * 200 * 8)
+    assert roofline.Weights((10, 20), layers=3).read(1) == 600
+    assert weights.read(0) == 0
