@@ -50,15 +50,17 @@ class KvPages:
         weakref.finalize(self, self._asked.set)
         thread.start()
         lower(thread)
-        self.use(-1)
+        # A server that nobody uses takes no more than its first request will.
+        self._want(self._span)
 
     def use(self, block: int) -> None:
         """Note that this block, and all before it, are used, or will be in the coming step."""
-        if self.is_done:
-            return
-        wanted = min(block + 1 + _AHEAD * self._span, self._num_blocks)
-        if wanted > self._wanted:
-            self._wanted = wanted
+        if not self.is_done:
+            self._want(block + 1 + _AHEAD * self._span)
+
+    def _want(self, blocks: int) -> None:
+        if blocks > self._wanted:
+            self._wanted = min(blocks, self._num_blocks)
             self._asked.set()
 
     def supply(self) -> bool:
