@@ -65,6 +65,7 @@ class FusedDecoder:
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, rotations
+        self._experts: list[native.ExpertsStruct] = []
         layers = (native.DecoderLayerStruct * len(caches))()
         for struct, layer, (k, v, *_), cos_sin in zip(layers, weights.layers, caches, rotations, strict=True):
             for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm"):
@@ -76,7 +77,8 @@ class FusedDecoder:
                 struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)
             else:
                 assert isinstance(layer.mlp, Experts)
-                struct.experts = ctypes.pointer(_experts_struct(layer.mlp))
+                self._experts.append(_experts_struct(layer.mlp))
+                struct.experts = ctypes.pointer(self._experts[-1])
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
             struct.cos_sin = cos_sin.data_ptr()
             struct.window = layer.heads.window or 0
