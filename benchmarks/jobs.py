@@ -57,7 +57,18 @@ def main() -> None:
         (folder / "nothing.py").write_text(_CLASS)
         write(folder / "in.jsonl", args.lines, args.model)
         model = args.model or "nothing.py:Nothing"
-        command = ["run", "in.jsonl", "-o", "out.jsonl", "--model", model, "--served-model-name", "bench", *args.flags]
+        command = [
+            "run",
+            "in.jsonl",
+            "-o",
+            "out.jsonl",
+            "--overwrite",
+            "--model",
+            model,
+            "--served-model-name",
+            "bench",
+            *args.flags,
+        ]
         recording = Recording(start("jobs", vars(args), args.model), args.out)
         for number in range(1, args.rounds + 1):
             recording.add({"round": number} | measure(command, folder, args.lines))
