@@ -99,6 +99,8 @@ def write(path: Path, count: int, embedder: str | None) -> None:
 
 def measure(command: list[str], folder: Path, count: int) -> dict[str, float]:
     """Run to the end, looking at the memory ten times a second."""
+    # What an earlier round has left would count as done.
+    (folder / "out.jsonl").unlink(missing_ok=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "chairlift.cli", *command], cwd=folder, stdout=subprocess.PIPE, text=True
     )

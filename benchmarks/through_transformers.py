@@ -110,7 +110,8 @@ def _theirs(engine: str, model: str) -> Any:
         found = loaded.generate_batch(prompts, generation_config=config(length))
         return sum(len(each.generated_tokens) for each in found.values())
 
-    return torch.inference_mode()(run)
+    # generate_batch writes, in a thread of its own, what it was given here.
+    return torch.no_grad()(run)
 
 
 if __name__ == "__main__":
