@@ -105,7 +105,7 @@ class _Joint:
     def part(self, index: int, x: Tensor) -> Tensor:
         """Projection `index` of x [..., in]."""
         if self._of is not x or index not in self._parts:
-            found = self.linear(_rows(x)).split(self._widths, dim=1)
+            found = torch.split(self.linear(_rows(x)), self._widths, dim=1)
             self._of = x
             self._parts = {number: each.contiguous().view(*x.shape[:-1], -1) for number, each in enumerate(found)}
         part = self._parts.pop(index)
