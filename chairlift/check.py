@@ -1,7 +1,9 @@
 """`chairlift check`: whether and how a model would be served, and in what memory, before any weights are read."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
@@ -134,6 +136,14 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
     if (kept := hub.cache.find(name)) is not None:
         return kept.path, count_numbers(kept.path)
     folder, there = hub.config_of(name)
-    raw = read_model_json(folder)
-    itemsize = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)
-    return folder, sum(file.size for file in there if file.name.endswith(".safetensors")) // itemsize
+    size = sum(file.size for file in there if file.name.endswith(".safetensors"))
+    return folder, numbers_in(size, read_model_json(folder))
+
+
+def numbers_in(size: int, raw: Mapping[str, Any]) -> int:
+    """About how many numbers files of so many bytes hold, by a model's config.json."""
+    packed = raw.get("quantization_config")
+    if isinstance(packed, dict) and packed.get("quant_method") == "mxfp4":
+        # Nearly all of them: 32 in 16 bytes and a scale.
+        return size * 32 // 17
+    return size // _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -12,6 +13,7 @@ from support.foreign_factory import foreign_folder
 from support.model_factory import model_folder
 from torch import Tensor
 
+from chairlift.check import numbers_in
 from chairlift.cli import main
 from chairlift.config.sequences import SequenceConfig
 from chairlift.hub.cache import gigabytes
@@ -66,3 +68,18 @@ assert "torch" not in sys.modules
 
 def _tensors(folder: Path) -> list[Tensor]:
     return list(load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "numbers"),
+    [
+        (4000, {}, 1000),
+        (4000, {"dtype": "bfloat16"}, 2000),
+        (4000, {"torch_dtype": "float16"}, 2000),
+        (1700, {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}}, 3200),
+        (4000, {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}, 2000),
+        (4000, {"quantization_config": "mxfp4"}, 1000),
+    ],
+)
+def test_numbers_are_told_from_the_size_of_files(size: int, config: dict[str, Any], numbers: int) -> None:
+    assert numbers_in(size, config) == numbers
