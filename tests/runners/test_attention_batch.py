@@ -20,11 +20,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Lengths:
     usual = ReferenceOps.attention
 
     def attention(
-        self: ReferenceOps, q: torch.Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape
+        self: ReferenceOps,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        heads: HeadShape,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         told.append((batch.max_query_len, batch.max_context_len))
         assert told[-1] == (int(batch.query_start.diff().max()), int(batch.context_len.max()))
-        return usual(self, q, cache, batch, heads)
+        return usual(self, q, cache, batch, heads, sinks)
 
     monkeypatch.setattr(ReferenceOps, "attention", attention)
     return told

@@ -132,7 +132,9 @@ def test_bfloat16_chooses_other_experts_no_more_often_than_transformers(variant:
     far, theirs_far = (
         (torch.cosine_similarity(each, exact, dim=-1) < 0.999).float().mean() for each in (found, theirs)
     )
-    assert far <= theirs_far + 0.02
+    # Which tokens it happens to is chance: three standard deviations of the difference of two such shares.
+    chance = 3 * float(2 * theirs_far * (1 - theirs_far) / len(exact)) ** 0.5
+    assert far <= theirs_far + chance
     assert far < 0.2
 
 

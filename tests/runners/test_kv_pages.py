@@ -65,13 +65,15 @@ def test_blocks_are_there_a_little_before_they_are_used() -> None:
 
 
 def test_its_thread_ends_with_the_cache() -> None:
+    before = set(threading.enumerate())
     every = caches(16_000)
     pages = KvPages(every)
+    mine = [thread for thread in threading.enumerate() if thread not in before]
     memory, owner = weakref.ref(every[0][0]), weakref.ref(pages)
     del pages, every
     gc.collect()
     until(lambda: owner() is None and memory() is None)
-    until(lambda: not any(thread.name == "kv pages" for thread in threading.enumerate()))
+    until(lambda: not any(thread.is_alive() for thread in mine))
 
 
 def test_a_small_cache_has_no_thread() -> None:
