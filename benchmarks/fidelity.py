@@ -59,7 +59,7 @@ FIGURES = {
 }
 NO_TARGET = Slo(1e9, 1e9)
 TICKS = os.sysconf("SC_CLK_TCK")
-# Sequences that decode beside each other, and the tokens of each, to see how much the front slows steps down.
+# Sequences at most that decode beside each other, and the tokens of each, to see how much the front slows steps down.
 _CROWDED, _ANSWER = 32, 128
 # Requests that come at once, to see how many can be answered a second.
 _CROWD = 400
@@ -104,7 +104,7 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     command += ["--port", str(port), "--data-dir", "", *flags]
     with running(command, port, "/health/ready", checkout):
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-        front = front_cost(target, args.vocab, profile)
+        front = front_cost(target, args.vocab, profile, min(_CROWDED, max(config.slots, 2)))
         recording.results["front"] = msgspec.to_builtins(front)
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
@@ -136,10 +136,10 @@ def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
     return profile
 
 
-def front_cost(target: Target, vocab: int, profile: SequenceProfile) -> FrontCost:
+def front_cost(target: Target, vocab: int, profile: SequenceProfile, crowd: int) -> FrontCost:
     """What the front takes for a request, a prompt's token and an answer's, and by how much it slows down its worker.
 
-    That follows from how much longer steps of one and of `_CROWDED` sequences take than those measured alone: what is
+    That follows from how much longer steps of one and of `crowd` sequences take than those measured alone: what is
     the same for both is a step's, and the rest counts for each second that the front works beside them, with what the
     client and the messages take of the same cores.
     """
@@ -147,10 +147,10 @@ def front_cost(target: Target, vocab: int, profile: SequenceProfile) -> FrontCos
     alone, alone_load = _used(pid, target, vocab, [(16, 1)] * 200, 1)
     long, _ = _used(pid, target, vocab, [(512, 1)] * 60, 1)
     _, one_load = _used(pid, target, vocab, [(16, _ANSWER)] * 6, 1)
-    many, many_load = _used(pid, target, vocab, [(16, _ANSWER)] * (3 * _CROWDED), _CROWDED)
+    many, many_load = _used(pid, target, vocab, [(16, _ANSWER)] * (3 * crowd), crowd)
     request = max(alone / 200, 0.0)
     prompt_token = max((long / 60 - request) / 496, 0.0)
-    output_token = max((many / (3 * _CROWDED) - request) / (_ANSWER - 1), 1e-7)
+    output_token = max((many / (3 * crowd) - request) / (_ANSWER - 1), 1e-7)
     times = StepTimes(profile, random.Random(0))
 
     def longer(load: Load, count: int) -> float:
@@ -159,8 +159,8 @@ def front_cost(target: Target, vocab: int, profile: SequenceProfile) -> FrontCos
         pace: float = figures(load, NO_TARGET)["tpot_ms"]["p50"] / 1000
         return pace - step
 
-    alone_by, crowded_by = longer(one_load, 1), longer(many_load, _CROWDED)
-    contention = min(max((crowded_by - alone_by) / ((_CROWDED - 1) * output_token), 0.0), 4.0)
+    alone_by, crowded_by = longer(one_load, 1), longer(many_load, crowd)
+    contention = min(max((crowded_by - alone_by) / ((crowd - 1) * output_token), 0.0), 4.0)
     step = max(alone_by - contention * output_token, 0.0)
     first = figures(alone_load, NO_TARGET)["ttft_ms"]["p50"] / 1000
     prefill = fmean(times.seconds(16, 16, 136) + times.gap(1) for _ in range(200))

@@ -1,7 +1,7 @@
 """Families with experts: which layers have them, and what config.json and the files call their parts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chairlift.errors import UnsupportedModel
@@ -65,10 +65,11 @@ class ExpertNames:
 class ExpertRule:
     """Where a family departs from Qwen 3's experts. Most are names of fields in config.json.
 
-    `count`: how many experts there are, by any of these names. `width`: that of an expert's intermediate size.
-    `shared_count`: how many experts' widths the shared one has; `shared_width` is its own. `renormalized`: whether
-    what the chosen count is divided by their sum, always or if a field says so. `least_sum`: what that sum is at
-    least. `scale`: what it is multiplied by. `layers`: which have experts. `names`: those of tensors.
+    `count`: how many experts there are, by any of these names; `chosen`: how many a token goes to. `width`: that of
+    an expert's intermediate size. `shared_count`: how many experts' widths the shared one has; `shared_width` is
+    its own. `renormalized`: whether what the chosen count is divided by their sum, always or if a field says so.
+    `least_sum`: what that sum is at least. `scale`: what it is multiplied by. `layers`: which have experts.
+    `activation`: of experts, where it is not the one in config.json. `names`: those of tensors.
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -136,7 +137,6 @@ def parse_experts(raw: Raw, rule: ExpertRule, num_layers: int) -> ExpertConfig |
     )
 
 
-_GLM = ExpertNames(choice_bias="mlp.gate.e_score_correction_bias")
 MIXTRAL = ExpertRule(
     width="intermediate_size",
     renormalized=True,
@@ -166,16 +166,9 @@ GLM4 = ExpertRule(
     renormalized=("norm_topk_prob", True),
     scale="routed_scaling_factor",
     layers=all_but_the_first(1),
-    names=_GLM,
+    names=ExpertNames(choice_bias="mlp.gate.e_score_correction_bias"),
 )
-DOTS1 = ExpertRule(
-    count=("n_routed_experts", "num_local_experts"),
-    shared_count="n_shared_experts",
-    scoring="sigmoid",
-    scale="routed_scaling_factor",
-    layers=all_but_the_first(0),
-    names=_GLM,
-)
+DOTS1 = replace(GLM4, renormalized=("norm_topk_prob", False), layers=all_but_the_first(0))
 ERNIE4_5 = ExpertRule(
     count=("moe_num_experts", "num_experts"),
     chosen="moe_k",
