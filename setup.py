@@ -34,7 +34,8 @@ FLAGS = [
 ]
 # Of what the library needs, OpenMP is torch's, which is loaded before, and torch needs the C++ runtime itself. Linked
 # statically, that would be the builder's, which asks for the builder's C library.
-LINK_FLAGS = ["-fopenmp"]
+# The timers of pauses.cpp are in librt where the C library is older than 2.34.
+LINK_FLAGS = ["-fopenmp", *(["-lrt"] if sys.platform == "linux" else [])]
 # Compilers before GCC 12 vectorize nothing by themselves with -O2.
 AVX2 = ["-mavx2", "-mfma", "-mprfchw", "-ftree-vectorize"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
@@ -107,13 +108,12 @@ class BuildKernels(build_ext):
                     self.warn(f"this compiler cannot build the {isa} kernels; going on without them")
                 progress.count(isa)
         defines = [(f"HAVE_{isa.upper()}", "1") for isa in INSTRUCTION_SETS if isa in objects]
-        dispatch = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
+        others = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
+        others += self.compile("pauses.cpp", "pauses", FLAGS, [])
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         kernels = [each for compiled in objects.values() for each in compiled]
-        self.compiler.link_shared_object(
-            [*kernels, *dispatch], str(target), extra_postargs=LINK_FLAGS, target_lang="c++"
-        )
+        self.compiler.link_shared_object([*kernels, *others], str(target), extra_postargs=LINK_FLAGS, target_lang="c++")
 
     def compile_kernels(self, isa: str) -> list[str]:
         """Object files of the kernels for one instruction set."""
@@ -140,7 +140,7 @@ class AnyPythonWheel(bdist_wheel):
 
 if __name__ == "__main__":
     headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
-    sources = ["native/kernels.cpp", "native/dispatch.cpp"]
+    sources = ["native/kernels.cpp", "native/dispatch.cpp", "native/pauses.cpp"]
     setup(
         ext_modules=[Extension("chairlift.ops._native", sources, depends=headers, optional=True)],
         cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},

@@ -282,6 +282,12 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None
+    library.chairlift_begin_pauses.argtypes = [INT32, POINTER, POINTER]
+    library.chairlift_begin_pauses.restype = INT32
+    library.chairlift_end_pauses.argtypes = [INT32]
+    library.chairlift_end_pauses.restype = None
+    library.chairlift_count_pauses.argtypes = []
+    library.chairlift_count_pauses.restype = INT64
     library.chairlift_select.argtypes = [ctypes.c_char_p]
     library.chairlift_select.restype = ctypes.c_char_p
     library.chairlift_format.argtypes = [INT32]

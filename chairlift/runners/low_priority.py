@@ -1,10 +1,21 @@
 """Threads that run only where others leave time."""
 
 import contextlib
+import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from functools import cache
+
+from chairlift.errors import ConfigError, StaleLibrary
+from chairlift.ops.native import load_library
 
 _LOWEST_PRIORITY = 19
+# Whether a model of this process computes: what pauses looks at it.
+_computes = ctypes.c_int32(0)
+# Threads that pause, and what the library calls each, until it is told that they have ended.
+_pausing: dict[threading.Thread, int] = {}
+_lock = threading.Lock()
 
 
 def lower(thread: threading.Thread) -> None:
@@ -16,3 +27,41 @@ def lower(thread: threading.Thread) -> None:
             os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
         elif hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
+
+
+def hold_back(thread: threading.Thread) -> None:
+    """Lower a thread, and have it pause while a model computes: 5 ms for each half that it had (native/pauses.cpp).
+
+    It does not pause while it holds the interpreter's lock, but with any other lock: none that somebody waits for.
+    """
+    lower(thread)
+    library = _library()
+    if library is None:
+        return
+    with _lock:
+        for ended in [each for each in _pausing if not each.is_alive()]:
+            library.chairlift_end_pauses(_pausing.pop(ended))
+        if thread.native_id is None or not thread.is_alive() or thread in _pausing:
+            return
+        holds_interpreter = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
+        number = library.chairlift_begin_pauses(thread.native_id, holds_interpreter, ctypes.addressof(_computes))
+        if number >= 0:
+            _pausing[thread] = number
+
+
+@contextlib.contextmanager
+def while_computing() -> Iterator[None]:
+    """Have threads that are held back pause meanwhile."""
+    _computes.value = 1
+    try:
+        yield
+    finally:
+        _computes.value = 0
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return load_library()[0]
+    except (OSError, ConfigError, StaleLibrary):
+        return None

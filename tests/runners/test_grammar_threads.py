@@ -41,7 +41,7 @@ def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
 ) -> None:
     """Nobody looks after it meanwhile: what watches is a thread."""
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.lower", lowered.append)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.hold_back", lowered.append)
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
     ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
 
@@ -84,7 +84,7 @@ def test_where_all_slow_ones_have_their_threads_one_more_has_ten_times_as_long(
 def test_one_that_has_no_core_is_not_slow(words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the model's threads have them all: ten times as long as it may take of one."""
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.lower", lowered.append)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.hold_back", lowered.append)
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
     ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
     follower.advance = lambda: time.sleep(0.05)  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_no
 
 def test_large_grammars_are_compiled_where_others_leave_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.lower", lowered.append)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.hold_back", lowered.append)
     # Nothing takes so long, or so much of a core, that it would be noticed.
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
     monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MUCH", 600)

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
-from chairlift.runners.low_priority import lower
+from chairlift.runners.low_priority import hold_back
 
 # Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two
 # looks at how many it took, so that the first finds it.
@@ -132,7 +132,7 @@ class LookAhead:
             if not thread.watch.shows_long(1 if has_room else _PATIENCE):
                 return
             thread.once = True
-            lower(thread)
+            hold_back(thread)
             if has_room:
                 self._slow[follower] = thread
             else:
@@ -202,7 +202,7 @@ def _advance_aside(follower: Follower) -> _FollowerThread:
     own.put(follower)
     thread = _FollowerThread(own, threading.Event(), once=True)
     thread.start()
-    lower(thread)
+    hold_back(thread)
     return thread
 
 
@@ -356,7 +356,7 @@ class GrammarCompiler:
             turn.is_slow = True
             self._turn = None
             self._num_slow += 1
-            lower(turn.thread)
+            hold_back(turn.thread)
             self._go_on()
 
 

@@ -26,6 +26,7 @@ from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
+from chairlift.runners.low_priority import while_computing
 from chairlift.runners.sequences import GrammarDone, SequenceInfo
 from chairlift.runners.weights import Weights
 
@@ -150,14 +151,15 @@ class DecoderRunner:
         What goes wrong with one request alone is in the result's `errors`; what fails the whole pass is raised.
         """
         began = time.perf_counter()
-        self._update(step)
-        result = StepResult(tokens={}, num_rows=step.total_tokens)
-        if step.num_tokens:
-            prepared = self.batch.prepare(step)
-            self._run(prepared, result, began)
-            for name in prepared.ids:
-                if name in self._failed:
-                    result.errors[name] = self._failed[name]
+        with while_computing():
+            self._update(step)
+            result = StepResult(tokens={}, num_rows=step.total_tokens)
+            if step.num_tokens:
+                prepared = self.batch.prepare(step)
+                self._run(prepared, result, began)
+                for name in prepared.ids:
+                    if name in self._failed:
+                        result.errors[name] = self._failed[name]
         result.seconds = time.perf_counter() - began
         return result
 
