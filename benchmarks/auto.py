@@ -59,7 +59,7 @@ class Phase(NamedTuple):
 def main() -> None:
     args = _parser().parse_args()
     recording = Recording(start("auto", vars(args), args.model), args.out)
-    servers = commands(args)
+    servers = {name: each for name, each in commands(args).items() if not args.only or name in args.only}
     for number in range(1, args.rounds + 1):
         for name in servers if number % 2 else reversed(servers):
             command, ready, env = servers[name]
@@ -175,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target-ttft-ms", type=float, default=1000.0)
     parser.add_argument("--target-itl-ms", type=float, default=100.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", metavar="SERVER", help="by their names in the table (default: all)")
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     return parser

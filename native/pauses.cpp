@@ -1,4 +1,4 @@
-// Threads that pause again and again while a model computes.
+// Threads that pause again and again as long as a model is at work.
 //
 // Linux lets a thread of the lowest priority run on until the next tick of its core, 4 ms at 250 Hz, and the model's
 // thread on that core waits. So a timer interrupts it much sooner, and the handler of its signal, which runs in that
@@ -35,7 +35,12 @@ struct Slot {
 Slot slots[MOST];
 std::atomic<int64_t> pauses{0};
 int (*holds_interpreter)() = nullptr;
-const volatile int32_t *computes = nullptr;
+const volatile int64_t *busy_until = nullptr;           // by the monotonic clock, in nanoseconds
+
+bool model_is_busy() {
+    timespec now;
+    return !clock_gettime(CLOCK_MONOTONIC, &now) && now.tv_sec * 1'000'000'000ll + now.tv_nsec < *busy_until;
+}
 
 void arm(const Slot &slot, long nanoseconds) {
     const itimerspec once{{0, 0}, {0, nanoseconds}};
@@ -48,7 +53,7 @@ void on_signal(int, siginfo_t *info, void *) {
     // Anybody may send a signal.
     if (info->si_code == SI_TIMER && slot >= slots && slot < slots + MOST && slot->made) {
         const bool waits = holds_interpreter();
-        if (!waits && *computes) {
+        if (!waits && model_is_busy()) {
             const timespec pause{0, PAUSES};
             nanosleep(&pause, nullptr);
             pauses++;
@@ -72,12 +77,12 @@ bool handles(int number) {
 
 } // namespace
 
-// Has a thread of this process pause while `*busy`, unless it `holds` the interpreter's lock. Returns a number for
-// `chairlift_end_pauses`; -1 if it can't be done. One caller at a time.
-EXPORT int32_t chairlift_begin_pauses(int32_t thread, int (*holds)(), const int32_t *busy) {
+// Has a thread of this process pause until the time `*until`, which may change, unless it `holds` the interpreter's
+// lock. Returns a number for `chairlift_end_pauses`; -1 if it can't be done. One caller at a time.
+EXPORT int32_t chairlift_begin_pauses(int32_t thread, int (*holds)(), const int64_t *until) {
     const int number = SIGRTMAX - 2;
     holds_interpreter = holds;
-    computes = busy;
+    busy_until = until;
     if (!handles(number)) return -1;
     for (Slot &slot : slots) {
         if (slot.taken.exchange(true)) continue;
@@ -110,7 +115,7 @@ EXPORT int64_t chairlift_count_pauses() { return pauses; }
 
 #else
 
-EXPORT int32_t chairlift_begin_pauses(int32_t, int (*)(), const int32_t *) { return -1; }
+EXPORT int32_t chairlift_begin_pauses(int32_t, int (*)(), const int64_t *) { return -1; }
 EXPORT void chairlift_end_pauses(int32_t) {}
 EXPORT int64_t chairlift_count_pauses() { return 0; }
 

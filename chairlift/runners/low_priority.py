@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache
 
@@ -11,8 +12,11 @@ from chairlift.errors import ConfigError, StaleLibrary
 from chairlift.ops.native import load_library
 
 _LOWEST_PRIORITY = 19
-# Whether a model of this process computes: what pauses looks at it.
-_computes = ctypes.c_int32(0)
+# Until when models of this process are at work, by the monotonic clock, in nanoseconds: what pauses looks at it. Between
+# two steps others have their turn who are waited for as well.
+_busy_until = ctypes.c_int64(0)
+_BETWEEN_STEPS = 100_000_000
+_FOREVER = 2**63 - 1
 # Threads that pause, and what the library calls each, until it is told that they have ended.
 _pausing: dict[threading.Thread, int] = {}
 _lock = threading.Lock()
@@ -30,7 +34,7 @@ def lower(thread: threading.Thread) -> None:
 
 
 def hold_back(thread: threading.Thread) -> None:
-    """Lower a thread, and have it pause while a model computes: 5 ms for each half that it had (native/pauses.cpp).
+    """Lower a thread, and have it pause while a model is at work: 5 ms for each half that it had (native/pauses.cpp).
 
     It does not pause while it holds the interpreter's lock, but with any other lock: none that somebody waits for.
     """
@@ -44,19 +48,19 @@ def hold_back(thread: threading.Thread) -> None:
         if thread.native_id is None or not thread.is_alive() or thread in _pausing:
             return
         holds_interpreter = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
-        number = library.chairlift_begin_pauses(thread.native_id, holds_interpreter, ctypes.addressof(_computes))
+        number = library.chairlift_begin_pauses(thread.native_id, holds_interpreter, ctypes.addressof(_busy_until))
         if number >= 0:
             _pausing[thread] = number
 
 
 @contextlib.contextmanager
 def while_computing() -> Iterator[None]:
-    """Have threads that are held back pause meanwhile."""
-    _computes.value = 1
+    """Have threads that are held back pause meanwhile, and until the next step if one soon follows."""
+    _busy_until.value = _FOREVER
     try:
         yield
     finally:
-        _computes.value = 0
+        _busy_until.value = time.monotonic_ns() + _BETWEEN_STEPS
 
 
 @cache
