@@ -12,8 +12,8 @@ from chairlift.errors import ConfigError, StaleLibrary
 from chairlift.ops.native import load_library
 
 _LOWEST_PRIORITY = 19
-# Until when models of this process are at work, by the monotonic clock, in nanoseconds: what pauses looks at it. Between
-# two steps others have their turn who are waited for as well.
+# Until when models of this process are at work, by the monotonic clock, in nanoseconds: what pauses looks at it.
+# Between two steps others have their turn who are waited for as well.
 _busy_until = ctypes.c_int64(0)
 _BETWEEN_STEPS = 100_000_000
 _FOREVER = 2**63 - 1
