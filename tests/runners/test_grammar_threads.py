@@ -94,6 +94,50 @@ def test_one_that_has_no_core_is_not_slow(words: GrammarTokenizer, monkeypatch: 
     ahead.close()
 
 
+def test_who_posts_starts_no_threads(words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin when there is a core for them, and nobody else is to wait for that."""
+    starters = set[str]()
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        if thread.name != "starter":
+            starters.add(threading.current_thread().name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 0.0)
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+    slowed, plain = threading.Event(), follower.advance
+    follower.advance = lambda: slowed.wait(60) and plain()  # type: ignore[method-assign]
+    for _ in range(3):
+        ahead.post([follower])
+        while follower not in ahead._slow:
+            time.sleep(0.001)
+        slowed.set()
+        while follower.busy:
+            time.sleep(0.001)
+    assert starters == {"starter"}
+    ahead.close()
+
+
+def test_without_a_thread_those_fail_who_are_to_be_advanced(
+    words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        ahead.post([follower])
+        while follower.busy:
+            time.sleep(0.001)
+    assert "can't start new thread" in str(follower.error)
+    other = words.compile('start: "a" "b"').follow([], True)
+    ahead.post([other])
+    while other.busy:
+        time.sleep(0.001)
+    assert other.error is None
+    ahead.close()
+
+
 def test_threads_of_what_nobody_waits_for_count_as_long_as_they_go_on(words: GrammarTokenizer) -> None:
     ahead, gate = LookAhead(), threading.Event()
     followers = [words.compile('start: "a" "b"').follow([], True) for _ in range(6)]
@@ -157,7 +201,7 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_no
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         compiler.compile_aside('start: "a"', results.put)
-    assert "can't start new thread" in str(results.get(timeout=60))
+        assert "can't start new thread" in str(results.get(timeout=60))
     compiler.compile_aside('start: "a"', results.put)
     assert isinstance(results.get(timeout=60), CompiledGrammar)
 

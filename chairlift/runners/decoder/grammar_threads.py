@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
 from chairlift.runners.low_priority import hold_back
+from chairlift.runners.thread_starter import STARTER, start_with_stack
 
 # Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two
 # looks at how many it took, so that the first finds it.
@@ -31,8 +32,6 @@ _MOST_SLOW = 4
 _MOST_KEPT = 32
 # Bytes of the stack of threads that compile, of which only what is used is taken: some kilobytes for each level.
 _DEEP_STACK = 2**28
-# The size is that of all threads that begin.
-_STACK_SIZE = threading.Lock()
 
 
 # None ends the thread that takes it.
@@ -72,7 +71,7 @@ class LookAhead:
     """Advances followers, one after the other, in a thread.
 
     One that takes long is left alone with that thread, which then gets what time others leave; another thread goes on
-    with the rest. `post`, `wait`, `tend`, `forget` and `close` belong to one thread.
+    with the rest. `post`, `wait`, `tend`, `forget` and `close` belong to one thread, and start none themselves.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class LookAhead:
         self._watch: threading.Thread | None = None
         self._closed = False
         # Of what follows. Threads of followers that nobody waits for any more are `_forgotten` until they end.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: _FollowerThread | None = None
         self._slow: dict[Follower, _FollowerThread] = {}
         self._forgotten: list[_FollowerThread] = []
@@ -96,7 +95,7 @@ class LookAhead:
             quick = [each for each in followers if each not in self._slow] if self._slow else followers
             for follower in followers if len(quick) < len(followers) else ():
                 if follower in self._slow:
-                    self._slow[follower] = _advance_aside(follower)
+                    self._advance_aside(follower)
             if not quick:
                 return
             self._idle.clear()
@@ -106,13 +105,43 @@ class LookAhead:
                 self._start()
         if self._watch is None:
             self._watch = threading.Thread(target=self._keep_watch, name="grammar watch", daemon=True)
-            self._watch.start()
+            STARTER.start(self._watch, self._go_unwatched)
         self._posted.set()
+
+    def _go_unwatched(self, error: RuntimeError) -> None:
+        """Try again with what is posted next: until then a slow one has all others wait."""
+        self._watch = None
 
     def _start(self) -> None:
         """Have a thread go on with the queue. The lock is held."""
-        self._thread = _FollowerThread(self._queue, self._idle)
-        self._thread.start()
+        self._thread = _FollowerThread(self._queue, self)
+        STARTER.start(self._thread, self._thread.fail)
+
+    def _advance_aside(self, follower: Follower) -> None:
+        """Have a thread of its own advance a follower that took long. The lock is held."""
+        own: _Followers = SimpleQueue()
+        own.put(follower)
+        self._slow[follower] = thread = _FollowerThread(own, self, follower)
+        STARTER.start(thread, thread.fail)
+
+    def was_advanced(self, thread: "_FollowerThread") -> None:
+        """Take note that a thread has done with its follower, or with all that it had."""
+        with self._lock:
+            thread.follower = None
+            if thread is self._thread and self._queue.empty():
+                self._idle.set()
+
+    def lose(self, thread: "_FollowerThread", queue: _Followers, error: RuntimeError) -> None:
+        """A thread could not be started: so do those fail that wait for it."""
+        with self._lock:
+            while not queue.empty():
+                follower = queue.get()
+                if follower is not None:
+                    follower.give_up(f"nothing can follow its grammar now: {error}")
+                    follower.busy = False
+            self.was_advanced(thread)
+            if thread is self._thread:
+                self._thread = None
 
     def _keep_watch(self) -> None:
         while self._posted.wait() and not self._closed:
@@ -127,7 +156,7 @@ class LookAhead:
             follower = None if thread is None else thread.follower
             if thread is None or follower is None:
                 return
-            self._forgotten = [each for each in self._forgotten if each.is_alive()]
+            self._forgotten = [each for each in self._forgotten if each.follower is not None]
             has_room = len(self._slow) + len(self._forgotten) < _MOST_SLOW
             if not thread.watch.shows_long(1 if has_room else _PATIENCE):
                 return
@@ -138,12 +167,11 @@ class LookAhead:
             else:
                 self._forgotten.append(thread)
                 follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
-            self._thread = None
             # Nobody else is busy, unless they wait behind it.
             if self._queue.empty():
                 self._idle.set()
-            else:
-                self._start()
+            # There when it is wanted: it takes a while until a thread begins.
+            self._start()
 
     def wait(self, seconds: float) -> None:
         """Wait until all are advanced that do not take long, but no longer than that."""
@@ -177,40 +205,35 @@ class LookAhead:
 class _FollowerThread(threading.Thread):
     """Advances what is in a queue; `once` ends it after the follower that it has, at which it is as `watch` shows."""
 
-    def __init__(self, queue: _Followers, idle: threading.Event, once: bool = False) -> None:
+    def __init__(self, queue: _Followers, ahead: LookAhead, only: Follower | None = None) -> None:
+        """With `only` that one, who is in the queue, is advanced, in what time others leave."""
         super().__init__(name="grammar", daemon=True)
-        self.follower: Follower | None = None
+        self.follower = only
         self.watch = _Stopwatch()
-        self.once = once
-        self._queue, self._idle = queue, idle
+        self.once = only is not None
+        self._queue, self._ahead = queue, ahead
 
     def run(self) -> None:
+        if self.once:
+            hold_back(self)
         while (follower := self._queue.get()) is not None:
             self.watch.start()
             self.follower = follower
             follower.advance()
-            self.follower = None
+            self._ahead.was_advanced(self)
             if self.once:
                 return
-            if self._queue.empty():
-                self._idle.set()
 
-
-def _advance_aside(follower: Follower) -> _FollowerThread:
-    """Start a thread for one follower, in what time others leave."""
-    own: _Followers = SimpleQueue()
-    own.put(follower)
-    thread = _FollowerThread(own, threading.Event(), once=True)
-    thread.start()
-    hold_back(thread)
-    return thread
+    def fail(self, error: RuntimeError) -> None:
+        """It could not be started."""
+        self._ahead.lose(self, self._queue, error)
 
 
 @dataclass(slots=True)
 class _Turn:
     """A thread that compiles, what it compiles now, and whether that takes long, so that another has the turn."""
 
-    thread: threading.Thread
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     watch: _Stopwatch = field(default_factory=_Stopwatch)
     grammar: str = ""
     is_slow: bool = False
@@ -224,7 +247,7 @@ class GrammarCompiler:
         self._tokenizer: GrammarTokenizer | GrammarError | None = None
         self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
         self._kept: deque[CompiledGrammar] = deque(maxlen=_MOST_KEPT)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # What waits to be compiled, the oldest first; who compiles it, one after the other; and how many take long.
         self._waiting: dict[str, _CompilerDone] = {}
         self._turn: _Turn | None = None
@@ -260,7 +283,9 @@ class GrammarCompiler:
             except GrammarError as error:
                 results.append(error)
 
-        _start_deep(work).join()
+        thread = threading.Thread(target=work, name="grammars", daemon=True)
+        start_with_stack(thread, _DEEP_STACK, _raise)
+        thread.join()
         if isinstance(results[0], GrammarError):
             raise results[0]
         return results[0]
@@ -297,15 +322,18 @@ class GrammarCompiler:
     def _go_on(self) -> None:
         """Start a thread, if one is needed and may start. The lock is held."""
         if self._waiting and self._turn is None and self._num_slow < _MOST_SLOW:
-            turn = _Turn(threading.current_thread())
-            try:
-                turn.thread = _start_deep(partial(self._take_turn, turn))
-            except RuntimeError as error:
-                refused, self._waiting = self._waiting, {}
-                for done in refused.values():
-                    done(GrammarError(f"nothing can compile it now: {error}"))
-            else:
-                self._turn = turn
+            self._turn = turn = _Turn()
+            turn.thread = threading.Thread(target=self._take_turn, args=(turn,), name="grammars", daemon=True)
+            STARTER.start(turn.thread, partial(self._lose, turn), stack_bytes=_DEEP_STACK)
+
+    def _lose(self, turn: _Turn, error: RuntimeError) -> None:
+        """The thread of a turn could not be started."""
+        with self._lock:
+            if self._turn is turn:
+                self._turn = None
+            refused, self._waiting = self._waiting, {}
+        for done in refused.values():
+            done(GrammarError(f"nothing can compile it now: {error}"))
 
     def _take_turn(self, turn: _Turn) -> None:
         """Compile what waits, until there is nothing or one took long."""
@@ -360,13 +388,5 @@ class GrammarCompiler:
             self._go_on()
 
 
-def _start_deep(work: Callable[[], None]) -> threading.Thread:
-    """Start a thread in which the compiler may recurse as deeply as the largest grammar makes it."""
-    with _STACK_SIZE:
-        before = threading.stack_size(_DEEP_STACK)
-        try:
-            thread = threading.Thread(target=work, name="grammars", daemon=True)
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    return thread
+def _raise(error: Exception) -> None:
+    raise error

@@ -10,8 +10,9 @@ from chairlift.core.sequences.request import Start, StepResult
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower
 from chairlift.runners.decoder.grammar_threads import LookAhead
 
-# Seconds that a step waits for what is allowed: for all others of the step that is lost, so it is little.
-_MOST_WAIT = 0.005
+# Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
+# is lost.
+_MOST_WAIT, _WITH_OTHERS = 0.005, 0.4
 # Part of a step that it waits afterwards for tokens that follow from what was chosen: they save a step each.
 _WAIT_FOR_FORCED = 0.01
 
@@ -46,8 +47,9 @@ class RuledRows:
         Nothing for one that is late, that has failed, or that nothing can follow.
         """
         ruled = [(row, name, self._followers[row]) for row, name in zip(rows, names, strict=True) if row in self]
-        if any(follower.busy for _, _, follower in ruled):
-            self._look_ahead.wait(_MOST_WAIT)
+        busy = sum(follower.busy for _, _, follower in ruled)
+        if busy:
+            self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if busy < len(rows) else 1))
             self._look_ahead.tend([follower for _, _, follower in ruled])
         given: dict[int, list[int]] = {}
         for row, name, follower in ruled:
