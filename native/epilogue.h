@@ -33,6 +33,7 @@ enum class EpilogueMode {
     STORE,          // out = sums
     ADD,            // out += sums
     GATE,           // out = activation(gate) * up, the two lying in the halves of a panel
+    ACTIVATE,       // out = activation(sums)
     STORE_FLOAT32,  // floats = sums
     ARGMAX,         // only each row's highest sum and its output are kept
 };
@@ -107,6 +108,11 @@ template <typename T> struct Epilogue {
             return with_activation(weight.activation, [&](auto constant) __attribute__((always_inline)) {
                 each_row([&](int64_t r, Wide &values) { gate<constant.value>(at(out, r), values, count); });
             });
+        case Mode::ACTIVATE:
+            return each_row([&](int64_t r, Wide &values) {
+                activate(values, weight.activation);
+                store(at(out, r), values, count);
+            });
         case Mode::STORE_FLOAT32:
             return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
         case Mode::ARGMAX: return each_row([&](int64_t r, Wide &values) { update_argmax(r, first, values, count); });
@@ -137,6 +143,13 @@ template <typename T> struct Epilogue {
 #pragma GCC unroll 8
         for (int i = 0; i < WIDTH; i++) values[i] += load_wide(from + i * LANES);
         store(to, values, count);
+    }
+
+    // By a switch of its own, since one around all rows would be compiled once more for each activation.
+    static NOINLINE void activate(Wide &values, int32_t activation) {
+        with_activation(activation, [&](auto constant) {
+            for (vfloat &value : values) value = activated<constant.value>(value);
+        });
     }
 
     template <Activation A> static void gate(T *to, const Wide &values, int count) {

@@ -151,6 +151,8 @@ template <typename T> class Forward {
                 unpack(decoder.head, pass.token_ids[t], to);
             if (decoder.embedding_scale != 1.0f)
                 for (int64_t i = 0; i < hidden_size; i++) to[i] = narrow<T>(widen(to[i]) * decoder.embedding_scale);
+            if (decoder.positions)
+                add_row(static_cast<const T *>(decoder.positions) + pass.positions[t] * hidden_size, to, hidden_size);
         }
         team.wait();
     }
@@ -194,11 +196,18 @@ template <typename T> class Forward {
 
     void feed_forward(const DecoderLayer &layer, const T *attention_out, T *residual, int64_t rows) {
         const Tiles tiles(rows, team);
+        if (layer.parallel) widen_rows(layer, tiles, residual);
         add(attention_out, tiles, layer.out, layer.attention_post_norm, residual);
         if (layer.experts) return mix(layer, tiles, residual);
-        const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
-        multiply(x, tiles, layer.gate_up, EpilogueMode::GATE, workspace.gated, layer.down.in_features);
+        if (!layer.parallel) widen_rows(layer, tiles, residual);
         add(workspace.gated, tiles, layer.down, layer.mlp_post_norm, residual);
+    }
+
+    // The first product of an MLP, of the residual's rows.
+    void widen_rows(const DecoderLayer &layer, const Tiles &tiles, const T *residual) {
+        const EpilogueMode mode = layer.gate_up.gated ? EpilogueMode::GATE : EpilogueMode::ACTIVATE;
+        const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
+        multiply(x, tiles, layer.gate_up, mode, workspace.gated, layer.down.in_features);
     }
 
     // Normalizes rows for the experts, and finds out to which they go.

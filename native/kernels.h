@@ -60,7 +60,7 @@ struct Weight {
     const int32_t *compensation;    // of compensated ones: -128, the zero point, times the sum of the weights
     int64_t out_features, in_features;
     int32_t format, gated;
-    int32_t activation;         // of a decoder's gated weights
+    int32_t activation;         // of a decoder's: of what is gated, or of all outputs; negative: none
     int64_t panels() const {
         return gated ? (out_features / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out_features + PANEL - 1) / PANEL;
     }
@@ -101,6 +101,7 @@ struct DecoderLayer {
     void *k_cache, *v_cache;
     const float *cos_sin;
     int32_t window;
+    int32_t parallel;           // whether the MLP is given what attention is given, and both are added
 };
 
 struct Decoder {
@@ -108,6 +109,7 @@ struct Decoder {
     int64_t num_layers, hidden_size;
     Norm norm;
     const void *embedding;          // null: the rows of the head
+    const void *positions;          // [positions, hidden_size], added to embeddings; null: there are none
     Weight head;
     Heads heads;                    // but for the window
     float eps, embedding_scale;
@@ -173,7 +175,7 @@ struct Kernels {
                       const Heads &heads, const float *sinks, int32_t dtype);
     // Fills what `packed` points to from weight [out_features, in_features] and bias [out_features] (or null).
     void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
-    // The sums as rows of the activations' type (for a gated weight half as many), or as floats.
+    // The sums as rows of the activations' type (for a gated weight half as many), activated if it has an activation, or as floats.
     void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);
     void (*best)(const void *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words,
                  int64_t *index, float *value, int32_t dtype);

@@ -94,6 +94,7 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, v_cache),
     FIELD(DecoderLayer, cos_sin),
     FIELD(DecoderLayer, window),
+    FIELD(DecoderLayer, parallel),
 
     STRUCTURE(Decoder),
     FIELD(Decoder, layers),
@@ -101,6 +102,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Decoder, hidden_size),
     FIELD(Decoder, norm),
     FIELD(Decoder, embedding),
+    FIELD(Decoder, positions),
     FIELD(Decoder, head),
     FIELD(Decoder, heads),
     FIELD(Decoder, eps),

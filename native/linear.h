@@ -25,7 +25,9 @@ template <typename T> NOINLINE void multiply(const T *x, int64_t rows, const Wei
 
 template <typename T> void linear(const T *x, int64_t rows, const Weight &weight, T *out, bool floats) {
     using Mode = EpilogueMode;
-    const Mode mode = floats ? Mode::STORE_FLOAT32 : weight.gated ? Mode::GATE : Mode::STORE;
+    const Mode mode = floats ? Mode::STORE_FLOAT32 : weight.gated            ? Mode::GATE
+                      : weight.activation >= 0 ? Mode::ACTIVATE
+                                               : Mode::STORE;
     const int64_t width = weight.gated ? weight.out_features / 2 : weight.out_features;
     const Epilogue<T> epilogue{mode, floats ? nullptr : out, floats ? reinterpret_cast<float *>(out) : nullptr, width};
     multiply(x, rows, weight, epilogue);

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
-from chairlift.folders.decoder_families import DecoderFamily
+from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
@@ -44,6 +44,14 @@ KNOWN = {
     "ernie4_5_moe": "ERNIE 4.5 with experts",
     "glm4_moe": "GLM 4.5",
     "dots1": "dots.llm1",
+    "starcoder2": "StarCoder 2",
+    "cohere": "Command R, Aya 23 and Expanse 8B",
+    "cohere2": "Command R7B, Command A",
+    "gpt_neox": "Pythia, GPT-NeoX 20B, Dolly 2",
+    "falcon": "Falcon 7B, 40B, 11B (those with slopes instead of positions are refused)",
+    "opt": "OPT, but the one of 350m",
+    "gpt2": "GPT-2, DistilGPT2",
+    "gpt_bigcode": "SantaCoder, StarCoder 1",
     "gpt_oss": "gpt-oss 20B and 120B, in bfloat16 or MXFP4, which is unpacked",
     "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE",
     "roberta": "RoBERTa, all-distilroberta",
@@ -57,15 +65,9 @@ _NOT_READ = 'not read yet; `quantization = "int8"` rounds a plain folder'
 _STATES = "no states beside the KV cache yet"
 # Through transformers, as the tests have them.
 FOREIGN = {
-    "gpt2": "GPT-2, DistilGPT2",
-    "gpt_bigcode": "SantaCoder, StarCoder 1",
-    "gpt_neox": "Pythia, GPT-NeoX",
-    "opt": "OPT",
     "phi": "Phi 1 and 2",
-    "starcoder2": "StarCoder 2",
-    "stablelm": "StableLM 2 12B (others are native)",
-    "cohere": "Command R",
-    "cohere2": "Command R7B, Command A",
+    "stablelm": "StableLM 2 12B, which norms queries and keys (others are native)",
+    "cohere": "Command R+, which norms queries and keys (others are native)",
     "nemotron": "Nemotron 4, Minitron",
     "persimmon": "Persimmon",
     "arcee": "AFM",
@@ -149,7 +151,10 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "a rotation for each kind of layer": row.rope is not plain.rope,
         "neighbours rotated": row.neighbours,
         "part of a head rotated": row.rotary_share is not None,
-        "joint projections": row.fused_qkv or row.fused_gate_up,
+        "joint projections": len(row.names.qkv) == 1 or (row.gated and len(row.names.gate_up) == 1),
+        "no gate in MLPs": not row.gated,
+        "attention and MLP side by side": row.parallel is not False,
+        "learned positions": row.names.positions is not None,
         "GELU": row.activation[1].startswith("gelu"),
         "multipliers": row.multipliers,
         "scaled embeddings": row.scaled_embedding,

@@ -1,9 +1,18 @@
 """The model families, one row each: everything in which they differ."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
+from chairlift.folders.config_dialects import (
+    cohere,
+    falcon,
+    falcon_norms,
+    gpt,
+    gpt_neox,
+    opt,
+    stablelm,
+    stablelm_norms,
+)
+from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.expert_rules import (
     DOTS1,
     ERNIE4_5,
@@ -14,21 +23,16 @@ from chairlift.folders.expert_rules import (
     OLMOE,
     QWEN2,
     QWEN3,
-    ExpertRule,
 )
+from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import (
-    Raw,
-    Rotated,
-    Windows,
-    no_window,
-    one_rope,
     one_window,
     rope_of_cwm,
     rope_of_gpt_oss,
     rope_per_type,
     rope_scaled_without_window,
-    rotated_all,
     rotated_but_every_fourth,
+    rotated_none,
     rotated_with_window,
     window_after,
     window_but,
@@ -37,96 +41,36 @@ from chairlift.folders.layer_rules import (
     window_if_used,
     window_per_layer,
 )
+from chairlift.folders.tensor_names import (
+    FALCON,
+    GPT2,
+    GPT_BIGCODE,
+    GPT_NEOX,
+    JOINT,
+    JOINT_MLP,
+    OPT,
+    STARCODER2,
+)
 
-# True, False, or the config field that decides, alone (absent means False) or with what it means to leave it out.
-Bias = bool | str | tuple[str, bool]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorms:
-    """What the files call a layer's norms: of what attention and the MLP are given (pre) and of what they give (post).
-
-    None where there is none. What they give is normalized before it is added to the residual.
-    """
-
-    attention_pre: str | None = "input_layernorm"
-    attention_post: str | None = None
-    mlp_pre: str | None = "post_attention_layernorm"
-    mlp_post: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderFamily:
-    """Where one architecture departs from the common decoder.
-
-    `fused_qkv` and `fused_gate_up`: the files hold these projections as one. `norm_kind`: RMS norms, LayerNorms, or
-    those without weights. `qk_norm`: queries and keys are normalized each head by itself or the whole projection at
-    once, if the config field `qk_norm_if` says so where there is one. `norm_offset` is added to the weights of
-    norms. With `float_norms` what is normalized is multiplied by those weights before it is rounded, not after.
-    `activation`: the MLP's config field and what it means to leave it out. `head_dim=None` means hidden_size /
-    num_attention_heads. `query_pre_attn_scalar`: scores are divided by the square root of this config field, whose
-    default this is, and not of head_dim. `scaled_embedding`: embeddings are multiplied by the square root of
-    hidden_size. `multipliers`: the config has factors of embeddings, scores, logits, and of what is added to the
-    residual. `tied`, `rms_norm_eps` (which the config has as `eps_field`) and `rope_theta` are used where the
-    config leaves them out. `windows` gives each layer's sliding window from the raw config, `rope` the fields with
-    the rotation of layers with or without one, and `rotated` which layers are. What is rotated together are the two
-    halves of a head, or `neighbours`; of each head a part, if there is a `rotary_share`, which a config can change.
-    `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files have
-    one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
-    describes those of layers that have any in place of one MLP.
-    """
-
-    qkv_bias: Bias = False
-    o_bias: Bias = False
-    mlp_bias: Bias = False
-    fused_qkv: bool = False
-    fused_gate_up: bool = False
-    norms: LayerNorms = LayerNorms()
-    norm_kind: Literal["rms", "layer", "bare"] = "rms"
-    qk_norm: Literal["head", "projection"] | None = None
-    qk_norm_if: str | None = None
-    norm_offset: float = 0.0
-    float_norms: bool = False
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    head_dim: int | None = None
-    query_pre_attn_scalar: int | None = None
-    scaled_embedding: bool = False
-    multipliers: bool = False
-    tied: bool = False
-    rms_norm_eps: float = 1e-6
-    eps_field: str = "rms_norm_eps"
-    rope_theta: float = 1e4
-    windows: Callable[[Raw, int], Windows] = no_window
-    rope: Callable[[Raw, bool], Raw] = one_rope
-    rotated: Callable[[Raw, Windows], Rotated] = rotated_all
-    neighbours: bool = False
-    rotary_share: float | None = None
-    caps: Mapping[str, float] | None = None
-    sinks: bool = False
-    quantized: str | None = None
-    experts: ExpertRule | None = None
-
-    @property
-    def honoured(self) -> set[str]:
-        """The fields of a config that only some families read, and this one does."""
-        found = set(_MULTIPLIERS) if self.multipliers else set()
-        if self.query_pre_attn_scalar is not None:
-            found.add("query_pre_attn_scalar")
-        if self.rotary_share is not None:
-            found.add("partial_rotary_factor")
-        if self.rotated is rotated_but_every_fourth:
-            found.add("no_rope_layers")
-        found.update(self.caps or ())
-        if self.experts is not None:
-            found.update(self.experts.count)
-        return found
-
-
-_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 _SANDWICH = LayerNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 _AFTER = LayerNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_ONE = LayerNorms(mlp_pre="input_layernorm")
+_GPT: dict[str, Any] = {
+    "dialect": gpt,
+    "qkv_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "norms": LayerNorms("ln_1", mlp_pre="ln_2"),
+    "norm_kind": "layer",
+    "float_norms": True,
+    "gated": False,
+    "tied": True,
+    "rms_norm_eps": 1e-5,
+    "eps_field": "layer_norm_epsilon",
+    "rotated": rotated_none,
+}
 
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -203,12 +147,10 @@ FAMILIES: dict[str, DecoderFamily] = {
         rope_theta=2e6,
         rotated=rotated_but_every_fourth,
     ),
-    "phi3": DecoderFamily(
-        fused_qkv=True, fused_gate_up=True, rms_norm_eps=1e-5, windows=window_if_set, rotary_share=1.0
-    ),
+    "phi3": DecoderFamily(names=JOINT, rms_norm_eps=1e-5, windows=window_if_set, rotary_share=1.0),
     "glm": DecoderFamily(
         qkv_bias=("attention_bias", True),
-        fused_gate_up=True,
+        names=JOINT_MLP,
         head_dim=128,
         rms_norm_eps=1.5625e-7,
         neighbours=True,
@@ -216,7 +158,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     ),
     "glm4": DecoderFamily(
         qkv_bias=("attention_bias", True),
-        fused_gate_up=True,
+        names=JOINT_MLP,
         norms=LayerNorms(
             "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
         ),
@@ -258,7 +200,10 @@ FAMILIES: dict[str, DecoderFamily] = {
         qkv_bias="attention_bias", o_bias="attention_bias", norm_kind="bare", float_norms=True, rms_norm_eps=1e-5
     ),
     "stablelm": DecoderFamily(
+        dialect=stablelm,
         qkv_bias="use_qkv_bias",
+        norms_of=stablelm_norms,
+        parallel="use_parallel_residual",
         norm_kind="layer",
         float_norms=True,
         rms_norm_eps=1e-5,
@@ -325,4 +270,95 @@ FAMILIES: dict[str, DecoderFamily] = {
         quantized="mxfp4",
         experts=GPT_OSS,
     ),
+    "starcoder2": DecoderFamily(
+        names=STARCODER2,
+        qkv_bias=("use_bias", True),
+        o_bias=("use_bias", True),
+        mlp_bias=("use_bias", True),
+        norm_kind="layer",
+        float_norms=True,
+        gated=False,
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="norm_epsilon",
+        windows=window_if_set,
+    ),
+    "cohere": DecoderFamily(
+        dialect=cohere,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norms=_ONE,
+        norm_kind="unbiased",
+        float_norms=True,
+        parallel=True,
+        logit_scale=("logit_scale", 0.0625),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_eps",
+        neighbours=True,
+    ),
+    "cohere2": DecoderFamily(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        norms=_ONE,
+        norm_kind="unbiased",
+        float_norms=True,
+        parallel=True,
+        logit_scale=("logit_scale", 0.0625),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_eps",
+        windows=window_but(-1, 4),
+        rotated=rotated_with_window,
+        neighbours=True,
+    ),
+    "gpt_neox": DecoderFamily(
+        dialect=gpt_neox,
+        names=GPT_NEOX,
+        qkv_bias=("attention_bias", True),
+        o_bias=("attention_bias", True),
+        mlp_bias=True,
+        norm_kind="layer",
+        float_norms=True,
+        gated=False,
+        parallel=("use_parallel_residual", True),
+        activation=("hidden_act", "gelu"),
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_eps",
+        rotary_share=0.25,
+    ),
+    "falcon": DecoderFamily(
+        dialect=falcon,
+        names=FALCON,
+        qkv_bias="bias",
+        o_bias="bias",
+        mlp_bias="bias",
+        norms_of=falcon_norms,
+        norm_kind="layer",
+        float_norms=True,
+        gated=False,
+        parallel="parallel_attn",
+        activation=("activation", "gelu"),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_epsilon",
+    ),
+    "opt": DecoderFamily(
+        dialect=opt,
+        names=OPT,
+        qkv_bias=("enable_bias", True),
+        o_bias=("enable_bias", True),
+        mlp_bias=("enable_bias", True),
+        norms=LayerNorms("self_attn_layer_norm", mlp_pre="final_layer_norm"),
+        norm_kind="layer",
+        float_norms=True,
+        gated=False,
+        activation=("activation_function", "relu"),
+        tied=True,
+        eps_field="layer_norm_eps",
+        rotated=rotated_none,
+    ),
+    "gpt2": DecoderFamily(names=GPT2, activation=("activation_function", "gelu_new"), **_GPT),
+    "gpt_bigcode": DecoderFamily(names=GPT_BIGCODE, activation=("activation_function", "gelu_pytorch_tanh"), **_GPT),
 }

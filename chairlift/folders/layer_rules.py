@@ -104,6 +104,11 @@ def rotated_all(raw: Raw, windows: Windows) -> Rotated:
     return (True,) * len(windows)
 
 
+def rotated_none(raw: Raw, windows: Windows) -> Rotated:
+    """No layer is: positions are learned."""
+    return (False,) * len(windows)
+
+
 def rotated_but_every_fourth(raw: Raw, windows: Windows) -> Rotated:
     """SmolLM3: a list of which layers are rotated, or the interval at which one is not."""
     given = raw.get("no_rope_layers")

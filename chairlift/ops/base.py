@@ -108,8 +108,8 @@ class Mlp(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class GatedMlp:
-    """down(gate_up(x)); `gate_up` is gated. Implements `Mlp`."""
+class DenseMlp:
+    """down(gate_up(x)); `gate_up` is gated, or only activates where there is no gate. Implements `Mlp`."""
 
     gate_up: Linear
     down: Linear
@@ -129,7 +129,8 @@ class DecoderLayer:
     """One layer's weights. `qkv` is one fused projection; `sinks` are as in `Ops.attention`.
 
     Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
-    is added to the residual (post).
+    is added to the residual (post). If it is `parallel` the MLP is given what attention is given, and what both give
+    is added.
     """
 
     heads: HeadShape
@@ -143,6 +144,7 @@ class DecoderLayer:
     mlp_pre_norm: Tensor | None
     mlp: Mlp
     mlp_post_norm: Tensor | None
+    parallel: bool
 
     @property
     def norms(self) -> list[Tensor]:
@@ -157,13 +159,15 @@ class DecoderWeights:
 
     `norm_bias` [H] is added to what the last norm gives, not by the pass itself.
     `head` is None where only hidden states are wanted; then there is an embedding. Embeddings are multiplied by
-    `embedding_scale`, a number of `dtype`, as they and all hidden states are.
+    `embedding_scale`, a number of `dtype`, as they and all hidden states are; `positions` [positions, H] are added to
+    them, if there are any.
     """
 
     layers: Sequence[DecoderLayer]
     norm: Tensor
     norm_bias: Tensor | None
     embedding: Tensor | None
+    positions: Tensor | None
     head: Head | None
     eps: float
     embedding_scale: float

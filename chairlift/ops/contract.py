@@ -39,6 +39,10 @@ class Ops(Protocol):
         """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in], gate first."""
         ...
 
+    def activated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
+        """Return x [T, in] -> activation(x * weight^T + bias) for weight [out, in]."""
+        ...
+
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]."""
         ...

@@ -7,6 +7,7 @@ docs/decisions/001-native-kernels.md.
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from chairlift.errors import ConfigError
 from chairlift.ops import native
-from chairlift.ops.activation import Activation
+from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import (
     AttentionBatch,
     DecoderWeights,
@@ -33,7 +34,7 @@ from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.native import DTYPES, load_library, product_path, zeros
 from chairlift.ops.packed import PackedWeight
-from chairlift.ops.reference import ReferenceLinear
+from chairlift.ops.reference import FollowedLinear, ReferenceLinear
 
 MAX_HEAD_DIM = 256
 # Loads of K and V may run this many bytes past their end.
@@ -91,18 +92,6 @@ class OneDnnLinear:
         return out[:rows] if added else out
 
 
-class GatedLinear:
-    """Activation of the lower half * upper half of what another gives. Implements `Linear`."""
-
-    def __init__(self, gate_up: Linear, ops: "CpuOps", activation: Activation) -> None:
-        self._gate_up, self._ops, self._activation = gate_up, ops, activation
-        self.nbytes = gate_up.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, I]."""
-        return self._ops.gate(self._gate_up(x), self._activation)
-
-
 class CpuOps:
     """`Ops` on the CPU for one dtype, float32 or bfloat16. Tensors must be contiguous, on the CPU and of that dtype.
 
@@ -136,10 +125,14 @@ class CpuOps:
         found = self._format
         return found if found is not None and found.takes(weight.dtype, weight.shape[1]) else None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> PackedWeight | None:
+    def _pack(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None, gated: bool = False
+    ) -> PackedWeight | None:
         """The weight packed for the native products; None where they do not take it."""
         found = self._format_of(weight)
-        return None if found is None else PackedWeight(self._library, weight, bias, found, activation=activation)
+        if found is None:
+            return None
+        return PackedWeight(self._library, weight, bias, found, activation=activation, gated=gated)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
@@ -156,7 +149,13 @@ class CpuOps:
 
     def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
         """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
-        return self._pack(weight, bias, activation) or GatedLinear(self.linear(weight, bias), self, activation)
+        packed = self._pack(weight, bias, activation, gated=True)
+        return packed or FollowedLinear(self.linear(weight, bias), partial(self.gate, activation=activation))
+
+    def activated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
+        """Return x [T, in] -> activation(x * weight^T + bias) for weight [out, in] and bias [out]."""
+        packed = self._pack(weight, bias, activation)
+        return packed or FollowedLinear(self.linear(weight, bias), partial(activate, activation=activation))
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]."""

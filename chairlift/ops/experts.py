@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import GatedMlp
+from chairlift.ops.base import DenseMlp
 
 Scoring = Literal["softmax", "sigmoid"]
 
@@ -43,8 +43,8 @@ class Experts:
     router: Tensor
     router_bias: Tensor | None
     choice_bias: Tensor | None
-    experts: Sequence[GatedMlp]
-    shared: GatedMlp | None
+    experts: Sequence[DenseMlp]
+    shared: DenseMlp | None
     shared_gated: bool
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from chairlift.ops import native
-from chairlift.ops.base import DecoderWeights, GatedMlp, Inputs, KVCache, Linear, Mlp
+from chairlift.ops.base import DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
 from chairlift.ops.experts import Experts
 from chairlift.ops.packed import PackedWeight
 
@@ -25,7 +25,7 @@ def can_fuse(weights: DecoderWeights) -> bool:
 
 def _linears_of(mlp: Mlp) -> Iterator[Linear | None]:
     """All weights that it multiplies with but a router's; None for one of a kind that the fused pass does not know."""
-    if isinstance(mlp, GatedMlp):
+    if isinstance(mlp, DenseMlp):
         yield from (mlp.gate_up, mlp.down)
     elif isinstance(mlp, Experts):
         for expert in (*mlp.experts, *([] if mlp.shared is None else [mlp.shared])):
@@ -73,7 +73,7 @@ class FusedDecoder:
             struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, weights.eps)
             struct.sinks = None if layer.sinks is None else layer.sinks.data_ptr()
             struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
-            if isinstance(layer.mlp, GatedMlp):
+            if isinstance(layer.mlp, DenseMlp):
                 struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)
             else:
                 assert isinstance(layer.mlp, Experts)
@@ -82,6 +82,7 @@ class FusedDecoder:
             struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
             struct.cos_sin = cos_sin.data_ptr()
             struct.window = layer.heads.window or 0
+            struct.parallel = layer.parallel
         heads, k = weights.layers[0].heads, caches[0][0]
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
@@ -92,6 +93,7 @@ class FusedDecoder:
             self._hidden_size,
             native.NormStruct.of(weights.norm),
             None if weights.embedding is None else weights.embedding.data_ptr(),
+            None if weights.positions is None else weights.positions.data_ptr(),
             # Without a head its structure is all zeros, and nobody looks at it.
             native.WeightStruct() if weights.head is None else weights.head.struct,
             native.HeadsStruct(

@@ -71,7 +71,9 @@ class FusedEncoder:
         struct.window = -1 if layer.window is None else layer.window
 
     def _pack(self, projection: Projection, gate: Activation | None = None) -> native.WeightStruct:
-        packed = PackedWeight(self._library, projection.weight, projection.bias, self._format, activation=gate)
+        gated = gate is not None
+        weight, bias = projection.weight, projection.bias
+        packed = PackedWeight(self._library, weight, bias, self._format, activation=gate, gated=gated)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct

@@ -133,6 +133,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ("v_cache", POINTER),
         ("cos_sin", POINTER),
         ("window", INT32),
+        ("parallel", INT32),
     ]
 
 
@@ -145,6 +146,7 @@ class DecoderStruct(ctypes.Structure):
         ("hidden_size", INT64),
         ("norm", NormStruct),
         ("embedding", POINTER),
+        ("positions", POINTER),
         ("head", WeightStruct),
         ("heads", HeadsStruct),
         ("eps", FLOAT),

@@ -13,9 +13,9 @@ from chairlift.ops.native import ACTIVATIONS, DTYPES, WeightStruct, zeros
 class PackedWeight:
     """A weight [out, in] in one of `FORMATS`.
 
-    Called with x [T, in] it gives x * weight^T + bias, and of a gated weight, one with an activation, that of the lower
-    half * the upper half, [T, width]. Where the format wants bytes, each row of x is quantized by its own highest
-    magnitude. Implements `Linear` and `Head`.
+    Called with x [T, in] it gives x * weight^T + bias, activated if there is an activation, and of a gated weight the
+    activation of the lower half * the upper half, [T, width]. Where the format wants bytes, each row of x is
+    quantized by its own highest magnitude. Implements `Linear` and `Head`.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class PackedWeight:
         weight_format: WeightFormat,
         *,
         activation: Activation | None = None,
+        gated: bool = False,
     ) -> None:
         """Copy the weight; x is to have the same dtype."""
-        gated = activation is not None
         self.dtype = weight.dtype
         out_features, in_features = weight.shape
         self.width = out_features // 2 if gated else out_features
@@ -47,7 +47,7 @@ class PackedWeight:
             in_features,
             weight_format.id,
             gated,
-            0 if activation is None else ACTIVATIONS[activation],
+            -1 if activation is None else ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self.struct)
         self._code = DTYPES[weight.dtype]

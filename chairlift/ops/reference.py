@@ -3,13 +3,14 @@
 CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and rounds where transformers does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chairlift.ops.activation import Activation, gated
+from chairlift.ops.activation import Activation, activate, gated
 from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
@@ -19,23 +20,18 @@ from chairlift.ops.rotation import rotate
 class ReferenceLinear:
     """A weight as it is given, or rounded to int8 as `Ops` says; implements `Linear` and `Head`."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, quantization: Quantization, activation: Activation | None = None
-    ) -> None:
-        """With an activation the weight is gated."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization) -> None:
         self.weight = weight
         self.scales: Tensor | None = None
         if quantization == "int8":
             self.weight, self.scales = quantize(weight)
         self.bias = bias
-        self.activation = activation
         self.dtype = weight.dtype
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, out], of a gated weight [T, out / 2]."""
-        out = self.sums(x).to(self.dtype)
-        return out if self.activation is None else gate(out, self.activation)
+        """x [T, in] -> [T, out]."""
+        return self.sums(x).to(self.dtype)
 
     def sums(self, x: Tensor) -> Tensor:
         """Return x * weight^T + bias, in float32 if quantized."""
@@ -57,6 +53,18 @@ class ReferenceLinear:
         """Rows of the weight, [T, in], for ids [T]."""
         rows = F.embedding(ids, self.weight)
         return rows if self.scales is None else (rows.float() * self.scales[ids]).to(self.dtype)
+
+
+class FollowedLinear:
+    """A function of what another gives. Implements `Linear`."""
+
+    def __init__(self, linear: Linear, function: Callable[[Tensor], Tensor]) -> None:
+        self._linear, self._function = linear, function
+        self.nbytes = linear.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> what the function makes of [T, out]."""
+        return self._function(self._linear(x))
 
 
 def gate(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -88,7 +96,11 @@ class ReferenceOps:
 
     def gated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Linear:
         """Return x [T, in] -> activation(gate) * up [T, I] for weight [2 * I, in]."""
-        return ReferenceLinear(weight, bias, self.quantization, activation)
+        return FollowedLinear(self.linear(weight, bias), partial(gate, activation=activation))
+
+    def activated_linear(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
+        """Return x [T, in] -> activation(x * weight^T + bias) for weight [out, in] and bias [out]."""
+        return FollowedLinear(self.linear(weight, bias), partial(activate, activation=activation))
 
     def head(self, weight: Tensor) -> Head:
         """Return the last projection of weight [V, H]."""

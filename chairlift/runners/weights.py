@@ -88,6 +88,10 @@ class Weights:
         """Take no notice of tensors whose names begin so."""
         self._unused = {name for name in self._unused if not name.startswith(tuple(prefixes))}
 
+    def leave_derived(self, endings: tuple[str, ...]) -> None:
+        """Take no notice of tensors whose names end so."""
+        self._unused = {name for name in self._unused if not name.endswith(endings)} if endings else self._unused
+
     def refuse_unused(self, under: Sequence[str] = ("",)) -> None:
         """Raise UnsupportedModel if the files hold tensors, of names that begin so, that no part of the model took."""
         unused = {name for name in self._unused if name.startswith(tuple(under))}

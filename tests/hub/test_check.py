@@ -49,7 +49,7 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     save_file({}, tmp_path / "model.safetensors")
     assert main(["check", str(tmp_path)]) == 1
     assert "can't be served: model_type 'mamba' with architectures []: none writes texts" in capsys.readouterr().out
-    assert "transformers' modules" in told(capsys, str(foreign_folder("gpt2", "gpt2")))["computed by"]
+    assert "transformers' modules" in told(capsys, str(foreign_folder("phi", "phi")))["computed by"]
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert main(["check", str(tmp_path)]) == 1
     assert "is no file of safetensors" in capsys.readouterr().err

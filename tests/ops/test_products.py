@@ -13,7 +13,7 @@ import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 from torch import Tensor
 
-from chairlift.ops.activation import Activation
+from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import Quantization
 from chairlift.ops.cpu import CpuOps, OneDnnLinear, product_rows
 from chairlift.ops.formats import FORMATS
@@ -128,6 +128,21 @@ def test_linear_is_that_of_the_reference(kind: Kind, shape: tuple[int, int], bia
         # A few ties apart this is what the reference gives.
         reference = ReferenceOps(kind[1]).linear(weight, offset)(x).float()
         assert (packed(x) - reference).float().square().mean() < 1e-3 * reference.square().mean()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+@pytest.mark.parametrize("shape", [(64, 64), (33, 30), (7, 4)], ids=str)
+def test_activated_linear_is_the_activation_of_a_linear(
+    kind: Kind, shape: tuple[int, int], activation: Activation
+) -> None:
+    _, weight, offset = make(kind, *shape, bias=True)
+    packed = CpuOps(*kind).activated_linear(weight, offset, activation)
+    assert isinstance(packed, PackedWeight)
+    for rows in (1, 13, 48):
+        x = random(rows, weight.shape[1], dtype=kind[0], seed=rows)
+        sums, most = expected_sums(kind, x, weight, offset)
+        # No activation is steeper than 1.13, nor is ours further than that from the exact one.
+        assert_near(packed(x), activate(sums, activation), 1.2 * most + 2e-6 * sums.abs() + 2e-6, kind[0])
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])

@@ -178,7 +178,7 @@ def test_defaults_of_head_dim() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "gpt_neox"}, ["gpt_neox", "llama", "mistral", "qwen2", "qwen3"]),
+        ({"model_type": "bloom"}, ["bloom", "llama", "mistral", "qwen2", "qwen3"]),
         ({"model_type": None}, ["None", "llama"]),
         ({"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),
         ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu", "silu"]),

@@ -11,7 +11,7 @@ from support.decoder_harness import all_logits, make_runner, prompts
 from support.model_factory import edited_folder, model_folder
 
 from chairlift.errors import UnsupportedModel
-from chairlift.ops.base import GatedMlp
+from chairlift.ops.base import DenseMlp
 from chairlift.ops.experts import Experts, Routing
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.decoder.mxfp4 import dequantize
@@ -149,6 +149,6 @@ def test_no_rows_at_all() -> None:
         return x
 
     linear.nbytes = 0  # type: ignore[attr-defined]
-    mlp = GatedMlp(linear, linear)  # type: ignore[arg-type]
+    mlp = DenseMlp(linear, linear)  # type: ignore[arg-type]
     experts = Experts(Routing(2, 1), torch.ones(2, 4), None, None, [mlp, mlp], None, False)
     assert experts(torch.empty(0, 4)).shape == (0, 4)

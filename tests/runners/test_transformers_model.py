@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
-from support.foreign_factory import FOREIGN, REFUSED, foreign_folder, foreign_reference
+from support.foreign_factory import FOREIGN, NATIVE_TOO, REFUSED, foreign_folder, foreign_reference
 from support.model_factory import edited_folder, model_folder, reference_model
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import foreign_model
+from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.runners.decoder import transformers_parts
 from chairlift.runners.decoder.config import read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
@@ -89,7 +90,9 @@ def test_prefix_hits_and_preemption(name: str, ops: str) -> None:
 def test_bfloat16_and_eight_bits_are_near(name: str) -> None:
     folder = foreign_folder(FOREIGN[name][0], name)
     for settings in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}):
-        found = all_logits(make_runner(folder, ops="native", **settings), list(prompts().values()))
+        found = all_logits(
+            make_runner(folder, ops="native", implementation="transformers", **settings), list(prompts().values())
+        )
         for logits, prompt in zip(found, prompts().values(), strict=True):
             with torch.no_grad():
                 wanted = foreign_reference(name)(torch.tensor([prompt])).logits[0]
@@ -154,44 +157,52 @@ def test_what_can_not_be_honoured_is_refused(name: str) -> None:
     [
         ({"auto_map": {"AutoModel": "modeling.X"}}, "auto_map names code"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"architectures": ["GPT2Model"]}, "none writes texts"),
-        ({"n_embd": 2**40}, "no model with more"),
-        ({"n_head": "4"}, "num_attention_heads"),
-        ({"n_positions": None}, "max_position_embeddings"),
+        ({"architectures": ["PhiModel"]}, "none writes texts"),
+        ({"hidden_size": 2**40}, "no model with more"),
+        ({"num_attention_heads": "4"}, "num_attention_heads"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"layer_types": ["linear_attention"]}, "linear_attention"),
     ],
 )
 def test_folders_are_refused_by_name_before_anything_is_loaded(
     fields: dict[str, object], problem: str, tmp_path: Path
 ) -> None:
-    folder = edited_folder(tmp_path / "m", foreign_folder("gpt2", "gpt2"), **fields)
+    folder = edited_folder(tmp_path / "m", foreign_folder("phi", "phi"), **fields)
     with pytest.raises(UnsupportedModel, match=problem):
         read_any_config(folder, "auto")
 
 
 def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
-    folder = edited_folder(tmp_path / "more", foreign_folder("gpt2", "gpt2"), n_layer=4000)
+    folder = edited_folder(tmp_path / "more", foreign_folder("phi", "phi"), num_hidden_layers=4000)
     with pytest.raises(UnsupportedModel, match=r"by config\.json it has .* numbers, and its files hold"):
         make_runner(folder, ops="native")
     # As many numbers, by other names.
-    folder = edited_folder(tmp_path / "other", foreign_folder("gpt2", "gpt2"))
+    folder = edited_folder(tmp_path / "other", foreign_folder("phi", "phi"))
     tensors = load_file(folder / "model.safetensors")
-    tensors["transformer.h.1.ln_2.gain"] = tensors.pop("transformer.h.1.ln_2.weight")
+    tensors["model.layers.1.input_layernorm.gain"] = tensors.pop("model.layers.1.input_layernorm.weight")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UnsupportedModel, match=r"missing tensors: transformer\.h\.1\.ln_2\.weight"):
+    with pytest.raises(UnsupportedModel, match=r"missing tensors: model\.layers\.1\.input_layernorm\.weight"):
         make_runner(folder, ops="native")
 
 
 def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_model, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'"):
-        read_any_config(foreign_folder("gpt2", "gpt2"), "auto")
+        read_any_config(foreign_folder("phi", "phi"), "auto")
     with pytest.raises(UnsupportedModel, match="these are: llama"):
-        read_any_config(foreign_folder("gpt2", "gpt2"), "native")
+        read_any_config(foreign_folder("phi", "phi"), "native")
 
 
 def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
     import models_doc
 
-    assert list(models_doc.FOREIGN) == [model_type for model_type, _ in FOREIGN.values()]
+    assert list(models_doc.FOREIGN) == [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
+
+
+@pytest.mark.parametrize("name", ["cohere", "stablelm_parallel"])
+def test_what_a_native_family_has_that_is_not_native_goes_through_transformers(name: str) -> None:
+    folder = foreign_folder(FOREIGN[name][0], name)
+    assert isinstance(read_any_config(folder, "auto"), ForeignConfig)
+    with pytest.raises(UnsupportedModel, match="not supported by the native kernels"):
+        read_any_config(folder, "native")

@@ -34,6 +34,8 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("phimoe", TINY | _LOCAL),
     "minimax_m2": ("minimax_m2", TINY | _LOCAL | {"head_dim": 16}),
 }  # fmt: skip
+# Those of them that are native where nothing else is asked for.
+NATIVE_TOO = {"gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
 
 # What can't be honoured, and what is said of it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -190,11 +190,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}, {}),
+    "starcoder2": ("starcoder2", {"sliding_window": 20}, {}),
+    "starcoder2_untied": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}, {}),
+    "cohere": ("cohere", {"attention_bias": True}, {}),
+    "cohere2": ("cohere2", _WINDOWS, {}),
+    "gpt_neox": ("gpt_neox", {}, {}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}, {}),
+    "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}, {}),
+    "falcon_one_norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96},
+        {},
+    ),
+    "falcon_multi_query": ("falcon", {}, {}),
+    "falcon_serial": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}, {}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 1}, {}),
+    "gpt2": ("gpt2", {}, {}),
+    "gpt2_inner": ("gpt2", {"n_inner": 96, "tie_word_embeddings": False}, {}),
+    "gpt_bigcode": ("gpt_bigcode", {}, {}),
 }
 # One of each family, or two where they are unlike each other.
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
-FAMILIES += ["cwm", "olmo", "stablelm", "gemma2"]
+FAMILIES += ["cwm", "olmo", "stablelm", "gemma2", "starcoder2", "cohere", "cohere2", "gpt_neox", "falcon"]
+FAMILIES += ["opt", "gpt2", "gpt_bigcode"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
 EXPERTS += ["gpt_oss"]
 FAMILIES += EXPERTS

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.decoder_families import FAMILIES, Bias, DecoderFamily
+from chairlift.folders.config_dialects import NotNative
+from chairlift.folders.decoder_families import FAMILIES
+from chairlift.folders.decoder_family import Bias, DecoderFamily
 from chairlift.folders.expert_rules import ExpertConfig, parse_experts
 from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
+from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.ops.activation import ACTIVATIONS, Activation
@@ -64,6 +67,7 @@ class DecoderConfig:
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's
     rotation. Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the
     residual by `residual_scale`, logits by `logit_scale`; scores and logits may have a cap, as in `HeadShape`.
+    `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
     `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. Files may hold so many
     `extra_layers`, which predict tokens beyond the next and are not used. `dtype` is the name of the type the
     folder was saved in.
@@ -84,6 +88,8 @@ class DecoderConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
+    norms: LayerNorms
+    parallel: bool
     qk_norm: Literal["head", "projection"] | None
     activation: Activation
     attention_scale: float
@@ -121,13 +127,17 @@ def read_config(folder: Path) -> DecoderConfig:
 
 def read_any_config(folder: Path, implementation: str) -> DecoderConfig | ForeignConfig:
     """Read `folder`/config.json for whoever computes the model: native kernels ("native"), or transformers, or ("auto")
-    native kernels if they know the family.
+    native kernels if they know the family, and all that this model has of it.
 
     Raises as `read_config`, also where transformers would be needed and is not installed.
     """
     raw = read_model_json(folder)
     if implementation == "native" or (implementation == "auto" and raw.get("model_type") in FAMILIES):
-        return parse_config(raw)
+        try:
+            return parse_config(raw)
+        except NotNative:
+            if implementation == "native":
+                raise
     return parse_foreign(raw)
 
 
@@ -144,6 +154,7 @@ def max_length(wanted: int | None, config: DecoderConfig | ForeignConfig) -> int
 def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
     family = _family(raw)
+    raw = family.dialect(raw)
     _refuse_unknown(raw, family)
     hidden, layers, heads = (
         positive_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -182,12 +193,14 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         qkv_bias=flag(family.qkv_bias),
         o_bias=flag(family.o_bias),
         mlp_bias=flag(family.mlp_bias),
+        norms=family.norms if family.norms_of is None else family.norms_of(raw),
+        parallel=flag(family.parallel),
         qk_norm=family.qk_norm if family.qk_norm_if is None or raw.get(family.qk_norm_if) else None,
         activation=_activation(raw, family),
         attention_scale=_attention_scale(raw, family, head_dim),
         embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
         residual_scale=multiplier("residual_multiplier"),
-        logit_scale=1 / multiplier("logits_scaling"),
+        logit_scale=_logit_scale(raw, family),
         score_cap=_cap(raw, family, "attn_logit_softcapping"),
         logit_cap=_cap(raw, family, "final_logit_softcapping"),
         windows=windows,
@@ -218,6 +231,12 @@ def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: in
         return float(raw.get("attention_multiplier", 1.0))
     name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
     return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
+
+
+def _logit_scale(raw: Mapping[str, Any], family: DecoderFamily) -> float:
+    if family.logit_scale is not None:
+        return float(raw.get(*family.logit_scale))
+    return 1 / float(raw.get("logits_scaling", 1.0)) if family.multipliers else 1.0
 
 
 def _cap(raw: Mapping[str, Any], family: DecoderFamily, name: str) -> float | None:

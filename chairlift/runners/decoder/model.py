@@ -69,11 +69,9 @@ class Decoder:
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""
         ops, weights, eps, rows = self.ops, self.weights, self.config.rms_norm_eps, inputs.logit_rows
-        residual = self._embed(inputs.token_ids)
-        first, last = weights.layers[0], len(weights.layers) - 1
-        hidden = residual
-        if first.attention_pre_norm is not None:
-            hidden = ops.rms_norm(residual, first.attention_pre_norm, eps)
+        residual = self._embed(inputs.token_ids, inputs.attention.positions)
+        last = len(weights.layers) - 1
+        hidden = self._normalized(residual, weights.layers[0].attention_pre_norm)
         following = [layer.attention_pre_norm for layer in weights.layers[1:]] + [weights.norm]
         parts = zip(weights.layers, self.caches, self.rotations, following, strict=True)
         for index, (layer, cache, cos_sin, next_norm) in enumerate(parts):
@@ -86,8 +84,13 @@ class Decoder:
             if index == last and len(rows) < len(residual):
                 # After the last layer's attention tokens no longer meet, so only the wanted rows go on.
                 mixed, residual = mixed[rows], residual[rows]
-            hidden = self._add(layer.out(mixed), residual, layer.attention_post_norm, layer.mlp_pre_norm)
-            hidden = self._add(layer.mlp(hidden), residual, layer.mlp_post_norm, next_norm)
+            if layer.parallel:
+                added = layer.mlp(self._normalized(residual, layer.mlp_pre_norm))
+                self._add(layer.out(mixed), residual, layer.attention_post_norm, None)
+            else:
+                hidden = self._add(layer.out(mixed), residual, layer.attention_post_norm, layer.mlp_pre_norm)
+                added = layer.mlp(hidden)
+            hidden = self._add(added, residual, layer.mlp_post_norm, next_norm)
         return self._shifted(hidden)
 
     def _shifted(self, hidden: Tensor) -> Tensor:
@@ -95,13 +98,18 @@ class Decoder:
         bias = self.weights.norm_bias
         return hidden if bias is None else hidden.add_(bias)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def _normalized(self, residual: Tensor, norm: Tensor | None) -> Tensor:
+        return residual if norm is None else self.ops.rms_norm(residual, norm, self.config.rms_norm_eps)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         weights = self.weights
         if weights.embedding is not None:
             rows = functional.embedding(token_ids, weights.embedding)
         else:
             rows = self._head.embed(token_ids)
-        return rows if weights.embedding_scale == 1 else rows.mul_(weights.embedding_scale)
+        if weights.embedding_scale != 1:
+            rows = rows.mul_(weights.embedding_scale)
+        return rows if weights.positions is None else rows.add_(functional.embedding(positions, weights.positions))
 
     def _add(self, x: Tensor, residual: Tensor, post_norm: Tensor | None, next_norm: Tensor | None) -> Tensor:
         """Add what a part of a layer gives into `residual` in place; return what the next is given, which may be it."""
@@ -132,7 +140,8 @@ class Decoder:
 
 
 def _nbytes(weights: DecoderWeights) -> int:
-    total = weights.norm.nbytes + sum(part.nbytes for part in (weights.head, weights.embedding) if part is not None)
+    parts = weights.norm, weights.head, weights.embedding, weights.positions
+    total = sum(part.nbytes for part in parts if part is not None)
     for layer in weights.layers:
         total += layer.qkv.nbytes + layer.out.nbytes + layer.mlp.nbytes
         total += sum(norm.nbytes for norm in layer.norms)

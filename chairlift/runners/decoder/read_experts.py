@@ -7,7 +7,7 @@ from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.expert_rules import ExpertConfig
-from chairlift.ops.base import GatedMlp
+from chairlift.ops.base import DenseMlp
 from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts, Routing
 from chairlift.runners.decoder.config import DecoderConfig
@@ -16,7 +16,7 @@ from chairlift.runners.weights import Matrix, Weights
 
 
 def read_experts(
-    config: DecoderConfig, experts: ExpertConfig, ops: Ops, weights: Weights, prefix: str, shared: GatedMlp | None
+    config: DecoderConfig, experts: ExpertConfig, ops: Ops, weights: Weights, prefix: str, shared: DenseMlp | None
 ) -> Experts:
     """Read a layer's, whose tensors' names begin with `prefix`; `shared` is what all of its tokens use.
 
@@ -33,11 +33,11 @@ def read_experts(
     if names.router_bias is not None:
         router_bias = weights.take([prefix + names.router_bias], [(count,)], torch.float32)
 
-    def expert(gate_up: Matrix, down: Matrix) -> GatedMlp:
+    def expert(gate_up: Matrix, down: Matrix) -> DenseMlp:
         # The pass adds what comes back as it is.
         down.weight.mul_(config.residual_scale)
         activation = experts.activation or config.activation
-        return GatedMlp(ops.gated_linear(*gate_up, activation), ops.linear(*down))
+        return DenseMlp(ops.gated_linear(*gate_up, activation), ops.linear(*down))
 
     return Experts(
         routing=Routing(count, experts.chosen, experts.scoring, experts.renormalized, experts.least_sum, experts.scale),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chairlift.ops.base import DecoderLayer, DecoderWeights, GatedMlp, Linear, Mlp
+from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Linear, Mlp
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_experts import read_experts
@@ -28,30 +28,37 @@ class DecoderReader:
 
     def __init__(self, config: DecoderConfig, ops: Ops, weights: Weights) -> None:
         self._config, self._ops, self._weights = config, ops, weights
+        self._names = names = config.family.names
         # A folder that was saved without any head has no prefix either.
-        self._prefix = "model." if "model.embed_tokens.weight" in weights else ""
+        self._prefix = names.base if f"{names.base}{names.embedding}.weight" in weights else ""
         self._centred = config.family.norm_kind != "rms"
 
     def read(self, head: bool) -> DecoderWeights:
         """Read all layers, and the head if it is wanted."""
         config, weights, prefix = self._config, self._weights, self._prefix
         size = (config.vocab_size, config.hidden_size)
-        words = weights.take([f"{prefix}embed_tokens.weight"], [size])
+        names = self._names
+        weights.leave_derived(names.derived)
+        words = weights.take([f"{prefix}{names.embedding}.weight"], [size])
         embedding = _centre(words, 1) if self._centred else words
-        layers = [self._layer(f"{prefix}layers.{index}.", index) for index in range(config.num_layers)]
-        weights.leave([f"{prefix}layers.{config.num_layers + index}." for index in range(config.extra_layers)])
-        norm = self._norm(f"{prefix}norm", config.hidden_size)
+        at = prefix + names.layers
+        layers = [self._layer(f"{at}{index}.", index) for index in range(config.num_layers)]
+        weights.leave([f"{at}{config.num_layers + index}." for index in range(config.extra_layers)])
+        positions = None if names.positions is None else self._positions(f"{prefix}{names.positions}.weight")
+        norm = self._norm(prefix + names.norm, config.hidden_size)
         scale = config.embedding_scale
         if config.family.scaled_embedding:
             # Rounded, as transformers does it: in bfloat16 the square root of 1152 is 34.
             scale = float(torch.tensor(scale, dtype=weights.dtype))
         if not head:
-            weights.refuse_unused([f"{prefix}{part}." for part in ("embed_tokens", "layers", "norm")])
+            weights.refuse_unused([prefix + part for part in (f"{names.embedding}.", names.layers, f"{names.norm}.")])
             last = None
         else:
             # Like transformers, a head that is in the files wins over tying.
-            own = "lm_head.weight" in weights or not config.tied
-            last = self._ops.head(weights.take(["lm_head.weight"], [size]) if own else words)
+            heads = [f"{name}.weight" for name in names.head]
+            head_name = next((name for name in heads if name in weights), heads[0])
+            own = head_name in weights or not config.tied
+            last = self._ops.head(weights.take([head_name], [size]) if own else words)
             weights.refuse_unused()
             for each in norm:
                 # What the head is given is nobody else's, so logits are scaled by way of it.
@@ -63,14 +70,20 @@ class DecoderReader:
             norm.weight,
             norm.bias,
             embedding if keeps_embedding else None,
+            positions,
             last,
             config.rms_norm_eps,
             scale,
             weights.dtype,
         )
 
+    def _positions(self, name: str) -> Tensor:
+        config, offset = self._config, self._names.position_offset
+        table = self._weights.take([name], [(config.max_positions + offset, config.hidden_size)])[offset:]
+        return _centre(table, 1) if self._centred else table
+
     def _layer(self, prefix: str, index: int) -> DecoderLayer:
-        config, norms = self._config, self._config.family.norms
+        config, norms = self._config, self._config.norms
         hidden = config.hidden_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         order = _rotation_order(config, config.ropes[index])
@@ -85,11 +98,12 @@ class DecoderReader:
             sinks=self._sinks(f"{prefix}self_attn.sinks"),
             q_norm=self._head_norm(f"{prefix}self_attn.q_norm", query, order),
             k_norm=self._head_norm(f"{prefix}self_attn.k_norm", key, order),
-            out=self._added(f"{prefix}self_attn.o_proj", query, config.o_bias),
+            out=self._added(prefix + self._names.out, query, config.o_bias),
             attention_post_norm=_weight(attention_post),
             mlp_pre_norm=_weight(mlp_pre),
             mlp=self._mlp(prefix, index, mlp_pre),
             mlp_post_norm=_weight(mlp_post),
+            parallel=config.parallel,
         )
 
     def _sinks(self, name: str) -> Tensor | None:
@@ -100,31 +114,32 @@ class DecoderReader:
     def _mlp(self, prefix: str, index: int, before: _Norm | None) -> Mlp:
         experts = self._config.experts
         if experts is None or not experts.layers[index]:
-            return self._gated_mlp(f"{prefix}mlp", self._config.intermediate_size, before)
+            return self._dense_mlp(prefix + self._names.mlp, self._config.intermediate_size, before)
         shared = None
         if experts.shared_width:
-            shared = self._gated_mlp(prefix + experts.names.shared, experts.shared_width, before)
+            shared = self._dense_mlp(f"{prefix}{experts.names.shared}.", experts.shared_width, before)
         return read_experts(self._config, experts, self._ops, self._weights, prefix, shared)
 
-    def _gated_mlp(self, prefix: str, width: int, before: _Norm | None) -> GatedMlp:
-        config = self._config
-        if config.family.fused_gate_up:
-            names, outs = [f"{prefix}.gate_up_proj"], [2 * width]
-        else:
-            names, outs = [f"{prefix}.{name}_proj" for name in ("gate", "up")], [width, width]
+    def _dense_mlp(self, prefix: str, width: int, before: _Norm | None) -> DenseMlp:
+        config, ops = self._config, self._ops
+        names = [prefix + name for name in self._names.gate_up]
+        rows = 2 * width if config.family.gated else width
+        outs = [rows // len(names)] * len(names)
         gate_up = self._rows(names, outs, config.hidden_size, config.mlp_bias, before)
-        down = self._added(f"{prefix}.down_proj", width, config.mlp_bias)
-        return GatedMlp(self._ops.gated_linear(*gate_up, config.activation), down)
+        down = self._added(prefix + self._names.down, width, config.mlp_bias)
+        product = ops.gated_linear if config.family.gated else ops.activated_linear
+        return DenseMlp(product(*gate_up, config.activation), down)
 
     def _qkv(self, prefix: str, before: _Norm | None, order: Tensor | None) -> Linear:
         """Queries, keys and values as one projection, the first two rotated by halves."""
         config = self._config
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        if config.family.fused_qkv:
-            names, outs = [f"{prefix}self_attn.qkv_proj"], [query + 2 * key]
-        else:
-            names, outs = [f"{prefix}self_attn.{name}_proj" for name in "qkv"], [query, key, key]
+        names = [prefix + name for name in self._names.qkv]
+        outs = [query, key, key] if len(names) == 3 else [query + 2 * key]
         rows = self._rows(names, outs, config.hidden_size, config.qkv_bias, before)
+        if self._names.grouped:
+            weight, bias = rows
+            rows = Matrix(_ungrouped(weight, config), None if bias is None else _ungrouped(bias, config))
         for part in rows if order is not None else ():
             if part is not None and order is not None:
                 part[: query + key] = _in_order(part[: query + key], order)
@@ -135,7 +150,10 @@ class DecoderReader:
     ) -> Matrix:
         """Tensors of one projection, which also adds what the norm before it would add."""
         take = self._weights.take
-        weight = take([f"{name}.weight" for name in names], [(out, width) for out in outs])
+        if self._names.transposed:
+            weight = take([f"{name}.weight" for name in names], [(width, out) for out in outs]).T.contiguous()
+        else:
+            weight = take([f"{name}.weight" for name in names], [(out, width) for out in outs])
         bias = take([f"{name}.bias" for name in names], [(out,) for out in outs]) if has_bias else None
         if before is not None and before.bias is not None:
             added = weight.float() @ before.bias.float()
@@ -169,6 +187,12 @@ class DecoderReader:
             return None
         weight = self._norm(name, self._config.head_dim if kind == "head" else width).weight
         return weight if order is None else _in_order(weight, order)
+
+
+def _ungrouped(rows: Tensor, config: DecoderConfig) -> Tensor:
+    """Rows [(heads + 2 * key heads) * D, ...] that lie by heads of keys, put by queries, keys and values."""
+    groups = rows.view(config.num_kv_heads, -1, config.head_dim, *rows.shape[1:])
+    return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
 
 
 def _weight(norm: _Norm | None) -> Tensor | None:

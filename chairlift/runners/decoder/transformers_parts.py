@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chairlift.ops.activation import ACTIVATIONS, Activation, gated
-from chairlift.ops.base import GatedMlp, Head, Linear
+from chairlift.ops.base import DenseMlp, Head, Linear
 from chairlift.ops.contract import Ops
 
 # Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding.
@@ -72,7 +72,7 @@ class _PackedHead(nn.Module):
 class _Mlp(nn.Module):
     """A gated MLP by our products."""
 
-    def __init__(self, mlp: GatedMlp) -> None:
+    def __init__(self, mlp: DenseMlp) -> None:
         super().__init__()
         self._mlp, self.nbytes = mlp, mlp.nbytes
 
@@ -162,7 +162,7 @@ def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
             weight, bias = _side_by_side([gate, up])
             own_bias = None if down.bias is None else down.bias.detach()
             gate_up = ops.gated_linear(weight, bias, activation)
-            return _Mlp(GatedMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
+            return _Mlp(DenseMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
     return None
 
 

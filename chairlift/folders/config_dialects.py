@@ -1,0 +1,103 @@
+"""Families whose config.json has other names for what the rest calls alike: made uniform before it is read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders.layer_norms import LayerNorms
+from chairlift.folders.layer_rules import Raw
+from chairlift.folders.model_json import positive_size
+
+
+class NotNative(UnsupportedModel):
+    """A model of a family that is native, but for something that this one has."""
+
+
+def as_it_is(raw: Raw) -> Raw:
+    """The names are the common ones."""
+    return raw
+
+
+def _refuse(raw: Raw, neutral: Mapping[str, Any]) -> None:
+    """Raise NotNative if a field that changes the numbers has another value than the one that does not."""
+    for name, value in neutral.items():
+        if raw.get(name) not in (None, value):
+            raise NotNative(f"{name}={raw[name]!r} is not supported by the native kernels")
+
+
+def _named(raw: Raw, names: Mapping[str, str]) -> dict[str, Any]:
+    """The config with what it has of `names`, theirs by ours."""
+    return {**raw, **{ours: raw[theirs] for ours, theirs in names.items() if raw.get(theirs) is not None}}
+
+
+_GPT_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+_GPT_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+
+
+def gpt(raw: Raw) -> Raw:
+    """GPT-2 and GPT BigCode: the sizes have short names, and the latter has one head of keys."""
+    _refuse(raw, {"add_cross_attention": False, "scale_attn_weights": True, "multi_query": True})
+    _refuse(raw, {"scale_attn_by_inverse_layer_idx": False})
+    found = _named({**_GPT_SIZES, **raw}, _GPT_NAMES)
+    found["intermediate_size"] = raw.get("n_inner") or _four_times(found)
+    found["num_key_value_heads"] = 1 if raw["model_type"] == "gpt_bigcode" else None
+    return found
+
+
+def opt(raw: Raw) -> Raw:
+    """OPT: the first ones of its size 350m norm what a layer gives, and project embeddings."""
+    _refuse(raw, {"do_layer_norm_before": True, "_remove_final_layer_norm": False})
+    _refuse(raw, {"layer_norm_elementwise_affine": True, "word_embed_proj_dim": raw.get("hidden_size")})
+    found = _named(raw, {"intermediate_size": "ffn_dim"})
+    return {**found, "layer_norm_eps": 1e-5, "num_key_value_heads": None}
+
+
+def gpt_neox(raw: Raw) -> Raw:
+    """GPT-NeoX: which part of a head is rotated, and how fast, has older names."""
+    found = _named(raw, {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"})
+    return {**found, "num_key_value_heads": None}
+
+
+def falcon(raw: Raw) -> Raw:
+    """Falcon: heads of keys, of which the first ones have one, and whether both parts of a layer are side by side."""
+    _refuse(raw, {"alibi": False})
+    new, heads = bool(raw.get("new_decoder_architecture")), raw.get("num_attention_heads")
+    found = {"max_position_embeddings": 2048, **raw}
+    found["intermediate_size"] = raw.get("ffn_hidden_size") or _four_times(found)
+    found["num_key_value_heads"] = raw.get("num_kv_heads") if new else 1 if raw.get("multi_query", True) else heads
+    found["parallel_attn"] = new or bool(raw.get("parallel_attn", True))
+    return found
+
+
+def _four_times(raw: Raw) -> int:
+    """The width of MLPs that say none."""
+    return 4 * positive_size(raw, "hidden_size")
+
+
+def falcon_norms(raw: Raw) -> LayerNorms:
+    """Those side by side have one norm for both, or each its own."""
+    if raw.get("new_decoder_architecture") and (raw.get("num_ln_in_parallel_attn") or 2) == 2:
+        return LayerNorms("ln_attn", mlp_pre="ln_mlp")
+    return LayerNorms(mlp_pre="input_layernorm") if raw["parallel_attn"] else LayerNorms()
+
+
+def cohere(raw: Raw) -> Raw:
+    """Command R: some norm queries and keys, each head with weights of its own."""
+    _refuse(raw, {"use_qk_norm": False})
+    return raw
+
+
+def stablelm(raw: Raw) -> Raw:
+    """StableLM: the largest norm queries and keys, each head with weights of its own."""
+    _refuse(raw, {"qk_layernorm": False})
+    return raw
+
+
+def stablelm_norms(raw: Raw) -> LayerNorms:
+    """Those side by side have one norm for both."""
+    return LayerNorms(mlp_pre="input_layernorm") if raw.get("use_parallel_residual") else LayerNorms()
