@@ -1,6 +1,7 @@
 """`chairlift check`: whether and how a model would be served, and in what memory, before any weights are read."""
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.policy import POLICIES
-from chairlift.errors import ChairliftError, ConfigError
+from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
-from chairlift.folders.model_json import read_model_json
+from chairlift.folders.model_json import read_model_json, values_checked
+from chairlift.folders.packing import parse_packing
 from chairlift.folders.tensor_files import count_numbers
 from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import hub_name
@@ -146,4 +148,7 @@ def numbers_in(size: int, raw: Mapping[str, Any]) -> int:
     if isinstance(packed, dict) and packed.get("quant_method") == "mxfp4":
         # Nearly all of them: 32 in 16 bytes and a scale.
         return size * 32 // 17
+    with contextlib.suppress(UnsupportedModel), values_checked():
+        if (packing := parse_packing(raw)) is not None:
+            return size * 8 // packing.bits
     return size // _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)

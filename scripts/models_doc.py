@@ -82,7 +82,8 @@ REFUSED = {
     "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
-    "quantized folders (AWQ, GPTQ, FP8; gpt-oss's MXFP4 is read) and GGUF": _NOT_READ,
+    "quantized folders with experts (but gpt-oss's MXFP4), and of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
+    "GGUF files": "not read yet",
 }
 
 _TEXT = """# Models
@@ -97,6 +98,9 @@ All of them under all four strategies, with prefix cache, chunks and preemption;
 `quantization = "int8"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one call. All can
 embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone, in company, in
 chunks, after prefix hits and a preemption.
+
+Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
+in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders).
 
 {decoders}
 

@@ -7,9 +7,14 @@ from pathlib import Path
 from chairlift.errors import ConfigError
 from chairlift.folders.model_json import MAX_JSON_BYTES
 
+# Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
+_WORDS = (".qweight", ".weight_packed")
+
 
 def count_numbers(folder: Path) -> int | None:
-    """How many numbers all files of weights hold, where a byte has two; None if there are no such files.
+    """How many numbers all files of weights hold, where a byte has two, and a word of a packed projection eight.
+
+    None if there are no such files.
 
     Raises ConfigError for a file that is none of them.
     """
@@ -24,7 +29,7 @@ def _numbers_in(path: Path) -> int:
     try:
         tensors = json.loads(header)
         return sum(
-            math.prod(each["shape"]) * (2 if each["dtype"] == "U8" else 1)
+            math.prod(each["shape"]) * (8 if name.endswith(_WORDS) else 2 if each["dtype"] == "U8" else 1)
             for name, each in tensors.items()
             if name != "__metadata__"
         )

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.model_json import inside, read_object
+from chairlift.folders.packing import Packing
+from chairlift.runners.packed_weights import PackedWeights
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
@@ -28,7 +30,8 @@ class Weights:
     Use as a context manager. Raises UnsupportedModel naming the file or tensor at fault.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, packing: Packing | None = None) -> None:
+        """Open the files of a folder whose projections are packed so, or not at all."""
         self.dtype = dtype
         self.device = device
         self._handles: list[Any] = []
@@ -42,16 +45,25 @@ class Weights:
             self._handles.append(handle)
             self._handle_of.update(dict.fromkeys(handle.keys(), handle))
         self._unused = {name for name in self._handle_of if not name.endswith(_DERIVED)}
+        self._packed = None if packing is None else PackedWeights(packing, self._handle_of.keys(), self._get)
 
     def __enter__(self) -> "Weights":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._packed = None
         self._handle_of.clear()
         self._handles.clear()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._handle_of
+        return name in self._handle_of or self._is_packed(name)
+
+    def _is_packed(self, name: str) -> bool:
+        return self._packed is not None and self._packed.has(name)
+
+    def _get(self, name: str) -> Tensor:
+        tensor: Tensor = self._handle_of[name].get_tensor(name)
+        return tensor
 
     def take(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> Tensor:
         """Return the named tensors concatenated along their first dimension, on this reader's device.
@@ -59,12 +71,14 @@ class Weights:
         They get this reader's dtype unless another is given.
         """
         for name, shape in zip(names, shapes, strict=True):
-            self._check(name, shape)
+            if not self._is_packed(name):
+                self._check(name, shape)
         rows = sum(shape[0] for shape in shapes)
         out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            out[start : start + shape[0]].copy_(self._read(name))
+            found = self._unpack(name, shape) if self._is_packed(name) else self._read(name)
+            out[start : start + shape[0]].copy_(found)
             start += shape[0]
         return out
 
@@ -106,9 +120,20 @@ class Weights:
         if found != shape:
             raise UnsupportedModel(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(shape)}")
 
+    def _unpack(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        assert self._packed is not None
+        self._unused.difference_update(self._packed.parts_of(name))
+        # Some writers add biases that are all zero to projections that have none.
+        bias = f"{name.removesuffix('weight')}bias"
+        if bias in self._unused and not self._get(bias).any():
+            self._unused.discard(bias)
+        if len(shape) != 2:
+            raise UnsupportedModel(f"tensor {name!r} is packed, but no projection")
+        return self._packed.read(name, (shape[0], shape[1]))
+
     def _read(self, name: str) -> Tensor:
         self._unused.discard(name)
-        tensor: Tensor = self._handle_of[name].get_tensor(name)
+        tensor = self._get(name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise UnsupportedModel(
                 f"tensor {name!r} is {tensor.dtype}; float32, float16 and bfloat16 weights work, quantized ones do not"

@@ -77,7 +77,9 @@ def _tensors(folder: Path) -> list[Tensor]:
         (4000, {"dtype": "bfloat16"}, 2000),
         (4000, {"torch_dtype": "float16"}, 2000),
         (1700, {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}}, 3200),
-        (4000, {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}, 2000),
+        (4000, {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}, 8000),
+        (4000, {"dtype": "float16", "quantization_config": {"quant_method": "gptq", "bits": 8}}, 4000),
+        (4000, {"dtype": "bfloat16", "quantization_config": {"quant_method": "hqq"}}, 2000),
         (4000, {"quantization_config": "mxfp4"}, 1000),
     ],
 )

@@ -192,7 +192,7 @@ def test_defaults_of_head_dim() -> None:
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}}, ["rope_type", "full_"]),
         ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": 2}}, ["sliding_attention", "object"]),
         ({"model_type": "gemma3_text", "num_hidden_layers": 6, "rope_scaling": "linear"}, ["rope_scaling"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq", "awq"]),
         ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
         ({"model_type": "gemma2", "attn_logit_softcapping": 0}, ["attn_logit_softcapping", "above zero"]),
         ({"model_type": "gemma2", "final_logit_softcapping": "30"}, ["final_logit_softcapping", "above zero"]),

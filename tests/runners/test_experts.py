@@ -131,7 +131,7 @@ def test_packed_experts_of_another_shape_or_type_are_named(tmp_path: Path) -> No
         ("ernie4_5_moe", {"moe_norm_min": "small"}, "none of its kind"),
         ("llama", {"num_experts": 8}, "num_experts"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "experts"),
         ("mixtral", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     ],
 )

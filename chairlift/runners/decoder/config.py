@@ -18,6 +18,7 @@ from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
+from chairlift.folders.packing import Packing, parse_packing
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.rope import RopeConfig
 
@@ -31,8 +32,6 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Fields that change the numbers in ways no family here has, unless its row says so, with the value at which they change
 # nothing.
 _NEUTRAL: dict[str, Any] = {
-    "quantization_config": None,
-    "compression_config": None,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
     "query_pre_attn_scalar": None,
@@ -102,6 +101,7 @@ class DecoderConfig:
     ropes: tuple[RopeConfig, ...]
     experts: ExpertConfig | None
     extra_layers: int
+    packing: Packing | None
     dtype: str
 
     def kv_bytes_per_token(self, itemsize: int, scale: int) -> int:
@@ -207,8 +207,19 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         ropes=_ropes(raw, family, windows, max_positions, head_dim),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
+        packing=_packing(raw, family),
         dtype=_dtype(raw),
     )
+
+
+def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> Packing | None:
+    given = raw.get("quantization_config")
+    if family.quantized is not None and isinstance(given, dict) and given.get("quant_method") == family.quantized:
+        return None
+    packing = parse_packing(raw)
+    if packing is not None and (family.names.transposed or family.experts is not None):
+        raise UnsupportedModel("quantization_config is not read for families with experts, nor for GPT-2")
+    return packing
 
 
 def _family(raw: Mapping[str, Any]) -> DecoderFamily:
@@ -253,12 +264,9 @@ def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
         neutral = _NEUTRAL[name]
         value = raw.get(name)
         if value is not None and value != neutral:
-            shown = value.get("quant_method", value) if isinstance(value, dict) else value
-            if name == "quantization_config" and shown == family.quantized:
-                continue
             raise UnsupportedModel(
-                f"{name}={shown!r} is not supported; a model that leaves {name} unset works "
-                f"(families: {', '.join(FAMILIES)}, unquantized)"
+                f"{name}={value!r} is not supported; a model that leaves {name} unset works "
+                f"(families: {', '.join(FAMILIES)})"
             )
 
 

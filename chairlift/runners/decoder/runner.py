@@ -14,6 +14,7 @@ from torch import Tensor
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
+from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
@@ -70,11 +71,11 @@ class DecoderRunner:
         model_config = read_any_config(folder, config.implementation)
         max_model_len = max_length(config.max_model_len, model_config)
         device = _device(config)
-        dtype = _dtype(config, model_config.dtype)
+        dtype = _dtype(config, model_config)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
         if isinstance(model_config, DecoderConfig):
-            with Weights(folder, dtype, device) as weights:
+            with Weights(folder, dtype, device, model_config.packing) as weights:
                 self.model = Decoder(model_config, ops, weights, cache_dtype=cache_dtype)
         else:
             # Only now, since transformers takes seconds, and is not there for everybody.
@@ -319,9 +320,11 @@ def _device(config: SequenceConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _dtype(config: SequenceConfig, saved: str) -> torch.dtype:
+def _dtype(config: SequenceConfig, model: DecoderConfig | ForeignConfig) -> torch.dtype:
     if config.dtype == "auto":
-        return torch.bfloat16 if saved == "bfloat16" else torch.float32
+        # What was packed has far fewer digits than bfloat16, and float32 would take eight times its memory.
+        packed = isinstance(model, DecoderConfig) and model.packing is not None and model.dtype == "float16"
+        return torch.bfloat16 if model.dtype == "bfloat16" or packed else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 
