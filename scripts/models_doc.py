@@ -76,9 +76,18 @@ FOREIGN = {
     "nanochat": "nanochat",
     "phimoe": "Phi 3.5 with experts",
     "minimax_m2": "MiniMax M2",
+    "deepseek_v2": "DeepSeek V2 and its Lite and Coder",
+    "deepseek_v3": "DeepSeek V3 and R1, Kimi K2",
+    "minicpm3": "MiniCPM3",
+    "glm4_moe_lite": "GLM 4.7 Flash",
+    "youtu": "Youtu-LLM",
+    "longcat_flash": "LongCat Flash",
+    "hunyuan_v1_moe": "Hunyuan with experts",
+    "solar_open": "Solar Open",
+    "biogpt": "BioGPT",
 }
 REFUSED = {
-    "latent attention (DeepSeek V2 and V3, MiniCPM3)": "its small cache has no layout here yet",
+    "an attention that chooses what it looks at (DeepSeek V3.2, GLM 5)": "there is no kernel for it",
     "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
@@ -110,7 +119,9 @@ With `pip install 'chairlift[transformers]'` (or `implementation = "transformers
 modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of the
 above holds: strategies, prefix cache, chunks, preemption, int8. It costs Python for each layer and step. A model is
 checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what attention
-there is must be known; or else it is refused. These are held against transformers by tests; others may do.
+there is must be known; or else it is refused. Where keys and values are made from a latent state (DeepSeek), they
+themselves are cached, which takes many times the memory of that state. These are held against transformers by tests;
+others may do.
 
 {foreign}
 

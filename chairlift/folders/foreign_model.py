@@ -50,14 +50,22 @@ def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
     unlike = sorted(set(raw.get("layer_types") or ()) - _PLAIN_LAYERS)
     if unlike or raw.get("attention_chunk_size") is not None:
         raise UnsupportedModel(f"layers of type {unlike[0] if unlike else 'chunked_attention'!r} are not supported")
-    hidden, heads, _ = _first(raw, _HIDDEN), _first(raw, _HEADS), _first(raw, _LAYERS)
+    _first(raw, _LAYERS)
     return ForeignConfig(
         model_type=name,
         vocab_size=_first(raw, ("vocab_size",)),
-        head_dim=_first(raw, ("head_dim",)) if raw.get("head_dim") is not None else hidden // heads,
+        head_dim=_head_dim(raw),
         max_positions=_first(raw, _POSITIONS),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
+
+
+def _head_dim(raw: Mapping[str, Any]) -> int:
+    hidden, heads = _first(raw, _HIDDEN), _first(raw, _HEADS)
+    if raw.get("kv_lora_rank") is not None:
+        # Keys that are made from a latent state have a part with positions, of which `head_dim` may speak alone.
+        return _first(raw, ("qk_nope_head_dim",)) + _first(raw, ("qk_rope_head_dim",))
+    return _first(raw, ("head_dim",)) if raw.get("head_dim") is not None else hidden // heads
 
 
 def _first(raw: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -18,6 +18,8 @@ _MOST: dict[str, int] = {
     "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12,
     "head_dim": 2**14,
+    "qk_nope_head_dim": 2**14,
+    "qk_rope_head_dim": 2**14,
     "vocab_size": 2**24,
     "type_vocab_size": 2**16,
     "max_position_embeddings": 2**24,

@@ -20,7 +20,7 @@ from chairlift.runners.decoder.config import read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
-THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2"]
+THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2", "deepseek_v3"]
 
 
 @functools.cache

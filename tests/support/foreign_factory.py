@@ -13,6 +13,23 @@ _GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions
 )
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+# Keys and values out of a smaller state: of 24 and 16 numbers.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+}
 
 # name: (model_type, config fields, beside TINY where they are not complete)
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +50,15 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "nanochat": ("nanochat", TINY),
     "phimoe": ("phimoe", TINY | _LOCAL),
     "minimax_m2": ("minimax_m2", TINY | _LOCAL | {"head_dim": 16}),
+    "deepseek_v2": ("deepseek_v2", TINY | _LATENT | _ROUTED | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v3": ("deepseek_v3", TINY | _LATENT | _ROUTED),
+    "minicpm3": ("minicpm3", TINY | _LATENT),
+    "glm4_moe_lite": ("glm4_moe_lite", TINY | _LATENT | _ROUTED),
+    "youtu": ("youtu", TINY | _LATENT),
+    "longcat_flash": ("longcat_flash", TINY | _LATENT | _ROUTED | {"num_layers": 2, "head_dim": 8}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", TINY | {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]}),
+    "solar_open": ("solar_open", TINY | _ROUTED | {"head_dim": 16}),
+    "biogpt": ("biogpt", TINY),
 }  # fmt: skip
 # Those of them that are native where nothing else is asked for.
 NATIVE_TOO = {"gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
@@ -48,7 +74,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("mamba", TINY | {"state_size": 8}, "of its 2 layers 0 have"),
     "falcon_h1": ("falcon_h1", TINY | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}, "in parts"),
     "gpt_oss": ("gpt_oss", TINY | _LOCAL | {"head_dim": 16}, "s_aux"),
-    "deepseek_v3": ("deepseek_v3", TINY | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "numbers"),
     "lfm2": ("lfm2", TINY | {"layer_types": ["conv", "full_attention"]}, "'conv'"),
 }
 

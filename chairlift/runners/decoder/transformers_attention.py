@@ -101,11 +101,14 @@ def attention(
     """What transformers' layers call. Raises UnsupportedModel for whatever can't be honoured."""
     _refuse(module, attention_mask, others)
     _, num_heads, _, head_dim = query.shape
-    if value.shape[-1] != head_dim:
-        raise UnsupportedModel(f"values of {value.shape[-1]} numbers a head, keys of {head_dim}: no cache here fits")
+    size = value.shape[-1]
+    if size > head_dim:
+        raise UnsupportedModel(f"values of {size} numbers a head, keys of {head_dim}: no cache here fits")
+    # Zeros make values as long as keys, which is what a layer's cache holds.
+    value = torch.nn.functional.pad(value, (0, head_dim - size))
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     heads = HeadShape(num_heads, key.shape[1], head_dim, scale, sliding_window)
-    return _current.get().attend(module.layer_idx, query, key, value, heads), None
+    return _current.get().attend(module.layer_idx, query, key, value, heads)[..., :size], None
 
 
 def _refuse(module: Any, mask: Tensor | None, others: Mapping[str, Any]) -> None:

@@ -13,8 +13,9 @@ from chairlift.ops.activation import ACTIVATIONS, Activation, gated
 from chairlift.ops.base import DenseMlp, Head, Linear
 from chairlift.ops.contract import Ops
 
-# Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding.
-_ROUTERS = (".gate", ".router")
+# Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding. Some of these modules
+# are also asked for their weights.
+_ROUTERS = (".gate", ".router", ".router.classifier", ".gate.wg")
 _QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")
 _GATE_UP = ("gate_proj", "up_proj")
 # By how much what is tried may differ, as a share of the largest number.
