@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 _SPECIAL = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
-# name: (model_type, config). OLMoE's shape in small: one billion weights, of which a token uses 0.2.
+# name: (model_type, config). OLMoE's shape in small: 0.9 billion weights, of which a token uses 0.2.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe-1b": (
         "olmoe",
