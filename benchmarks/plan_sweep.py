@@ -1,0 +1,288 @@
+"""Whether `chairlift plan` names the best settings: python benchmarks/plan_sweep.py MODEL_DIR --out FILE
+[--traffics NAME ...]
+
+The model is measured once. For each traffic and target `chairlift plan` is run as anybody runs it, and timed. Then a
+server with each of the `grid`'s settings, and one with each plan's, meets the same traffic at shares of the rates that
+the plans promise. A setting's goodput is the most requests a second that were inside the target at any of these rates.
+Settings that at the lowest rate reach less than half of the best plan's goodput are spared the others. What is best of
+so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, and
+only these decide.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engines import SERVED_NAME
+from fidelity import at_load, front_cost, measured
+from server_process import free_port, running
+from tqdm import tqdm
+
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import Slo, inside
+from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
+from chairlift.bench.replay import PromptMaker, replay
+from chairlift.config.sequences import SequenceConfig
+from chairlift.plan.case import changed
+from chairlift.plan.machine_profile import FrontCost, MachineProfile
+from chairlift.plan.planner import as_flags
+from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.trace import TraceRequest, fitted
+from chairlift.plan.trace_files import write_trace
+from chairlift.plan.traffic import Traffic, synthetic
+
+TRAFFICS = {
+    "chat": Traffic(arrivals="poisson:10", input_length="uniform:16:384", output_length="exponential:64"),
+    "long prompts": Traffic(arrivals="poisson:10", input_length="uniform:400:1000", output_length="exponential:24"),
+    "bursts": Traffic(arrivals="gamma:10:3", input_length="lognormal:80:300", output_length="lognormal:40:120"),
+}
+# What a target is called, and milliseconds to the first token and between two.
+TARGETS = {"brisk": Slo(600.0, 50.0), "patient": Slo(2000.0, 120.0)}
+# Of the rate that a plan promises.
+SHARES = (0.9, 1.1)
+# Rates so near to each other are one.
+_NEAR = 0.06
+NAMES = (
+    Column("traffic", "traffic", "{}"),
+    Column("target", "target", "{}"),
+    Column("settings", "settings", "{}"),
+    Column("stage", "measured", "{}"),
+)
+COLUMNS = (Column("goodput", "inside the target/s", "{:.2f}"),)
+_WARM_UP = 8
+# Sequences at most that decode beside each other, to see how much the front slows steps down.
+_CROWD = 32
+
+
+class Job(NamedTuple):
+    """A server to measure: what its settings are called, and its flags."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    recording = Recording(start("plan_sweep", vars(args), args.model), args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile.json"
+        measure(args, profile)
+        for traffic in args.traffics:
+            trace = fitted(synthetic(TRAFFICS[traffic], args.trace_seconds), args.max_model_len)
+            path = Path(folder) / "trace.jsonl"
+            write_trace(path, trace)
+            plans = {target: plan_of(args, profile, path, target, recording) for target in TARGETS}
+            sweep(args, traffic, trace, plans, recording)
+    print(markdown(recording.results))
+
+
+def measure(args: argparse.Namespace, path: Path) -> None:
+    """Measure the model and the front, and save what `chairlift plan` reads."""
+    flags = _common(args)
+    model = measured(args, flags)
+    with _serving(args, ()) as target:
+        front: FrontCost = front_cost(target, args.vocab, model, _CROWD)
+    MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: model}).save(path)
+
+
+def plan_of(args: argparse.Namespace, profile: Path, trace: Path, target: str, recording: Recording) -> dict[str, Any]:
+    """The strategy that a plan chooses, with its settings and rate."""
+    slo, out = TARGETS[target], profile.with_name("plan.json")
+    command = [sys.executable, "-m", "chairlift.cli", "plan", args.model, "--profile", str(profile)]
+    command += ["--trace", str(trace), "--ttft-ms", f"{slo.ttft_ms:g}", "--itl-ms", f"{slo.tpot_ms:g}"]
+    command += [*_common(args), "--out", str(out)]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    plan = json.loads(out.read_text())["plan"]
+    chosen = next((each for each in plan["strategies"] if each["strategy"] == plan["chosen"]), None)
+    if chosen is None:
+        raise SystemExit(f"no setting keeps the target {target!r}: choose others")
+    kept = {name: chosen[name] for name in ("strategy", "settings", "rate")} | {"target": target, "seconds": seconds}
+    recording.results.setdefault("plans", []).append({**kept, "trace": trace.name})
+    return kept
+
+
+def sweep(
+    args: argparse.Namespace,
+    traffic: str,
+    trace: Sequence[TraceRequest],
+    plans: dict[str, dict[str, Any]],
+    recording: Recording,
+) -> None:
+    """Measure the plans and the whole grid once, then the plans and the best again."""
+    own = [Job(plan_name(target), tuple(as_flags(plan["settings"]))) for target, plan in plans.items()]
+    rates = merged(share * plan["rate"] for plan in plans.values() for share in SHARES)
+    jobs = [*own, *grid(args.model)]
+    reached: dict[str, dict[str, float]] = {}
+    least = dict.fromkeys(TARGETS, 0.0)
+    with tqdm(total=len(jobs) + args.rounds * (len(own) + args.best * len(TARGETS)), desc=traffic) as bar:
+        for job in jobs:
+            found = goodputs(args, job, trace, rates, least if job not in own else None, args.seconds, 1)
+            _add(recording, traffic, job, "once", 1, found)
+            reached[job.name] = {target: max(values) for target, values in found.items()}
+            if job in own:
+                for target in TARGETS:
+                    least[target] = max(least[target], 0.5 * found[target][0])
+            bar.update()
+        final = finalists(own, jobs, reached, args.best)
+        bar.total = len(jobs) + args.rounds * len(final)
+        for number in range(1, args.rounds + 1):
+            for job in final if number % 2 else final[::-1]:
+                found = goodputs(args, job, trace, rates, None, args.seconds, number + 1)
+                _add(recording, traffic, job, "again", number, found)
+                bar.update()
+
+
+def plan_name(target: str) -> str:
+    """What a plan's settings are called in the table."""
+    return f"planned for {target}"
+
+
+def merged(rates: Any) -> list[float]:
+    """Rates in order, those that are near to one left out."""
+    kept: list[float] = []
+    for rate in sorted(rates):
+        if not kept or rate > (1 + _NEAR) * kept[-1]:
+            kept.append(rate)
+    return kept
+
+
+def grid(model: str) -> list[Job]:
+    """Settings of all strategies, over 40 of them."""
+    base = SequenceConfig(model=model)
+    configs = [
+        with_strategy(base, "continuous", slots, max_num_batched_tokens=tokens)
+        for slots in (4, 8, 16, 32, 64, 128)
+        for tokens in (128, 256, 512, 2048)
+    ]
+    configs += [
+        with_strategy(base, "continuous", slots, max_num_batched_tokens=2048, target_itl_ms=itl)
+        for slots in (32, 64, 128)
+        for itl in (30.0, 60.0, 100.0)
+    ]
+    configs += [
+        with_strategy(base, "dynamic", slots, max_wait_ms=wait) for slots in (8, 16, 32) for wait in (0.0, 100.0)
+    ]
+    configs += [with_strategy(base, "static", slots) for slots in (4, 8, 16, 32)]
+    configs.append(with_strategy(base, "none", 1))
+    flags = [tuple(as_flags(changed(config))) for config in configs]
+    return [Job(" ".join(each).replace("--", "") or "defaults", each) for each in dict.fromkeys(flags)]
+
+
+def goodputs(
+    args: argparse.Namespace,
+    job: Job,
+    trace: Sequence[TraceRequest],
+    rates: Sequence[float],
+    least: dict[str, float] | None,
+    seconds: float,
+    seed: int,
+) -> dict[str, list[float]]:
+    """For each target the requests a second that were inside it, at each rate that was measured.
+
+    With `least` the first rate is the last where it brings less than that for all targets.
+    """
+    found: dict[str, list[float]] = {target: [] for target in TARGETS}
+    with _serving(args, job.flags) as target:
+        replay(target, at_load(trace, 4.0, _WARM_UP / 4.0), "completions", PromptMaker(args.vocab, 1), 60.0)
+        for rate in rates:
+            sent = at_load(trace, rate, seconds)
+            load = replay(target, sent, "completions", PromptMaker(args.vocab, seed), args.drain)
+            for name, slo in TARGETS.items():
+                found[name].append(sum(inside(each, slo) for each in load.outcomes) / seconds)
+            if least is not None and all(found[name][0] < least[name] for name in TARGETS):
+                break
+    return found
+
+
+def finalists(own: Sequence[Job], jobs: Sequence[Job], reached: dict[str, dict[str, float]], best: int) -> list[Job]:
+    """The plans, and for each target the best of the others."""
+    others = [job for job in jobs if job not in own]
+    kept = list(own)
+    for target in TARGETS:
+        ranked = sorted(others, key=lambda job: -reached[job.name][target])
+        kept += [job for job in ranked[:best] if job not in kept]
+    return kept
+
+
+def _add(recording: Recording, traffic: str, job: Job, stage: str, number: int, found: dict[str, list[float]]) -> None:
+    for target, values in found.items():
+        about = {"traffic": traffic, "target": target, "settings": job.name, "stage": stage, "round": number}
+        recording.add({**about, "goodput": max(values), "at_each_rate": values})
+
+
+def _common(args: argparse.Namespace) -> list[str]:
+    return ["--dtype", "bfloat16", "--max-model-len", str(args.max_model_len)]
+
+
+@contextmanager
+def _serving(args: argparse.Namespace, flags: Sequence[str]) -> Iterator[Target]:
+    """A server with these flags, whose tuner leaves them as they are, until the end of the block."""
+    port = free_port()
+    command = [sys.executable, "-m", "chairlift.cli", "serve", args.model, "--served-model-name", SERVED_NAME]
+    command += ["--port", str(port), "--data-dir", "", *_common(args), *flags]
+    if "--target-itl-ms" in flags:
+        command.append("--no-auto")
+    with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
+        yield Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
+
+
+def markdown(results: Results) -> str:
+    """The plans, how they stand to the best of the sweep, and all that was measured."""
+    lines = [f"{caption(results)}; {_targets()}:", "\n".join(_ratios(results)), table(results["runs"], NAMES, COLUMNS)]
+    return "\n\n".join(lines)
+
+
+def _targets() -> str:
+    return ", ".join(
+        f"{name}: first token in {slo.ttft_ms:g} ms and {slo.tpot_ms:g} ms a token" for name, slo in TARGETS.items()
+    )
+
+
+def _ratios(results: Results) -> list[str]:
+    """A line for each traffic and target: the plan's goodput over the best one's, medians of the later rounds."""
+    lines = []
+    seen: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for run in results["runs"]:
+        if run["stage"] == "again":
+            seen.setdefault((run["traffic"], run["target"]), {}).setdefault(run["settings"], []).append(run["goodput"])
+    for (traffic, target), reached in seen.items():
+        medians = {name: statistics.median(values) for name, values in reached.items()}
+        best = max(medians, key=lambda name: medians[name])
+        planned = medians[plan_name(target)]
+        share = planned / medians[best]
+        lines.append(f"- {traffic}, {target}: planned {planned:.2f}/s, {share:.2f} of the best ({best})")
+    seconds = [each["seconds"] for each in results.get("plans", [])]
+    if seconds:
+        lines.append(f"- a plan took {min(seconds):.0f} to {max(seconds):.0f} s, from a measured profile")
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a Hugging Face folder")
+    parser.add_argument("--traffics", nargs="+", choices=list(TRAFFICS), default=list(TRAFFICS))
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long requests come at each rate")
+    parser.add_argument("--drain", type=float, default=5.0)
+    parser.add_argument("--best", type=int, default=3, help="how many of the grid are measured again, for each target")
+    parser.add_argument("--rounds", type=int, default=3, help="of those that are measured again")
+    parser.add_argument("--trace-seconds", type=float, default=200.0, help="of made-up traffic that a plan sees")
+    parser.add_argument("--measure-seconds", type=float, default=40.0)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--vocab", type=int, default=2000, help="prompts use the token ids below")
+    parser.add_argument("--extra", default='{"logit_bias": {"1000": 100}}', metavar="JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

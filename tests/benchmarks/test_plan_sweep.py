@@ -1,0 +1,59 @@
+"""What benchmarks/plan_sweep.py tries, and what it makes of what it measured."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+from chairlift.config.flags import add_flags
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import plan_sweep
+
+
+def test_the_grid_has_forty_settings_of_all_strategies_that_a_server_takes() -> None:
+    jobs = plan_sweep.grid("model")
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert len({job.name for job in jobs}) == len({job.flags for job in jobs}) == len(jobs) >= 40
+    strategies = [vars(parser.parse_args(list(job.flags))).get("strategy", "continuous") for job in jobs]
+    assert set(strategies) == {"continuous", "dynamic", "static", "none"}
+
+
+def test_rates_that_are_near_are_one() -> None:
+    assert plan_sweep.merged([5.0, 4.0, 4.1, 5.6, 5.2]) == [4.0, 5.0, 5.6]
+
+
+def test_the_best_for_each_target_are_measured_again() -> None:
+    own = [plan_sweep.Job(plan_sweep.plan_name(target), ()) for target in plan_sweep.TARGETS]
+    others = [plan_sweep.Job(name, (name,)) for name in "abcd"]
+    brisk, patient = plan_sweep.TARGETS
+    reached = {job.name: {brisk: 0.0, patient: 0.0} for job in own}
+    reached |= {name: {brisk: float(place), patient: -float(place)} for place, name in enumerate("abcd")}
+    final = plan_sweep.finalists(own, [*own, *others], reached, 2)
+    assert [job.name for job in final] == [*(job.name for job in own), "d", "c", "a", "b"]
+
+
+def test_only_later_rounds_decide() -> None:
+    (target, *_) = plan_sweep.TARGETS
+    planned = plan_sweep.plan_name(target)
+    goodputs = [("once", "lucky", 9.0), ("once", planned, 1.0)]
+    goodputs += [("again", planned, each) for each in (4.0, 3.8, 4.2)]
+    goodputs += [("again", "lucky", each) for each in (5.0, 4.9, 8.0)]
+    runs = [
+        {"traffic": "chat", "target": target, "settings": name, "stage": stage, "round": 1, "goodput": goodput}
+        for stage, name, goodput in goodputs
+    ]
+    plans = [{"seconds": 31.4}, {"seconds": 60.2}]
+    assert plan_sweep._ratios({"runs": runs, "plans": plans}) == [
+        f"- chat, {target}: planned 4.00/s, 0.80 of the best (lucky)",
+        "- a plan took 31 to 60 s, from a measured profile",
+    ]
+
+
+@pytest.mark.parametrize("name", plan_sweep.TRAFFICS)
+def test_traffics_are_the_same_each_time(name: str) -> None:
+    first, second = (plan_sweep.synthetic(plan_sweep.TRAFFICS[name], 50.0) for _ in range(2))
+    assert first == second
+    assert len(first) == pytest.approx(500, rel=0.3)
