@@ -15,6 +15,8 @@ from chairlift.folders.kind import is_encoder, task_of
 from chairlift.folders.model_json import read_model_json, values_checked
 from chairlift.folders.packing import parse_packing
 from chairlift.folders.tensor_files import count_numbers
+from chairlift.gguf.gguf_file import numbers_of
+from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import refuse_revision
@@ -128,6 +130,8 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
     folder = Path(model)
     if folder.exists():
         refuse_revision(model, revision)
+        if is_gguf(folder):
+            return folder_of(folder), numbers_of(folder)
         return folder, count_numbers(folder)
     name = hub_name(model, revision)
     if name is None or name.file is not None:

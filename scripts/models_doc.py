@@ -9,6 +9,7 @@ from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
+from chairlift.gguf.architectures import ARCHITECTURES
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
 # Which models have that `model_type` in their config.json.
@@ -92,7 +93,7 @@ REFUSED = {
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
     "quantized folders with experts (but gpt-oss's MXFP4), and of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
-    "GGUF files": "not read yet",
+    "GGUF files with experts, of other architectures, or in several parts": "not read yet",
 }
 
 _TEXT = """# Models
@@ -109,7 +110,8 @@ embed, too (`kind = "encoder"`). Each is held against transformers by tests: log
 chunks, after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
-in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders).
+in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are
+**GGUF** files of {architectures} ([formats](guides/serving.md#gguf-files)).
 
 {decoders}
 
@@ -149,7 +151,11 @@ def text() -> str:
     foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in FOREIGN.items())]
     refused = [["models", "why"], *map(list, REFUSED.items())]
     return _TEXT.format(
-        decoders=layout(decoders), encoders=layout(encoders), refused=layout(refused), foreign=layout(foreign)
+        architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
+        decoders=layout(decoders),
+        encoders=layout(encoders),
+        refused=layout(refused),
+        foreign=layout(foreign),
     )
 
 

@@ -17,6 +17,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
+from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import fetched, refuse_revision
 
@@ -151,7 +152,10 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     else:
         path, hub = fetched(given, revision), given
         found = found | {"model": found["model"]._replace(value=str(path))}
-    if hub is None and folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
+    if is_gguf(path):
+        path = folder_of(path)
+        found = found | {"model": found["model"]._replace(value=str(path))}
+    elif hub is None and folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
         found = found | {"model": found["model"]._replace(value=str(path))}
     config: type[ModelConfig] = ItemConfig
     if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
@@ -175,7 +179,7 @@ def name_of(model: str) -> str:
     if not Path(model).exists() and (name := hub_name(model)):
         return name.repo.rpartition("/")[2]
     path = Path(model)
-    return path.stem if path.suffix == ".onnx" else path.resolve().name
+    return path.stem if path.suffix in (".gguf", ".onnx") else path.resolve().name
 
 
 def is_class(model: str) -> bool:

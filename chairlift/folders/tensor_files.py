@@ -7,6 +7,8 @@ from pathlib import Path
 from chairlift.errors import ConfigError
 from chairlift.folders.model_json import MAX_JSON_BYTES
 
+# The name of a GGUF file in a folder that was made for it (chairlift/gguf/side_folder.py).
+GGUF_WEIGHTS = "model.gguf"
 # Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
 _WORDS = (".qweight", ".weight_packed")
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from chairlift.errors import ConfigError, DownloadFailed
+from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.name import hub_name
 
 
@@ -14,8 +15,6 @@ def fetched(model: str, revision: str | None) -> Path:
             f"model {model!r} is no folder or file here, and no name of the Hub, as organization/model; it may also be "
             "a .onnx file, or a class as module:Class"
         )
-    if name.file is not None and name.file.endswith(".gguf"):
-        raise ConfigError(f"model {model!r} is a GGUF file, which is not served yet; name a repository of safetensors")
     # Only now: whoever names a path needs nothing of this.
     from chairlift.hub.download import Hub
 
@@ -26,11 +25,18 @@ def fetched(model: str, revision: str | None) -> Path:
 
 
 def located(model: str, revision: str | None = None) -> str:
-    """A path as it is, or that of a model of the Hub. Raises ConfigError or UnsupportedModel."""
-    if Path(model).exists():
+    """A path as it is, or that of a model of the Hub, or the folder of a GGUF file.
+
+    Raises ConfigError or UnsupportedModel.
+    """
+    path = Path(model)
+    if path.exists():
         refuse_revision(model, revision)
-        return model
-    return str(fetched(model, revision))
+    else:
+        path = fetched(model, revision)
+    if is_gguf(path):
+        return str(folder_of(path))
+    return str(path) if path != Path(model) else model
 
 
 def refuse_revision(model: str, revision: str | None) -> None:

@@ -1,6 +1,6 @@
 """Tensors of a model folder: which file holds which, checked by name and shape, copied in the dtype wanted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +11,16 @@ from torch import Tensor
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.model_json import inside, read_object
 from chairlift.folders.packing import Packing
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.runners.packed_weights import PackedWeights
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
+_CONVERT = (
+    'if you trust it, convert it: python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('FOLDER').save_pretrained('FOLDER')\""
+)
 
 
 class Matrix(NamedTuple):
@@ -25,9 +31,10 @@ class Matrix(NamedTuple):
 
 
 class Weights:
-    """The safetensors files of a folder, memory-mapped; `take` copies, so nothing of a file is held once it is closed.
+    """The safetensors files of a folder, or its GGUF file, memory-mapped.
 
-    Use as a context manager. Raises UnsupportedModel naming the file or tensor at fault.
+    `take` copies, so nothing of a file is held once it is closed. Use as a context manager. Raises UnsupportedModel
+    naming the file or tensor at fault.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, packing: Packing | None = None) -> None:
@@ -37,11 +44,7 @@ class Weights:
         self._handles: list[Any] = []
         self._handle_of: dict[str, Any] = {}
         self._unused: set[str] = set()
-        for path in _files(folder):
-            try:
-                handle: Any = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise UnsupportedModel(f"{path} cannot be read as safetensors: {error}") from error
+        for handle in _handles(folder):
             self._handles.append(handle)
             self._handle_of.update(dict.fromkeys(handle.keys(), handle))
         self._unused = {name for name in self._handle_of if not name.endswith(_DERIVED)}
@@ -141,11 +144,25 @@ class Weights:
         return tensor
 
 
+def _handles(folder: Path) -> Iterator[Any]:
+    """What reads a folder's tensors, by `keys`, `get_slice` and `get_tensor`."""
+    if (folder / GGUF_WEIGHTS).exists():
+        yield GgufTensors(folder / GGUF_WEIGHTS)
+        return
+    for path in _files(folder):
+        try:
+            yield safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise UnsupportedModel(f"{path} cannot be read as safetensors: {error}") from error
+
+
 def _files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
+        if (folder / "pytorch_model.bin").is_file():
+            raise UnsupportedModel(f"{folder} has pytorch_model.bin, which may run code when it is read; {_CONVERT}")
         raise UnsupportedModel(
             f"{folder} has neither model.safetensors nor model.safetensors.index.json; only safetensors weights work"
         )

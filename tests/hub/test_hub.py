@@ -240,7 +240,7 @@ def test_settings_and_the_library_take_names(hub: FakeHub, tmp_path: Path) -> No
     assert onnx.name == "demo"
     assert Path(onnx.config.model).read_bytes() == b"graph"
     assert Path(f"{onnx.config.model}_data").read_bytes() == b"weights"
-    with pytest.raises(ConfigError, match="GGUF file, which is not served yet"):
+    with pytest.raises(UnsupportedModel, match="is no whole GGUF file"):
         load({"model": "org/demo:demo-Q4_K_M.gguf"}, {}, tmp_path / "elsewhere", "")
     for folder in (str(demo_path()), "org/demo"):
         with pytest.raises(ConfigError, match="revision"):

@@ -1,0 +1,107 @@
+"""What GGUF files call models, their tensors and settings, and what folders of Hugging Face call the same."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OF_A_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_NORMS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of llama.cpp's architectures: the `model_type` of the same family, and what files of it do differently.
+
+    Where queries and keys are `paired`, neighbours are rotated together, so their rows are in another order. `lift` is
+    what was added to the weights of norms. `names` are those of a layer's tensors that differ, `fields` more of
+    config.json, and `keys` metadata that becomes such a field.
+    """
+
+    model_type: str
+    paired: bool = False
+    lift: float = 0.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, name: str) -> str:
+        """What a folder calls a tensor of a file; as it is, if that is not known."""
+        base, _, part = name.rpartition(".")
+        if base in _WHOLE:
+            return f"{_WHOLE[base]}.{part}"
+        found = _LAYER.fullmatch(name)
+        known = None if found is None else (_OF_A_LAYER | dict(self.names)).get(found[2])
+        return name if found is None or known is None else f"model.layers.{found[1]}.{known}.{found[3]}"
+
+
+_GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", paired=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "smollm3": Architecture("smollm3", paired=True),
+    "granite": Architecture(
+        "granite",
+        paired=True,
+        keys={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "olmo2": Architecture(
+        "olmo2",
+        names={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    ),
+    "phi3": Architecture("phi3", names={"ffn_up": "mlp.gate_up_proj"}, keys=_WINDOW),
+    "gemma": Architecture("gemma", lift=1.0, fields=_GELU),
+    "gemma2": Architecture(
+        "gemma2",
+        lift=1.0,
+        names=_GEMMA_NORMS,
+        fields=_GELU,
+        keys=_WINDOW
+        | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        lift=1.0,
+        names=_GEMMA_NORMS,
+        fields=_GELU | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
+        keys=_WINDOW,
+    ),
+}
+
+
+def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+    """The architecture that a file's metadata names. Raises UnsupportedModel."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModel(f"general.architecture {name!r} of a GGUF file is not read; these are: {known}")
+    return ARCHITECTURES[name]

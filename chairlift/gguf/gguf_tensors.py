@@ -1,0 +1,109 @@
+"""The tensors of a GGUF file under the names of a folder's, unpacked as they are read."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.architectures import Architecture, architecture_of
+from chairlift.gguf.gguf_file import GgufFile, TensorPlace
+from chairlift.gguf.model_config import FACTORS
+
+# Types that are read, by their names in ggml.
+READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+_PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
+
+
+class _Shape:
+    """What safetensors gives for a tensor that is not read yet."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+
+class GgufTensors:
+    """Reads tensors as a handle of safetensors does. Raises UnsupportedModel naming the tensor at fault."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file."""
+        self._file = file = GgufFile(path)
+        self._known: Architecture = architecture_of(file.metadata)
+        key = f"{file.metadata['general.architecture']}.attention.head_count"
+        heads = file.metadata.get(key)
+        # Of queries and of keys, in whose order rows may have to be.
+        self._heads = {_PAIRED[0]: heads, _PAIRED[1]: file.metadata.get(f"{key}_kv", heads)}
+        self._names = {self._known.name_of(name): name for name in file.tensors if name not in FACTORS}
+        if len(self._names) < sum(name not in FACTORS for name in file.tensors):
+            raise UnsupportedModel(f"{file.path.name} has a tensor under two names")
+        self._kinds, self._dequantize = _library()
+
+    def keys(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._names)
+
+    def get_slice(self, name: str) -> _Shape:
+        """What has a tensor's shape."""
+        return _Shape(self._file.tensors[self._names[name]].shape)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor as float32, or as it is if it is in 16 bits."""
+        own = self._names[name]
+        found = self._read(own, self._file.tensors[own])
+        if self._known.lift and name.endswith("norm.weight"):
+            found = found.float() - self._known.lift
+        for part, heads in self._heads.items():
+            if self._known.paired and part in name:
+                found = _unpaired(found, heads, own)
+        return found
+
+    def _read(self, name: str, place: TensorPlace) -> Tensor:
+        kind = self._kinds.get(place.kind)
+        if kind is None or kind.name not in READ:
+            said = f"type {place.kind}" if kind is None else kind.name
+            raise UnsupportedModel(f"tensor {name!r} is of {said}, which is not read; these are: {', '.join(READ)}")
+        numbers, size = self._kinds.sizes[kind]
+        width = place.shape[-1] if place.shape else 1
+        if width % numbers:
+            raise UnsupportedModel(f"tensor {name!r} has rows of {width} numbers, which {kind.name} can't have")
+        row_bytes = width // numbers * size
+        rows = math.prod(place.shape[:-1])
+        if place.offset + rows * row_bytes > len(self._file.data):
+            raise UnsupportedModel(f"tensor {name!r} lies beyond the end of {self._file.path.name}")
+        raw = np.frombuffer(self._file.data, np.uint8, rows * row_bytes, place.offset)
+        if kind.name in ("F32", "F16", "BF16"):
+            dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind.name]
+            # A copy, since nobody may write to a file's pages.
+            return torch.from_numpy(raw.copy()).view(dtype).reshape(place.shape)
+        found = self._dequantize(raw.reshape(rows, row_bytes), kind)
+        return torch.from_numpy(np.ascontiguousarray(found, np.float32)).reshape(place.shape)
+
+
+class _Kinds(dict[int, Any]):
+    """ggml's types by their numbers; `sizes` says how many numbers each packs into how many bytes."""
+
+    sizes: Any
+
+
+def _library() -> tuple[_Kinds, Any]:
+    try:
+        import gguf
+        from gguf.quants import dequantize
+    except ImportError as error:
+        raise UnsupportedModel(f"GGUF files need the package gguf: pip install 'chairlift[gguf]' ({error})") from error
+    kinds = _Kinds({kind.value: kind for kind in gguf.GGMLQuantizationType})
+    kinds.sizes = gguf.GGML_QUANT_SIZES
+    return kinds, dequantize
+
+
+def _unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:
+    """Rows of queries or keys in the order in which the halves of a head are rotated, not its neighbours."""
+    if not isinstance(heads, int) or heads < 1 or rows.shape[0] % (2 * heads):
+        raise UnsupportedModel(f"tensor {name!r} has {rows.shape[0]} rows, which are not {heads!r} heads")
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape).contiguous()

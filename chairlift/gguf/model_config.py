@@ -1,0 +1,115 @@
+"""The config.json that says what a GGUF file's metadata says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.architectures import architecture_of
+from chairlift.gguf.gguf_file import GgufFile
+
+# Keys below the architecture's name, and fields of config.json.
+_FIELDS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
+# Metadata that says of a model what nothing here computes.
+_REFUSED = ("expert_count", "attention.alibi_bias_max", "attention.clamp_kqv", "ssm.conv_kernel")
+_FLOAT32 = 0
+# Tensors that stretch rotations.
+FACTORS = _FREQUENCIES, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+# Gemma's largest, by their layers, scale their scores by what their hidden size has for a head.
+_LARGEST = {"gemma2": 46, "gemma3_text": 62}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """Return a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
+    known = architecture_of(file.metadata)
+    prefix = f"{file.metadata['general.architecture']}."
+    told = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key in _REFUSED:
+        if told.get(key):
+            raise UnsupportedModel(f"{prefix}{key} = {told[key]!r} in a GGUF file: nothing here computes that")
+    for key in _REQUIRED:
+        if key not in told:
+            raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}")
+    found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
+    for name, value in found.items():
+        if isinstance(value, list | str):
+            raise UnsupportedModel(f"{name} of {file.path.name} is {str(value)[:60]}, which is not one number")
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is None or len(embeddings.shape) != 2:
+        raise UnsupportedModel(f"tensor 'token_embd.weight' is missing in {file.path.name}")
+    heads = found["num_attention_heads"]
+    head_dim = told.get("attention.key_length") or found["hidden_size"] // max(int(heads), 1)
+    if told.get("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModel(f"{prefix}attention.value_length differs from attention.key_length")
+    return {
+        "model_type": known.model_type,
+        "architectures": ["GgufForCausalLM"],
+        "vocab_size": embeddings.shape[0],
+        "num_key_value_heads": heads,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "head_dim": head_dim,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors and known.model_type != "qwen2",
+        "torch_dtype": "float32" if embeddings.kind == _FLOAT32 else "bfloat16",
+        **known.fields,
+        **_score_scale(known.model_type, found, head_dim),
+        **found,
+        **_rotation(told, prefix, head_dim, {name: file.floats(name) for name in FACTORS if name in file.tensors}),
+    }
+
+
+def _score_scale(model_type: str, found: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    if model_type not in ("gemma2", "gemma3_text"):
+        return {}
+    is_largest = found["num_hidden_layers"] == _LARGEST[model_type]
+    return {"query_pre_attn_scalar": found["hidden_size"] // found["num_attention_heads"] if is_largest else head_dim}
+
+
+def _rotation(
+    told: Mapping[str, Any], prefix: str, head_dim: int, factors: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """How positions are scaled, and how much of a head is rotated."""
+    share: dict[str, Any] = {}
+    turned = told.get("rope.dimension_count", head_dim)
+    if turned != head_dim:
+        share = {"partial_rotary_factor": turned / head_dim}
+    kind, factor = told.get("rope.scaling.type", "none"), told.get("rope.scaling.factor", 1.0)
+    positions = told["context_length"]
+    original = told.get("rope.scaling.original_context_length", positions)
+    if _FREQUENCIES in factors:
+        # Factors for each wavelength, which were made from another rule: the same for texts of any length.
+        same = factors[_FREQUENCIES]
+        scaling: dict[str, Any] = {"short_factor": same, "long_factor": same, "attention_factor": 1.0}
+        return share | {
+            "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": positions, **scaling}
+        }
+    if _LONG in factors and _SHORT in factors:
+        scaling = {"long_factor": factors[_LONG], "short_factor": factors[_SHORT]}
+        if told.get("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = told["rope.scaling.attn_factor"]
+        return share | {
+            "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": original, **scaling}
+        }
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return share
+    if kind == "linear":
+        return share | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    if kind == "yarn":
+        return share | {
+            "rope_scaling": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        }
+    raise UnsupportedModel(f"{prefix}rope.scaling.type {kind!r} of a GGUF file is not read")
+
+
+def _longrope(original: int, scaling: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": original, **scaling}}

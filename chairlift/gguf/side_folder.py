@@ -1,0 +1,73 @@
+"""A folder for a GGUF file, with what all other models have beside their weights."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.model_config import config_of
+from chairlift.gguf.tokenizer_files import tokenizer_files
+
+# Changes with what is made of a file, so that it is made anew.
+_VERSION = 1
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this is a GGUF file, by its name."""
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def folder_of(path: Path) -> Path:
+    """Return a folder with config.json, the tokenizer's files, and a link to a GGUF file; made if it is not there yet.
+
+    Raises UnsupportedModel for what is not read, ConfigError if the folder can't be made.
+    """
+    path = path.resolve()
+    about = path.stat()
+    mark = f"{path} {about.st_size} {about.st_mtime_ns} {_VERSION}"
+    folder = _home() / f"{path.stem[:80]}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+    if not folder.is_dir():
+        files = _contents(path)
+        try:
+            _make(folder, files, path)
+        except OSError as error:
+            raise ConfigError(
+                f"model: what {path.name} has beside weights can't be kept in {folder}: {error}"
+            ) from error
+    return folder
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    if find_spec("gguf") is None:
+        raise UnsupportedModel(f"{path.name} is a GGUF file, which needs: pip install 'chairlift[gguf]'")
+    file = GgufFile(path)
+    return {"config.json": config_of(file)} | tokenizer_files(file.metadata, path.name)
+
+
+def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
+    """Write it elsewhere and move it here: who is stopped in the middle leaves nothing that looks whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    try:
+        for name, content in files.items():
+            (made / name).write_text(json.dumps(content), encoding="utf-8")
+        (made / GGUF_WEIGHTS).symlink_to(weights)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # or else another process was faster
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _home() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "chairlift" / "gguf"

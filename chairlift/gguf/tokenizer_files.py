@@ -1,0 +1,199 @@
+"""tokenizer.json and its companions, made from a GGUF file's metadata."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chairlift.errors import UnsupportedModel
+
+Json = dict[str, Any]
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_SPACE = "\u2581"
+# Which texts byte pairs are sought in, by the name of the rule. What these say is what the models' own tokenizers have.
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BY_THREE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_BY_ONE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_FIRST = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O = (
+    rf"{_FIRST}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_FIRST}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _bytes(use_regex: bool) -> Json:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> Json:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _bytes(use_regex=False)]}
+
+
+_GPT2 = _bytes(use_regex=True)
+_DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2]}
+_RULES: dict[str, Json] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _split(_BY_ONE)),
+    "tekken": _split(_TEKKEN),
+    **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O)),
+}
+# Rules of tokenizers that take a whole word for one token if it is one, before they merge anything; and of those that
+# begin with a token for the beginning unless they say otherwise.
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o", "llama4")
+_WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
+
+
+def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
+    """Return the contents of tokenizer.json, tokenizer_config.json and generation_config.json.
+
+    `name` is the file's, for errors. Raises UnsupportedModel naming the key at fault.
+    """
+    told = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    tokens, kinds = _list(told, "tokens", str, name), told.get("token_type")
+    if kinds is None:
+        kinds = [_NORMAL] * len(tokens)
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.token_type of {name} is not as long as its tokens")
+    if len(set(tokens)) < len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.tokens of {name} has a token twice")
+    model = told.get("model")
+    if model == "gpt2":
+        made = _byte_pairs(told, tokens, name)
+    elif model == "llama":
+        made = _sentence_pieces(told, tokens, kinds, name)
+    else:
+        raise UnsupportedModel(f"tokenizer.ggml.model {model!r} of {name} is not read; gpt2 and llama are")
+    begins = told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
+    bos = _token(told, "bos_token_id", tokens, name)
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added(number, token, kind == _CONTROL)
+            for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED) and token
+        ],
+        **made,
+        "post_processor": _beginning(tokens[bos], bos) if begins and bos is not None else None,
+    }
+    ends = [_token(told, f"{each}_token_id", tokens, name) for each in ("eos", "eot", "eom")]
+    config = {
+        "bos_token": None if bos is None else tokens[bos],
+        "eos_token": None if ends[0] is None else tokens[ends[0]],
+    }
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": whole,
+        "tokenizer_config.json": config,
+        "generation_config.json": {"eos_token_id": sorted({each for each in ends if each is not None})},
+    }
+
+
+def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
+    """A tokenizer that merges bytes, in words that its rule makes."""
+    rule, merges = told.get("pre"), _list(told, "merges", str, name)
+    if rule not in _RULES:
+        raise UnsupportedModel(
+            f"tokenizer.ggml.pre {rule!r} of {name} is not read, by which texts are cut into words; these are: "
+            f"{', '.join(_RULES)}"
+        )
+    pairs = [each.split(" ", 1) for each in merges]
+    if any(len(pair) < 2 for pair in pairs):
+        raise UnsupportedModel(f"tokenizer.ggml.merges of {name} has one that is no pair")
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _RULES[str(rule)],
+        "decoder": _bytes(use_regex=True) | {"add_prefix_space": True},
+        "model": _bpe(tokens, pairs, ignore_merges=rule in _WHOLE_FIRST),
+    }
+
+
+def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], name: str) -> Json:
+    """A tokenizer that merges the pair whose whole has the highest score, as SentencePiece's BPE does."""
+    scores = told.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")
+    places = {token: number for number, token in enumerate(tokens)}
+    pairs: list[tuple[float, int, int]] = []
+    for number, token in enumerate(tokens):
+        if kinds[number] == _NORMAL:
+            halves = ((places.get(token[:cut]), places.get(token[cut:])) for cut in range(1, len(token)))
+            pairs += [
+                (-scores[number], left, right) for left, right in halves if left is not None and right is not None
+            ]
+    # Of one score the pair of the earlier tokens first, which is what the order of a list of merges means.
+    pairs.sort()
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
+    begins = told.get("add_space_prefix", True)
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if begins else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": _bpe(tokens, [[tokens[left], tokens[right]] for _, left, right in pairs], unknown=unknown)
+        | {"byte_fallback": _BYTE in kinds, "fuse_unk": True},
+    }
+
+
+def _bpe(
+    tokens: Sequence[str], merges: Sequence[Sequence[str]], *, ignore_merges: bool = False, unknown: str | None = None
+) -> Json:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": ignore_merges,
+        "vocab": {token: number for number, token in enumerate(tokens)},
+        "merges": merges,
+    }
+
+
+def _added(number: int, token: str, special: bool) -> Json:
+    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": token, **sides, "special": special}
+
+
+def _beginning(token: str, number: int) -> Json:
+    """What puts a token before each text."""
+    mark, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [mark, text],
+        "pair": [mark, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+    }
+
+
+def _token(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) -> int | None:
+    number = told.get(key)
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.{key} of {name} is {number!r}, and there are {len(tokens)} tokens")
+    return number
+
+
+def _list(told: Mapping[str, Any], key: str, kind: type, name: str) -> list[Any]:
+    found = told.get(key)
+    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+        raise UnsupportedModel(f"tokenizer.ggml.{key} is missing in {name}, or is no list of texts")
+    return found

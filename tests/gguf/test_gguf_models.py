@@ -1,0 +1,196 @@
+"""GGUF files by the package's own writer: the models in them, and their numbers."""
+
+import json
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import all_logits, make_runner, prompts
+from support.gguf_files import MODELS, add, gguf_file, plain_folder
+from support.model_factory import edited_folder
+
+from chairlift import LLM, SamplingParams
+from chairlift.cli import main as cli
+from chairlift.config.settings import load
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf import side_folder
+from chairlift.gguf.gguf_tensors import READ, GgufTensors
+from chairlift.gguf.side_folder import folder_of
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_that_of_its_folder(name: str) -> None:
+    found = make_runner(folder_of(gguf_file(name)), ops="native")
+    wanted = make_runner(plain_folder(name), ops="native")
+    assert found.model.config.num_layers == wanted.model.config.num_layers
+    texts = list(prompts().values())
+    for one, other in zip(all_logits(found, texts), all_logits(wanted, texts), strict=True):
+        assert (one - other).abs().max() <= 2e-4 * other.abs().max()
+
+
+def test_it_is_served_in_the_type_that_it_has() -> None:
+    assert make_runner(folder_of(gguf_file("llama", "BF16"))).info.dtype == "bfloat16"
+    assert make_runner(folder_of(gguf_file("llama", "Q4_0"))).info.dtype == "bfloat16"
+    assert make_runner(folder_of(gguf_file("llama"))).info.dtype == "float32"
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_a_rounded_model_is_that_of_the_rounded_numbers(kind: str, tmp_path: Path) -> None:
+    """By the package's own rounding, there and back."""
+    tensors = load_file(plain_folder("qwen2") / "model.safetensors")
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2:
+            rounded = gguf.quants.quantize(tensor.numpy(), number)
+            tensors[name] = torch.from_numpy(dequantize(rounded, number).astype(np.float32))
+    folder = edited_folder(tmp_path / "plain", plain_folder("qwen2"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for dtype in ("float32", "bfloat16"):
+        found = make_runner(folder_of(gguf_file("qwen2", kind)), ops="native", dtype=dtype)
+        wanted = make_runner(folder, ops="native", dtype=dtype)
+        texts = list(prompts().values())
+        for one, other in zip(all_logits(found, texts), all_logits(wanted, texts), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_numbers_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
+    """All types, also those that it does not round to: blocks of any bytes."""
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (6, 3 * size), np.uint8)
+    if block == 1:
+        raw = rng.normal(0, 1, (6, 3)).astype(np.float16 if kind == "F16" else np.float32).view(np.uint8)
+        raw = raw[:, : 3 * size].copy()
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = GgufTensors(path)
+    assert tensors.keys() == ["model.layers.0.mlp.up_proj.weight"]
+    assert tensors.get_slice(tensors.keys()[0]).get_shape() == [6, 3 * block]
+    found = tensors.get_tensor(tensors.keys()[0]).float().numpy()
+    with np.errstate(all="ignore"):
+        assert np.array_equal(found, dequantize(raw, number).astype(np.float32), equal_nan=True)
+
+
+def test_a_library_is_given_a_file() -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompt = {"prompt_token_ids": prompts()["17"]}
+    found = []
+    for model in (gguf_file("llama"), folder_of(gguf_file("llama"))):
+        llm = LLM(str(model), kv_cache_gb=0.01)
+        found.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
+        llm.close()
+    assert found[0] == found[1]
+
+
+def test_a_server_is_given_a_file(tmp_path: Path) -> None:
+    served = load({"model": str(gguf_file("qwen3", "Q8_0"))}, {}, tmp_path, "").models[0]
+    assert served.name == "qwen3-Q8_0"
+    assert (Path(served.config.model) / GGUF_WEIGHTS).resolve() == gguf_file("qwen3", "Q8_0")
+
+
+def test_check_says_what_a_file_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(["check", str(gguf_file("gemma3", "Q8_0"))]) == 0
+    said = capsys.readouterr().out
+    assert "gemma3_text, 7 layers of 64" in said
+    assert "native kernels" in said
+
+
+def test_its_folder_is_made_once_and_anew_if_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_file("llama").read_bytes())
+    first = folder_of(path)
+    made = (first / "config.json").stat().st_mtime_ns
+    assert folder_of(path) == first
+    assert (first / "config.json").stat().st_mtime_ns == made
+    path.write_bytes(gguf_file("qwen2").read_bytes())
+    os.utime(path, ns=(1, 1))
+    assert folder_of(path) != first
+    assert json.loads((folder_of(path) / "config.json").read_text())["model_type"] == "qwen2"
+    assert not [each for each in first.parent.iterdir() if each.name.startswith(".")]
+
+
+def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="can't be kept in"):
+        folder_of(gguf_file("llama"))
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_folder, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[gguf\]'"):
+        folder_of(gguf_file("llama"))
+
+
+def test_a_pickled_folder_is_refused_with_what_converts_it(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "m", plain_folder("llama"))
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match=r"may run code .* convert it: python -c"):
+        make_runner(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("general.architecture", "mamba", "general.architecture 'mamba'"),
+        ("llama.expert_count", 8, "llama.expert_count = 8"),
+        ("llama.rope.scaling.type", "su", "rope.scaling.type 'su'"),
+        ("llama.feed_forward_length", [128, 128], "intermediate_size of"),
+        ("llama.block_count", None, "llama.block_count is missing"),
+        ("llama.attention.value_length", 8, "attention.value_length"),
+        ("tokenizer.ggml.pre", "default", "tokenizer.ggml.pre 'default'"),
+        ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model 'bert'"),
+        ("tokenizer.ggml.tokens", None, "tokenizer.ggml.tokens is missing"),
+        ("tokenizer.ggml.eos_token_id", 999, "tokenizer.ggml.eos_token_id"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_its_key(key: str, value: object, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    told = {
+        "general.architecture": "llama",
+        "llama.context_length": 64,
+        "llama.embedding_length": 32,
+        "llama.block_count": 1,
+        "llama.feed_forward_length": 64,
+        "llama.attention.head_count": 2,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 1,
+    } | {key: value}
+    writer = gguf.GGUFWriter(path, str(told.pop("general.architecture")))
+    for name, each in told.items():
+        if isinstance(each, list):
+            writer.add_array(name, each)
+        elif isinstance(each, str):
+            writer.add_string(name, each)
+        elif each is not None:
+            writer.add_uint32(name, int(str(each)))
+    add(writer, "token_embd.weight", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel) as refused:
+        folder_of(path)
+    assert said in str(refused.value)

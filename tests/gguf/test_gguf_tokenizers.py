@@ -1,0 +1,163 @@
+"""Tokenizers out of GGUF metadata cut texts as those that the metadata was made of."""
+
+import json
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.tokenizer_files import tokenizer_files
+
+TEXTS = [
+    "Hello world! It's 12345 o'clock, WE'LL see.",
+    "  two  spaces\tand\ttabs \n\n\nand lines \r\n end ",
+    "def f(x):\n    return x**2 + 3.14159 # comment",
+    "ünïcödé ǅ 漢字かな 한국어 العربية 🙂🙂 e\u0301",
+    "<|begin|>special<|end|> and <not special>",
+    "CamelCaseWords andMoreOfThem HTTPServer 1,000,000",
+    "",
+    " ",
+]
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL = ["<|begin|>", "<|end|>"]
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    found = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# As the tokenizers of GPT-2, SmolLM, Llama 3 and Qwen 2 have it in their tokenizer.json.
+RULES = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "llama-bpe": split(_LLAMA3),
+    "qwen2": split(_LLAMA3.replace("{1,3}", "")),
+}
+
+
+def trained(rule: str) -> Tokenizer:
+    found = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    found.pre_tokenizer = RULES[rule]
+    found.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    found.train_from_iterator(TEXTS * 5, trainer)
+    return found
+
+
+def metadata_of(tokenizer: Tokenizer, rule: str) -> dict[str, Any]:
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": rule,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in SPECIAL else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+
+
+def made(metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_str(json.dumps(tokenizer_files(metadata, "m.gguf")["tokenizer.json"]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_byte_pairs(rule: str) -> None:
+    wanted = trained(rule)
+    found = made(metadata_of(wanted, rule) | {"tokenizer.ggml.add_bos_token": False})
+    for text in TEXTS:
+        assert found.encode(text).ids == wanted.encode(text).ids, text
+        ids = wanted.encode(text).ids
+        for skips in (True, False):
+            assert found.decode(ids, skip_special_tokens=skips) == wanted.decode(ids, skip_special_tokens=skips)
+
+
+def sentence_pieces(prefix: bool) -> Tokenizer:
+    """As Llama 2's and Gemma's tokenizer.json: merges of characters, and bytes for what is in no token."""
+    found = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = [normalizers.Replace(" ", "\u2581")]
+    found.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), *spaces] if prefix else spaces)
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    found.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    special = ["<unk>", *SPECIAL, *(f"<0x{number:02X}>" for number in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, limit_alphabet=60, show_progress=False)
+    found.train_from_iterator(TEXTS[:4] * 5, trainer)
+    found.post_processor = processors.TemplateProcessing("<|begin|> $A", "<|begin|> $A $B", [("<|begin|>", 1)])
+    return found
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentence_pieces(prefix: bool) -> None:
+    wanted = sentence_pieces(prefix)
+    model = json.loads(wanted.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    merged = {"".join(pair): -float(number) for number, pair in enumerate(model["merges"])}
+    kinds = [2 if token == "<unk>" else 3 if token in SPECIAL else 6 if token[:3] == "<0x" else 1 for token in tokens]
+    # Bytes are no special tokens of a real tokenizer; here they were, so that they are there at all.
+    whole = json.loads(wanted.to_str())
+    whole["added_tokens"] = [each for each in whole["added_tokens"] if each["content"] in SPECIAL]
+    wanted = Tokenizer.from_str(json.dumps(whole))
+    found = made(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.scores": [merged.get(token, -1e6) for token in tokens],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.add_space_prefix": prefix,
+        }
+    )
+    for text in TEXTS:
+        assert found.encode(text).ids == wanted.encode(text).ids, text
+        assert found.decode(wanted.encode(text).ids) == wanted.decode(wanted.encode(text).ids)
+
+
+def test_what_is_beside_the_tokenizer() -> None:
+    told = metadata_of(trained("llama-bpe"), "llama-bpe") | {"tokenizer.ggml.eot_token_id": 7}
+    files = tokenizer_files(told, "m.gguf")
+    assert files["generation_config.json"] == {"eos_token_id": [1, 7]}
+    config = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": "{{ messages[0].content }}"}
+    assert files["tokenizer_config.json"] == config
+    # By its rule such a tokenizer begins with a token, if nothing else is said.
+    assert made(told).encode("a").ids[0] == 0
+    assert made(told | {"tokenizer.ggml.add_bos_token": False}).encode("a").ids[0] != 0
+    assert made(told | {"tokenizer.ggml.pre": "qwen2"}).encode("a").ids[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tokens", ["a", "a"], "a token twice"),
+        ("tokens", [1, 2], "no list of texts"),
+        ("token_type", [1], "token_type"),
+        ("merges", ["ab"], "no pair"),
+        ("pre", 7, "pre 7"),
+        ("pre", "mystery", "pre 'mystery'"),
+        ("bos_token_id", -1, "bos_token_id"),
+        ("bos_token_id", True, "bos_token_id"),
+    ],
+)
+def test_what_is_wrong_is_named(key: str, value: object, said: str) -> None:
+    told = metadata_of(trained("gpt-2"), "gpt-2")
+    told = {"tokenizer.ggml.token_type": None} | told | {f"tokenizer.ggml.{key}": value}
+    if key == "tokens":
+        told["tokenizer.ggml.token_type"] = None
+    with pytest.raises(UnsupportedModel) as refused:
+        tokenizer_files(told, "m.gguf")
+    assert said in str(refused.value)

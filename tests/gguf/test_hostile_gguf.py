@@ -1,0 +1,92 @@
+"""Corrupt, truncated and lying GGUF files: read or refused by name, in bounded time and memory."""
+
+import random
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+from support.gguf_files import gguf_file
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_tensors import GgufTensors
+from chairlift.gguf.model_config import config_of
+from chairlift.gguf.tokenizer_files import tokenizer_files
+from chairlift.runners.decoder.config import parse_config
+
+FEW, MANY = 300, 2000
+
+
+def read_whole(path: Path) -> None:
+    """All that is read of a file that is served."""
+    file = GgufFile(path)
+    parse_config(config_of(file))
+    tokenizer_files(file.metadata, path.name)
+    tensors = GgufTensors(path)
+    for name in tensors.keys():  # noqa: SIM118
+        tensors.get_tensor(name)
+
+
+def mangled(rng: random.Random, whole: bytes) -> bytes:
+    data = bytearray(whole)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return bytes(data[: rng.randrange(len(data))])
+    # Most of a file is numbers, which may be any.
+    head = min(len(data), 12_000)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(head - 8)
+        if kind == 1:
+            data[at] = rng.randrange(256)
+        elif kind == 2:
+            data[at : at + 8] = struct.pack("<Q", rng.choice([2**63, 2**64 - 1, 2**40, 2**31, 0, len(data)]))
+        else:
+            del data[at : at + rng.randint(1, 40)]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_whatever_a_file_holds_is_read_or_refused(kind: str, count: int, tmp_path: Path) -> None:
+    whole, rng, path = gguf_file("llama_llama3", kind).read_bytes(), random.Random(kind), tmp_path / "m.gguf"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = []
+    for _ in range(count):
+        path.write_bytes(mangled(rng, whole))
+        try:
+            read_whole(path)
+        except UnsupportedModel as error:
+            refused.append(str(error))
+    assert len(refused) > count / 3
+    assert not [each for each in refused if "\n" in each or len(each) > 1000]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "cannot be read"),
+        (b"GGML" + bytes(20), "does not begin with GGUF"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "tensors, more than"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "pairs of metadata, more than"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**60), "a text of"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"k", 9, 9, 1), "unknown type 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQ", 1, b"k", 9, 4, 2**60), "elements of 'k'"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcI", 1, b"t", 99), "99 dimensions"),
+    ],
+)
+def test_what_a_header_claims_is_bounded(body: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(body)
+    with pytest.raises(UnsupportedModel) as refused:
+        GgufFile(path)
+    assert said in str(refused.value)
+
+
+def test_a_tensor_beyond_the_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_file("llama", "Q8_0").read_bytes()[:-4096])
+    with pytest.raises(UnsupportedModel, match=r"tensor '.*' lies beyond the end"):
+        read_whole(path)

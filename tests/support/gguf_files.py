@@ -1,0 +1,169 @@
+"""GGUF files of small random models, by the package's own writer, its names of tensors and its rounding."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from support.model_factory import TINY, randomize, temporary_root
+
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# name: (model_type, config fields beside TINY). Sizes are multiples of 32, which blocks have.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama_biases": ("llama", {"attention_bias": True}),
+    "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 8.0},
+    ),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"sliding_window": 20}),
+    "gemma": ("gemma", _GEMMA),
+    "gemma2": (
+        "gemma2",
+        _GEMMA
+        | {
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _GEMMA | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20},
+    ),
+}
+# llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
+_PAIRED, _LIFTED = ("llama", "smollm3", "granite"), ("gemma", "gemma2", "gemma3")
+
+
+@functools.cache
+def plain_folder(name: str) -> Path:
+    """The model as a folder of Hugging Face."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = temporary_root() / f"for-gguf-{name}"
+    model_type, fields = MODELS[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **TINY | fields))
+    randomize(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def gguf_file(name: str, kind: str = "F32") -> Path:
+    """The same model in a GGUF file, its matrices in a type of ggml."""
+    path = temporary_root() / f"{name}-{kind}.gguf"
+    config = json.loads((plain_folder(name) / "config.json").read_text())
+    arch = config["model_type"].removesuffix("_text")
+    number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, arch)
+    _describe(writer, config)
+    add_words(writer, config["vocab_size"])
+    for own, tensor in load_file(plain_folder(name) / "model.safetensors").items():
+        new = names.get_name(own, try_suffixes=(".weight", ".bias"))
+        array = tensor.float()
+        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if arch in _PAIRED and part in own:
+                array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
+        if arch in _LIFTED and own.endswith("norm.weight"):
+            array = array + 1
+        add(writer, new, array.numpy(), kind if array.ndim == 2 else "F32")
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add(writer: gguf.GGUFWriter, name: str, array: NDArray[np.float32], kind: str = "F32") -> None:
+    """Add a tensor in a type that the package can round to."""
+    number = gguf.GGMLQuantizationType[kind]
+    array = np.ascontiguousarray(array, np.float32)
+    if kind in ("F32", "F16"):
+        writer.add_tensor(name, array if kind == "F32" else array.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(array, number), raw_dtype=number)
+
+
+def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    rope = config.get("rope_parameters") or _PLAIN
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    optional = {
+        "sliding_window": writer.add_sliding_window,
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+    }
+    for field, write in optional.items():
+        if config.get(field):
+            write(config[field])
+
+
+def add_words(writer: gguf.GGUFWriter, count: int) -> None:
+    """A vocabulary of all bytes, two special tokens, and words."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokens = [*sorted(ByteLevel.alphabet()), "<|begin|>", "<|end|>", "ab"]
+    tokens += [f"<{number}>" for number in range(count - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in ("<|begin|>", "<|end|>") else 1 for token in tokens])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+
+
+def _llama3_factors(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+    """By how much each wavelength is stretched (Llama 3.1), as converters write it."""
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (original / waves - low) / (high - low)
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    found = np.where(waves < original / high, 1.0, np.where(waves > original / low, rope["factor"], between))
+    return found.astype(np.float32)
