@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_file import shown
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_A_LAYER = {
@@ -103,5 +104,5 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"general.architecture {name!r} of a GGUF file is not read; these are: {known}")
+        raise UnsupportedModel(f"general.architecture {shown(name)} of a GGUF file is not read; these are: {known}")
     return ARCHITECTURES[name]

@@ -83,7 +83,7 @@ class GgufFile:
             places[name] = self._place(name)
         alignment = self.metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 2**16:
-            raise ValueError(f"{_ALIGNMENT} is {alignment!r}")
+            raise ValueError(f"{_ALIGNMENT} is {shown(alignment)}")
         begin = -(-self._at // alignment) * alignment
         self.tensors = {name: place._replace(offset=begin + place.offset) for name, place in places.items()}
 
@@ -124,7 +124,7 @@ class GgufFile:
     def _name(self) -> str:
         name = self._text()
         if len(name) > _MOST_NAME or not name.isprintable():
-            raise ValueError(f"a name of {len(name)} characters, or of others than are printed: {clip(name)!r}")
+            raise ValueError(f"a name of {len(name)} characters, or of some that can't be printed")
         return name
 
     def _text(self) -> str:
@@ -142,6 +142,11 @@ class GgufFile:
             raise ValueError(f"the file ends at byte {len(self.data)}, before what it says it holds")
         found, self._at = self.data[self._at : end], end
         return found
+
+
+def shown(value: object) -> str:
+    """What a file says, for an error: it may be anything, of any length."""
+    return clip(repr(value), 60)
 
 
 def numbers_of(path: Path) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architectures import Architecture, architecture_of
-from chairlift.gguf.gguf_file import GgufFile, TensorPlace
+from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
 from chairlift.gguf.model_config import FACTORS
 
 # Types that are read, by their names in ggml.
@@ -105,5 +105,5 @@ def _library() -> tuple[_Kinds, Any]:
 def _unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:
     """Rows of queries or keys in the order in which the halves of a head are rotated, not its neighbours."""
     if not isinstance(heads, int) or heads < 1 or rows.shape[0] % (2 * heads):
-        raise UnsupportedModel(f"tensor {name!r} has {rows.shape[0]} rows, which are not {heads!r} heads")
+        raise UnsupportedModel(f"tensor {name!r} has {rows.shape[0]} rows, which are not {shown(heads)} heads")
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape).contiguous()

@@ -5,7 +5,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architectures import architecture_of
-from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_file import GgufFile, shown
 
 # Keys below the architecture's name, and fields of config.json.
 _FIELDS = {
@@ -35,14 +35,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     told = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     for key in _REFUSED:
         if told.get(key):
-            raise UnsupportedModel(f"{prefix}{key} = {told[key]!r} in a GGUF file: nothing here computes that")
+            raise UnsupportedModel(f"{prefix}{key} = {shown(told[key])} in a GGUF file: nothing here computes that")
     for key in _REQUIRED:
         if key not in told:
             raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}")
     found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
     for name, value in found.items():
         if isinstance(value, list | str):
-            raise UnsupportedModel(f"{name} of {file.path.name} is {str(value)[:60]}, which is not one number")
+            raise UnsupportedModel(f"{name} of {file.path.name} is {shown(value)}, which is not one number")
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise UnsupportedModel(f"tensor 'token_embd.weight' is missing in {file.path.name}")
@@ -108,7 +108,7 @@ def _rotation(
         return share | {
             "rope_scaling": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         }
-    raise UnsupportedModel(f"{prefix}rope.scaling.type {kind!r} of a GGUF file is not read")
+    raise UnsupportedModel(f"{prefix}rope.scaling.type {shown(kind)} of a GGUF file is not read")
 
 
 def _longrope(original: int, scaling: dict[str, Any]) -> dict[str, Any]:

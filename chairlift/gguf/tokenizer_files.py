@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_file import shown
 
 Json = dict[str, Any]
 
@@ -71,7 +72,7 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     elif model == "llama":
         made = _sentence_pieces(told, tokens, kinds, name)
     else:
-        raise UnsupportedModel(f"tokenizer.ggml.model {model!r} of {name} is not read; gpt2 and llama are")
+        raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; gpt2 and llama are")
     begins = told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
     bos = _token(told, "bos_token_id", tokens, name)
     whole = {
@@ -104,9 +105,9 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
 def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
     """A tokenizer that merges bytes, in words that its rule makes."""
     rule, merges = told.get("pre"), _list(told, "merges", str, name)
-    if rule not in _RULES:
+    if not isinstance(rule, str) or rule not in _RULES:
         raise UnsupportedModel(
-            f"tokenizer.ggml.pre {rule!r} of {name} is not read, by which texts are cut into words; these are: "
+            f"tokenizer.ggml.pre {shown(rule)} of {name} is not read, by which texts are cut into words; these are: "
             f"{', '.join(_RULES)}"
         )
     pairs = [each.split(" ", 1) for each in merges]
@@ -114,7 +115,7 @@ def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Js
         raise UnsupportedModel(f"tokenizer.ggml.merges of {name} has one that is no pair")
     return {
         "normalizer": None,
-        "pre_tokenizer": _RULES[str(rule)],
+        "pre_tokenizer": _RULES[rule],
         "decoder": _bytes(use_regex=True) | {"add_prefix_space": True},
         "model": _bpe(tokens, pairs, ignore_merges=rule in _WHOLE_FIRST),
     }
@@ -188,7 +189,7 @@ def _token(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) 
     if number is None:
         return None
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(tokens):
-        raise UnsupportedModel(f"tokenizer.ggml.{key} of {name} is {number!r}, and there are {len(tokens)} tokens")
+        raise UnsupportedModel(f"tokenizer.ggml.{key} of {name} is {shown(number)}, and there are {len(tokens)} tokens")
     return number
 
 
