@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.latency import Slo
 from chairlift.config.flags import add_flags
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -50,6 +52,18 @@ def test_only_later_rounds_decide() -> None:
         f"- chat, {target}: planned 4.00/s, 0.80 of the best (lucky)",
         "- a plan took 31 to 60 s, from a measured profile",
     ]
+
+
+def test_a_request_is_inside_if_nearly_all_gaps_are() -> None:
+    slo = Slo(600.0, 50.0)
+    times = [10.5 + 0.04 * number for number in range(40)]
+    assert plan_sweep.kept(Outcome(10.0, 10.0, times[-1], times, 40), slo)
+    late = [*times[:20], *(moment + 0.1 for moment in times[20:])]
+    assert plan_sweep.kept(Outcome(10.0, 10.0, late[-1], late, 40), slo)  # one gap of 39
+    assert not plan_sweep.kept(Outcome(10.0, 10.0, 11.0, [10.5, 10.6, 10.62], 3), slo)  # one of two
+    assert not plan_sweep.kept(Outcome(9.0, 9.0, times[-1], times, 40), slo)
+    assert not plan_sweep.kept(Outcome(10.0, 10.0, 11.0, times, 40, error="refused"), slo)
+    assert plan_sweep.kept(Outcome(10.0, 10.0, 10.1, [10.1], 1), slo)
 
 
 @pytest.mark.parametrize("name", plan_sweep.TRAFFICS)
