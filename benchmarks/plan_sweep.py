@@ -209,7 +209,7 @@ def goodputs(
 
 
 def kept(outcome: Outcome, slo: Slo) -> bool:
-    """Whether a request was answered as a plan promises: its first token in time, and of its gaps as many as must be."""
+    """Whether a request was answered as a plan promises: the first token in time, and nearly all gaps."""
     if outcome.error is not None or ttft(outcome) * 1000 >= slo.ttft_ms:
         return False
     gaps = [1000 * (after - before) for before, after in pairwise(outcome.times)]
