@@ -1,6 +1,7 @@
 """What rounding costs in quality: python benchmarks/accuracy.py [MODEL] [--text FILE] [--out FILE]
 
-Prints a table of float32, bfloat16, and with bfloat16 activations int8 weights, alone and with an int8 KV cache.
+Prints a table of float32, bfloat16, and with bfloat16 activations int8 and int4 weights, alone and with an int8 KV
+cache.
 `perplexity` is over the text, in windows of 256 tokens; `ratio` is it over that of float32, with the standard error
 that follows from how the windows differ. `agreement` is the share of the text's tokens after which the likeliest next
 one is that of float32. `prefix` is how many tokens, of 64 that follow each of 32 beginnings greedily, come before the
@@ -34,6 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8, KV int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4, KV int8": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 
 

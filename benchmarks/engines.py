@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PEERS = Path(__file__).parent / "peers"
-BF16, INT8 = "bf16", "8 bit"
+BF16, INT8, INT4 = "bf16", "8 bit", "4 bit"
 SERVED_NAME = "bench"
 OURS, BEFORE = "Chairlift", "Chairlift before"
 
@@ -46,32 +46,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--int8", nargs="*", default=['quantization="int8"', 'kv_cache_dtype="int8"'],
                         metavar="SETTING=VALUE",
                         help="more of them for 8 bit; none leaves Chairlift's 8 bit out")  # fmt: skip
+    parser.add_argument("--int4", nargs="*", default=['quantization="int4"', 'kv_cache_dtype="int8"'],
+                        metavar="SETTING=VALUE",
+                        help="more of them for 4 bit; none leaves Chairlift's 4 bit out")  # fmt: skip
     parser.add_argument("--before", metavar="CHECKOUT",
                         help="another checkout's Chairlift, its native library built, in the same rounds")  # fmt: skip
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--openvino", metavar="PYTHON", help="the same with OpenVINO GenAI")
     parser.add_argument("--openvino-model", metavar="DIR", help="the exported model, float16, which runs as bfloat16")
     parser.add_argument("--openvino-int8", metavar="DIR", help="the exported model, int8")
+    parser.add_argument("--openvino-int4", metavar="DIR", help="the exported model, int4")
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--gguf", metavar="FILE", help="bf16")
     parser.add_argument("--gguf-int8", metavar="FILE", help="Q8_0")
+    parser.add_argument("--gguf-int4", metavar="FILE", help="Q4_0, which llama.cpp lays out anew for what multiplies")
 
 
 def chosen(args: argparse.Namespace) -> list[Engine]:
     """The engines that the options name, Chairlift first."""
     engines = [_chairlift(args.model, BF16, args.settings)]
-    if args.int8:
-        engines.append(_chairlift(args.model, INT8, [*args.settings, *args.int8]))
+    rounded = ((INT8, args.int8), (INT4, args.int4))
+    engines += [_chairlift(args.model, each, [*args.settings, *more]) for each, more in rounded if more]
     if args.before:
         engines += [_before(engine, args.before) for engine in engines]
     if args.vllm:
         engines.append(_vllm(args.vllm, args.model))
     if args.openvino:
         program = (args.openvino, str(PEERS / "openvino_engine.py"))
-        models = ((BF16, args.openvino_model), (INT8, args.openvino_int8))
+        models = ((BF16, args.openvino_model), (INT8, args.openvino_int8), (INT4, args.openvino_int4))
         engines += [Engine("OpenVINO GenAI", precision, program, model) for precision, model in models if model]
     if args.llama_server:
-        models = ((BF16, args.gguf), (INT8, args.gguf_int8))
+        models = ((BF16, args.gguf), (INT8, args.gguf_int8), (INT4, args.gguf_int4))
         engines += [_llama(args.llama_server, precision, model) for precision, model in models if model]
     return engines
 

@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=("run", "library", "vllm"), default=("run", "library", "vllm"))
-    parser.add_argument("--quantization", nargs="+", choices=("none", "int8"), default=["none"], help="Chairlift's")
+    parser.add_argument(
+        "--quantization", nargs="+", choices=("none", "int8", "int4"), default=["none"], help="Chairlift's"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("--in-library", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from roofline import WEIGHT_BYTES
 from torch.nn import functional
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
@@ -68,7 +69,8 @@ class Report:
 def bench_linear(native: Ops, reference: Ops, dtype: torch.dtype, report: Report) -> None:
     shapes = [(VOCABULARY, HIDDEN), (960, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE), (HIDDEN, HIDDEN)]
     for out, width in shapes:
-        size = out * width * (1 if native.quantization == "int8" else dtype.itemsize)
+        rounded = native.quantization != "none"
+        size = int(out * width * (WEIGHT_BYTES[native.quantization] if rounded else dtype.itemsize))
         weights = [torch.randn(out, width).to(dtype) for _ in range(max(1, COLD_BYTES // size))]
         layers = [[ops.linear(weight, None) for weight in weights] for ops in (native, reference)]
         for tokens in (1, 2, 4, 16, 128, 512):
@@ -149,7 +151,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--only", choices=names)
     parser.add_argument(
-        "--quantization", choices=["none", "int8"], default="none", help="of the native products; the reference's stay"
+        "--quantization",
+        choices=["none", "int8", "int4"],
+        default="none",
+        help="of the native products; the reference's stay",
     )
     parser.add_argument("--cache", choices=["int8"], help="dtype of the KV cache")
     parser.add_argument("--heads", type=int, nargs=2, default=(9, 3), metavar=("QUERY", "KV"))

@@ -1,11 +1,11 @@
 """The fewest seconds that this machine allows a model and a workload: python benchmarks/roofline.py MODEL WORKLOAD
 
 Measures what memory gives where as much is read as the model's weights are, and how fast products of the model's own
-shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's; `--quantization int8`: our
-own), then walks the workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time
-to read each weight once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Of
-experts it reads as many as tokens that choose at random would need, and multiplies with those that were chosen. Nothing
-else counts.
+shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's; int8 and int4: our own), then
+walks the workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time to read
+each weight once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Of experts
+it reads as many as tokens that choose at random would need, and multiplies with those that were chosen. Nothing else
+counts.
 `--measured TOK_S` prints the share of the limit that a rate reaches; benchmarks/offline.py, compare.py and serving.py
 (`--roofline MODEL`) do so for their own.
 """
@@ -30,6 +30,8 @@ from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.config import DecoderConfig, read_config
 
 ROWS = 512
+# Of a number, with what groups of 32 have besides.
+WEIGHT_BYTES: dict[Quantization, float] = {"none": 2, "int8": 1, "int4": 0.5 + 1 / 32}
 Shape = tuple[int, int]
 
 
@@ -56,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("workload", choices=workloads.NAMES)
-    parser.add_argument("--quantization", choices=["none", "int8"], default="none")
+    parser.add_argument("--quantization", choices=["none", "int8", "int4"], default="none")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--measured", type=float, metavar="TOK_S", help="a rate to compare with the limit")
     args = parser.parse_args()
@@ -76,7 +78,7 @@ class Machine:
 
     def __init__(self, config: DecoderConfig, quantization: Quantization, kv_bytes: int) -> None:
         self.config = config
-        self.weight_bytes = 1 if quantization == "int8" else 2
+        self.weight_bytes = WEIGHT_BYTES[quantization]
         self.token_bytes = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_bytes
         layers, head = weights_of(config)
         # As much as a step reads: a large cache holds a part of it from one step to the next.

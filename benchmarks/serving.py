@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     add_open_loop_options(parser)
     parser.add_argument("--roofline", metavar="MODEL_DIR", help="print the share of the machine's limit")
-    parser.add_argument("--quantization", choices=["none", "int8"], default="none", help="of --roofline")
+    parser.add_argument("--quantization", choices=["none", "int8", "int4"], default="none", help="of --roofline")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto", help="of --roofline")
     return parser
 

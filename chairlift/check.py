@@ -30,6 +30,8 @@ Rows = list[tuple[str, str]]
 
 _TASKS = {"embed": "embeds texts", "classify": "classifies texts", "rerank": "scores pairs of texts"}
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Bytes of a number, with what groups of 4 bits have besides.
+_WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 32}
 # Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
 _CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
 # Tokens of requests, to say how many there may be at once.
@@ -121,7 +123,7 @@ def _of_items(folder: Path, numbers: int | None) -> Rows:
 def _of_weights(numbers: int | None, free: int) -> Rows:
     if numbers is None:
         return [("weights", "there are no *.safetensors files"), ("free memory", gigabytes(free))]
-    memory = ", ".join(f"{gigabytes(size * numbers)} in {name}" for name, size in (("bfloat16", 2), ("int8", 1)))
+    memory = ", ".join(f"{gigabytes(round(size * numbers))} in {name}" for name, size in _WEIGHTS.items())
     return [("weights", memory), ("free memory", gigabytes(free))]
 
 

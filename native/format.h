@@ -3,19 +3,21 @@
 //   ID, NAME              what it is called here and in that table
 //   BITS                  of one weight
 //   INPUTS                inputs that lie in 4 bytes of a row, which is what one step of a product takes of it
+//   BLOCK_INPUTS, BLOCK_BYTES     a panel is a whole number of blocks: inputs and bytes of one
 //   SCALED                whether each output has a scale, and so has each row, which is then rounded to bytes
 //   COMPENSATED           whether sums start from `compensation`, for the zero point of 128 that rows have
+//   Multiplied            the format that its panels are expanded to where many rows are multiplied, or itself
 //   pack, unpack          one output's weights, to and from place `i` of a panel
 #pragma once
+#include "int4.h"
 #include "interleave.h"
-#include "quantize.h"
 
 namespace {
 
 // A panel holds steps of STEP_BYTES each: every output's weights for the inputs of 4 bytes of a row, side by side.
 template <int Bits, int Inputs> struct Panels {
     static constexpr int BITS = Bits, INPUTS = Inputs;
-    static constexpr int64_t STEP_BYTES = PANEL * Inputs * Bits / 8;
+    static constexpr int64_t STEP_BYTES = PANEL * Inputs * Bits / 8, BLOCK_INPUTS = Inputs, BLOCK_BYTES = STEP_BYTES;
 
     static int64_t steps(const Weight &weight) { return (weight.in_features + Inputs - 1) / Inputs; }
     static int64_t panel_bytes(const Weight &weight) { return steps(weight) * STEP_BYTES; }
@@ -31,6 +33,7 @@ template <int Bits, int Inputs> struct Panels {
 
 // Weights and rows as they are.
 struct Bf16Format : Panels<16, 2> {
+    using Multiplied = Bf16Format;
     static constexpr FormatId ID = FormatId::BFLOAT16;
     static constexpr const char *NAME = "bfloat16";
     static constexpr bool SCALED = false, COMPENSATED = false;
@@ -48,6 +51,7 @@ struct Bf16Format : Panels<16, 2> {
 
 // Weights as integers from -127 to 127, rows as unsigned bytes.
 struct Int8Format : Panels<8, 4> {
+    using Multiplied = Int8Format;
     static constexpr FormatId ID = FormatId::INT8;
     static constexpr const char *NAME = "int8";
     static constexpr bool SCALED = true, COMPENSATED = true;
@@ -72,6 +76,57 @@ struct Int8Format : Panels<8, 4> {
     }
 };
 
+// Weights of 4 bits, as int4.h has them, rows as unsigned bytes.
+struct Int4Format {
+    using Multiplied = Int8Format;
+    static constexpr FormatId ID = FormatId::INT4;
+    static constexpr const char *NAME = "int4";
+    static constexpr int BITS = 4, INPUTS = 4;
+    static constexpr bool SCALED = true, COMPENSATED = true;
+    static constexpr int64_t BLOCK_INPUTS = INT4_BLOCK_STEPS * INPUTS, BLOCK_BYTES = INT4_BLOCK_BYTES;
+
+    static int64_t steps(const Weight &weight) { return (weight.in_features + INPUTS - 1) / INPUTS; }
+    static int64_t panel_bytes(const Weight &weight) {
+        return (weight.in_features + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_BYTES;
+    }
+    static void expand(const char *panel, int64_t steps, char *out) { expand_int4(panel, steps, out); }
+
+    template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
+        uint8_t *to = at(weight, panel);
+        const float highest = max_abs(row, weight.in_features), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+        int32_t sum = 0;
+        for (int64_t first = 0; first < weight.in_features; first += INT4_GROUP) {
+            const int64_t left = weight.in_features - first, count = left < INT4_GROUP ? left : INT4_GROUP;
+            float units[INT4_GROUP] = {};
+            for (int64_t k = 0; k < count; k++) units[k] = widen(row[first + k]) * inverse;
+            const Int4Grid grid = choose_grid(units);
+            to[int4_grid_at(first, i)] = grid.bits();
+            for (int64_t k = 0; k < INT4_GROUP; k++) {
+                const int number = int(grid.nearest(units[k]));
+                to[int4_number_at(first + k, i)] |= uint8_t(number << (i < 16 ? 0 : 4));
+                sum += grid.factor * (number - grid.zero);
+            }
+        }
+        const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
+        const_cast<int32_t *>(weight.compensation)[panel * PANEL + i] = -128 * sum;
+    }
+
+    template <typename T> static void unpack(const Weight &weight, int64_t panel, int64_t i, T *out) {
+        const uint8_t *from = at(weight, panel);
+        const float scale = weight.scales[panel * PANEL + i];
+        for (int64_t k = 0; k < weight.in_features; k++) {
+            const auto grid = Int4Grid::of(from[int4_grid_at(k, i)]);
+            const int number = from[int4_number_at(k, i)] >> (i < 16 ? 0 : 4) & 15;
+            out[k] = narrow<T>(float(grid.factor * (number - grid.zero)) * scale);
+        }
+    }
+
+  private:
+    static uint8_t *at(const Weight &weight, int64_t panel) {
+        return static_cast<uint8_t *>(const_cast<void *>(weight.packed)) + panel * panel_bytes(weight);
+    }
+};
+
 template <typename... Each> struct FormatList {
     static constexpr int COUNT = sizeof...(Each);
     // A row of this many elements is a whole number of steps of any format.
@@ -83,7 +138,7 @@ template <typename... Each> struct FormatList {
         (void)((id == int32_t(Each::ID) && (f(Each{}), true)) || ...);
     }
 };
-using Formats = FormatList<Bf16Format, Int8Format>;
+using Formats = FormatList<Bf16Format, Int8Format, Int4Format>;
 
 // Whether rows of T are multiplied in a format: as they are where they have its size, and else rounded.
 template <typename Format, typename T>

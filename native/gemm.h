@@ -6,6 +6,8 @@
 // while the rows pass by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "microkernel.h"
@@ -79,26 +81,63 @@ inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Pane
 }
 #endif
 
-// The rows of some tiles under one panel of a weight; `next` is the panel to prefetch meanwhile, or null.
+// A panel that was expanded, of each thread its own.
+class ExpandedPanel {
+    char *bytes = nullptr;
+    int64_t size = 0;
+
+  public:
+    ExpandedPanel() = default;
+    ExpandedPanel(const ExpandedPanel &) = delete;
+    ExpandedPanel &operator=(const ExpandedPanel &) = delete;
+    ~ExpandedPanel() { std::free(bytes); }
+
+    char *reserve(int64_t wanted) {
+        if (wanted > size) {
+            std::free(bytes);
+            size = rounded_up(wanted, 4096);
+            bytes = static_cast<char *>(std::aligned_alloc(64, size));
+            if (!bytes) throw std::bad_alloc();
+        }
+        return bytes;
+    }
+};
+
+// The rows of some tiles under one panel of a weight, which is expanded if its format is; `next` is the panel to
+// prefetch meanwhile, or null.
 template <typename Format, typename AnyEpilogue>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
               const char *next, const AnyEpilogue &epilogue) {
-    constexpr int64_t STEP_BYTES = Format::STEP_BYTES;
-    const int64_t steps = Format::steps(weight);
-    Panel panel{static_cast<const char *>(weight.packed) + index * steps * STEP_BYTES,
+    using Multiplied = typename Format::Multiplied;
+    constexpr bool EXPANDS = !std::is_same_v<Format, Multiplied>;
+    constexpr int64_t STEP_BYTES = Multiplied::STEP_BYTES;
+    const int64_t steps = Format::steps(weight), panel_bytes = Format::panel_bytes(weight);
+    Panel panel{static_cast<const char *>(weight.packed) + index * panel_bytes,
                 Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
-    alignas(64) typename MicroKernel<Format>::Sum sums[TILE_ROWS * PANEL];
+    alignas(64) typename MicroKernel<Multiplied>::Sum sums[TILE_ROWS * PANEL];
+    if constexpr (EXPANDS) {
+        if (single && tiles.rows_of(some.begin) <= MicroKernel<Format>::FEW_ROWS) {
+            const int64_t first = tiles.first(some.begin), rows = tiles.rows_of(some.begin);
+            MicroKernel<Format>::run_few(x.data + first * x.row_bytes, rows, panel, sums);
+            return epilogue.apply(weight, index, first, int(rows), x, sums);
+        }
+        static thread_local ExpandedPanel expanded;
+        char *weights = expanded.reserve(steps * STEP_BYTES);
+        Format::expand(panel.weights, steps, weights);
+        panel.weights = weights;
+    }
     for (int64_t tile = some.begin; tile < some.end; tile++) {
         // A single tile reads the panel as it streams from memory; of several the first two prefetch half of the next.
         const int64_t nth = tile - some.begin;
-        const bool prefetch = next && nth < 2;
-        panel.prefetch_stride = single ? STEP_BYTES : prefetch ? STEP_BYTES / 2 : 0;
-        panel.prefetch_from = single     ? panel.weights + STEPS_AHEAD * STEP_BYTES
-                              : prefetch ? next + nth * steps * panel.prefetch_stride
-                                         : panel.weights;
+        const bool prefetch = next && nth < 2 && !(EXPANDS && single);
+        const int64_t half = panel_bytes / 2 / steps;
+        panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? half : 0;
+        panel.prefetch_from = single && !EXPANDS ? panel.weights + STEPS_AHEAD * STEP_BYTES
+                              : prefetch         ? next + nth * steps * half
+                                                 : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
-        multiply_tile<Format>(x, first, rows, panel, sums);
+        multiply_tile<Multiplied>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
     }
 }

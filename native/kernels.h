@@ -40,12 +40,12 @@ struct Batch {
 constexpr int PANEL = 32;
 
 // How packed weights lie: see format.h.
-enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1 };
+enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1, INT4 = 2 };
 
 // What a format is, for comparison with the table in chairlift/ops/formats.py.
 struct FormatInfo {
     const char *name;
-    int32_t bits, inputs, scaled, compensated;
+    int32_t bits, inputs, block_inputs, block_bytes, scaled, compensated;
     const char *path;   // the instructions that multiply it; null where these kernels do not
 };
 

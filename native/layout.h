@@ -37,6 +37,8 @@ constexpr Field LAYOUT[] = {
     FIELD(FormatInfo, name),
     FIELD(FormatInfo, bits),
     FIELD(FormatInfo, inputs),
+    FIELD(FormatInfo, block_inputs),
+    FIELD(FormatInfo, block_bytes),
     FIELD(FormatInfo, scaled),
     FIELD(FormatInfo, compensated),
     FIELD(FormatInfo, path),

@@ -153,4 +153,83 @@ template <> struct MicroKernel<Int8Format> {
 
 #endif // AMX
 
+// Few rows are multiplied without expanding the panel, where that is faster: up to FEW_ROWS.
+template <> struct MicroKernel<Int4Format> {
+    using Sum = int32_t;
+    static constexpr const char *PATH = MicroKernel<Int8Format>::PATH;
+#if defined(__AVX512VNNI__)
+    static constexpr int FEW_ROWS = 4;
+
+    static void run_few(const char *x, int64_t rows, const Panel &panel, Sum *sums) {
+        switch (rows) {
+            case 1: return few<1>(x, panel, sums);
+            case 2: return few<2>(x, panel, sums);
+            case 3: return few<3>(x, panel, sums);
+            case 4: return few<4>(x, panel, sums);
+        }
+    }
+
+  private:
+    template <int ROWS> using Sums = __m512i[ROWS][2];
+
+    // Adds the products of a group's first `count` steps. Steps of a group are unrolled, its last ones by their count.
+    template <int ROWS>
+    static inline __attribute__((always_inline)) void add_group(const char *x, int64_t first, int64_t count,
+                                                                const char *numbers, const char *bits,
+                                                                Sums<ROWS> &sum) {
+        const Int4Grids low(bits), high(bits + 16);
+        Sums<ROWS> part;
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) part[r][0] = part[r][1] = _mm512_setzero_si512();
+        for (int64_t step = 0; step < count; step++) {
+            const __m512i both = _mm512_loadu_si512(numbers + step * INT4_STEP_BYTES);
+            __builtin_prefetch(numbers + (step + 2 * 24) * INT4_STEP_BYTES);
+            const __m512i lower = _mm512_sub_epi8(int4_low(both), low.zeros);
+            const __m512i upper = _mm512_sub_epi8(int4_high(both), high.zeros);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) {
+                int32_t four;
+                std::memcpy(&four, x + word_offset<ROWS>(first + step, r), sizeof four);
+                const __m512i inputs = _mm512_set1_epi32(four);
+                part[r][0] = _mm512_dpbusd_epi32(part[r][0], inputs, lower);
+                part[r][1] = _mm512_dpbusd_epi32(part[r][1], inputs, upper);
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) {
+            sum[r][0] = _mm512_add_epi32(sum[r][0], _mm512_mullo_epi32(part[r][0], low.factors));
+            sum[r][1] = _mm512_add_epi32(sum[r][1], _mm512_mullo_epi32(part[r][1], high.factors));
+        }
+    }
+
+    template <int ROWS> static NOINLINE void few(const char *x, const Panel &panel, Sum *sums) {
+        Sums<ROWS> sum;
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++)
+            for (int half = 0; half < 2; half++) sum[r][half] = _mm512_loadu_si512(panel.compensation + 16 * half);
+        const char *block = panel.weights;
+        int64_t step = 0;
+        for (; step + INT4_GROUP_STEPS <= panel.steps; step += INT4_GROUP_STEPS) {
+            const int64_t group = step / INT4_GROUP_STEPS % INT4_GROUPS;
+            add_group<ROWS>(x, step, INT4_GROUP_STEPS, block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES,
+                            block + INT4_NUMBERS + group * PANEL, sum);
+            if (group == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
+        }
+        if (step < panel.steps) {
+            const int64_t group = step / INT4_GROUP_STEPS % INT4_GROUPS;
+            add_group<ROWS>(x, step, panel.steps - step, block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES,
+                            block + INT4_NUMBERS + group * PANEL, sum);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) {
+            std::memcpy(sums + r * PANEL, &sum[r][0], 64);
+            std::memcpy(sums + r * PANEL + 16, &sum[r][1], 64);
+        }
+    }
+#else
+    static constexpr int FEW_ROWS = 0;
+    static void run_few(const char *, int64_t, const Panel &, Sum *) {}
+#endif
+};
+
 } // namespace

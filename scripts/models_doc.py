@@ -62,7 +62,7 @@ KNOWN = {
     "mpnet": "all-mpnet, multi-qa-mpnet",
     "modernbert": "ModernBERT, gte-modernbert",
 }
-_NOT_READ = 'not read yet; `quantization = "int8"` rounds a plain folder'
+_NOT_READ = 'not read yet; `quantization = "int8"` or "int4" rounds a plain folder'
 _STATES = "no states beside the KV cache yet"
 # Through transformers, as the tests have them.
 FOREIGN = {
@@ -105,9 +105,9 @@ the two together.
 ## Models that write
 
 All of them under all four strategies, with prefix cache, chunks and preemption; in float32, bfloat16 or with
-`quantization = "int8"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one call. All can
-embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone, in company, in
-chunks, after prefix hits and a preemption.
+`quantization = "int8"` or `"int4"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one
+call. All can embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone,
+in company, in chunks, after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
 in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are
@@ -118,18 +118,18 @@ in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#qua
 ## Any other family, through transformers
 
 With `pip install 'chairlift[transformers]'` (or `implementation = "transformers"` for a native family) transformers'
-modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of the
-above holds: strategies, prefix cache, chunks, preemption, int8. It costs Python for each layer and step. A model is
-checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what attention
-there is must be known; or else it is refused. Where keys and values are made from a latent state (DeepSeek), they
-themselves are cached, which takes many times the memory of that state. These are held against transformers by tests;
-others may do.
+modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of
+the above holds: strategies, prefix cache, chunks, preemption, int8 and int4. It costs Python for each layer and step.
+A model is checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what
+attention there is must be known; or else it is refused. Where keys and values are made from a latent state (DeepSeek),
+they themselves are cached, which takes many times the memory of that state. These are held against transformers by
+tests; others may do.
 
 {foreign}
 
 ## Models that embed, classify or rerank
 
-In batches of texts of any length without padding; in float32, bfloat16 or int8.
+In batches of texts of any length without padding; in float32, bfloat16, int8 or int4.
 
 {encoders}
 

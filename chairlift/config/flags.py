@@ -38,7 +38,7 @@ HELP = {
     "expected_input_tokens": "tokens of a prompt, as you expect them: for KV memory, with the next",
     "expected_output_tokens": "tokens of an answer, as you expect them: for predictions until some were seen",
     "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
-    "quantization": "int8 halves bfloat16 weights and is some 1.6 times as fast, rounding them and what they multiply",
+    "quantization": "int8 halves bfloat16 weights, int4 halves those again; both round what they multiply to 8 bits",
     "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
     "tool_dialect": "how the model writes calls of tools; auto is what its chat template shows",

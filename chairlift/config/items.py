@@ -59,7 +59,7 @@ class ItemConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ops: Literal["auto", "native", "reference"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "int4"] = "none"
     max_model_len: int | None = None
     max_batch_size: int | None = None
     max_wait_ms: float | None = None

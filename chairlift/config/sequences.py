@@ -81,7 +81,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expected_input_tokens: int | None = None
     expected_output_tokens: int | None = None
     kv_cache_gb: float | None = None
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "int4"] = "none"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
     enable_prefix_caching: bool = True
     tool_dialect: ToolDialect = "auto"

@@ -13,7 +13,7 @@ from torch import Tensor
 KVCache = tuple[Tensor, ...]
 Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 class Linear(Protocol):

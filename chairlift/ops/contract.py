@@ -25,7 +25,8 @@ class Ops(Protocol):
     """One implementation of every operation, for one device. Activations are [T, features], contiguous, in `dtype`.
 
     With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
-    is 8-bit numbers with a scale for each token, found from its highest magnitude.
+    is 8-bit numbers with a scale for each token, found from its highest magnitude. With "int4" the weights are 4-bit
+    numbers with a factor and a zero for each 32 of them besides: `quantize_int4` in reference.py makes them.
     """
 
     name: str

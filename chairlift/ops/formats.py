@@ -14,26 +14,28 @@ _STEP_BYTES = 4
 class WeightFormat:
     """How a weight [out, in] lies packed, in panels of `PANEL` outputs.
 
-    bits: of one weight. rows: what the activations are rounded to, bfloat16 or bytes with a zero point. scaled: each
-    output has a float32 scale, and each row of bytes too. compensated: each output has an int32, its zero-point
-    compensation: what its sums start from.
+    bits: of one weight. block: inputs and bytes of what a panel is a whole number of. rows: what the activations are
+    rounded to, bfloat16 or bytes with a zero point. scaled: each output has a float32 scale, and each row of bytes too.
+    compensated: each output has an int32, its zero-point compensation: what its sums start from.
     """
 
     name: str
     id: int
     bits: int
+    block: tuple[int, int]
     rows: torch.dtype
     scaled: bool
     compensated: bool
 
     @property
     def inputs(self) -> int:
-        """Inputs of a step, to whose multiple panels are filled up."""
+        """Inputs of a step, to whose multiple rows are filled up."""
         return _STEP_BYTES // self.rows.itemsize
 
     def packed_bytes(self, panels: int, in_features: int) -> int:
-        """What the weights of so many panels take, without scales."""
-        return panels * PANEL * -(-in_features // self.inputs) * self.inputs * self.bits // 8
+        """What the weights of so many panels take, without scales of outputs."""
+        inputs, size = self.block
+        return panels * -(-in_features // inputs) * size
 
     def takes(self, dtype: torch.dtype, in_features: int) -> bool:
         """Whether it holds weights of this dtype: rows that are not rounded must be of theirs and fill their steps."""
@@ -41,7 +43,9 @@ class WeightFormat:
 
 
 _FORMATS = (
-    WeightFormat("bfloat16", 0, bits=16, rows=torch.bfloat16, scaled=False, compensated=False),
-    WeightFormat("int8", 1, bits=8, rows=torch.uint8, scaled=True, compensated=True),
+    WeightFormat("bfloat16", 0, bits=16, block=(2, 128), rows=torch.bfloat16, scaled=False, compensated=False),
+    WeightFormat("int8", 1, bits=8, block=(4, 128), rows=torch.uint8, scaled=True, compensated=True),
+    # Besides its 4 bits a weight has a 32nd part of a byte: see native/int4.h.
+    WeightFormat("int4", 2, bits=4, block=(64, 1088), rows=torch.uint8, scaled=True, compensated=True),
 )
 FORMATS = {each.name: each for each in _FORMATS}

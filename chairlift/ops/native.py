@@ -56,7 +56,7 @@ class FormatInfoStruct(ctypes.Structure):
 
     _fields_ = [
         ("name", ctypes.c_char_p),
-        *[(name, INT32) for name in ("bits", "inputs", "scaled", "compensated")],
+        *[(name, INT32) for name in ("bits", "inputs", "block_inputs", "block_bytes", "scaled", "compensated")],
         ("path", ctypes.c_char_p),
     ]
 
@@ -338,8 +338,9 @@ def check_formats(library: ctypes.CDLL) -> None:
     for each in FORMATS.values():
         found = library.chairlift_format(each.id)
         info = found.contents if found else FormatInfoStruct()
-        has = (info.name, info.bits, info.inputs, bool(info.scaled), bool(info.compensated))
-        if has != (each.name.encode(), each.bits, each.inputs, each.scaled, each.compensated):
+        block = info.block_inputs, info.block_bytes
+        has = (info.name, info.bits, info.inputs, block, bool(info.scaled), bool(info.compensated))
+        if has != (each.name.encode(), each.bits, each.inputs, each.block, each.scaled, each.compensated):
             raise StaleLibrary(f"weight format {each.name} is another one in the native library; {_REBUILD}")
 
 

@@ -15,7 +15,7 @@ import compare_serving
 import comparison
 import engines
 import serving
-from engines import BEFORE, BF16, INT8, Engine
+from engines import BEFORE, BF16, INT4, INT8, Engine
 from server_process import free_port, running
 
 from chairlift.bench.latency import COLUMNS, QUANTILES
@@ -145,15 +145,18 @@ def test_a_program_that_ends_early_is_a_failure() -> None:
 
 def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "m --out x --vllm v/bin/python --openvino o --openvino-int8 oi --llama-server l --gguf g --gguf-int8 gi"
+    command += " --gguf-int4 g4"
     monkeypatch.setattr(sys, "argv", ["compare.py", *command.split()])
     found = engines.chosen(compare._parser().parse_args())
     assert [(engine.name, engine.precision) for engine in found] == [
         ("Chairlift", BF16),
         ("Chairlift", INT8),
+        ("Chairlift", INT4),
         ("vLLM", BF16),
         ("OpenVINO GenAI", INT8),
         ("llama.cpp", BF16),
         ("llama.cpp", INT8),
+        ("llama.cpp", INT4),
     ]
     assert found[1].offline(["single", "varied"], 2)[2:] == [
         "m",
@@ -166,8 +169,9 @@ def test_engines_follow_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert {"--quantization", "--kv-cache-dtype", "int8", "--no-enable-prefix-caching"} <= set(found[1].server)
     assert "--roofline" not in found[1].server
-    assert found[2].env["HF_HUB_OFFLINE"] == "1"
-    assert not found[3].server
+    assert 'quantization="int4"' in found[2].settings
+    assert found[3].env["HF_HUB_OFFLINE"] == "1"
+    assert not found[4].server
 
 
 @pytest.mark.processes

@@ -128,7 +128,7 @@ def test_an_open_loop_ends_when_it_is_given_up(fake: FakeServer) -> None:
 def test_a_search_gives_a_rate_up_once_too_many_have_missed_the_target(fake: FakeServer) -> None:
     fake.status = "500 Internal Server Error"
     args = argparse.Namespace(seconds=1000.0, drain=1000.0, vocab=100, seed=0)
-    row = serving.at_rate(fake.target(), 0.05, args, Slo(), needed=99)
+    row = serving.at_rate(fake.target(), 1.0, args, Slo(), needed=99.9)
     assert (row["given_up"], row["inside_percent"]) == (True, 0)
 
 

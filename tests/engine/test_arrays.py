@@ -107,7 +107,7 @@ def test_encodings_keep_their_type() -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (object(), "builtins.object can't be sent"),
+        pytest.param(object(), "builtins.object can't be sent", id="an object"),
         ({"x": {1j}}, "complex can't be sent"),
         (np.zeros(2, dtype=[("a", "f4")]), "can't be sent"),
     ],

@@ -74,12 +74,13 @@ def test_a_library_without_a_function_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "changed",
     [
-        WeightFormat("int8", 1, 4, torch.uint8, scaled=True, compensated=True),
-        WeightFormat("int8", 0, 8, torch.uint8, scaled=True, compensated=True),
-        WeightFormat("int8", 1, 8, torch.uint8, scaled=True, compensated=False),
-        WeightFormat("int8", len(FORMATS), 8, torch.uint8, scaled=True, compensated=True),
+        WeightFormat("int8", 1, 4, (4, 128), torch.uint8, scaled=True, compensated=True),
+        WeightFormat("int8", 0, 8, (4, 128), torch.uint8, scaled=True, compensated=True),
+        WeightFormat("int8", 1, 8, (4, 128), torch.uint8, scaled=True, compensated=False),
+        WeightFormat("int8", 1, 8, (4, 64), torch.uint8, scaled=True, compensated=True),
+        WeightFormat("int8", len(FORMATS), 8, (4, 128), torch.uint8, scaled=True, compensated=True),
     ],
-    ids=["bits", "id", "compensated", "unknown"],
+    ids=["bits", "id", "compensated", "block", "unknown"],
 )
 def test_a_format_that_differs_is_noticed(changed: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "int8", changed)

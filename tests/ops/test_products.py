@@ -1,4 +1,4 @@
-"""Products with packed weights, bfloat16 and int8, against the reference, on every set of native kernels.
+"""Products with packed weights, bfloat16, int8 and int4, against the reference, on every set of native kernels.
 
 How int8 rounds a number halfway between two steps is open: a fused multiply-add sees more digits of x * (127 / highest)
 than the rounded product that torch makes, and in bfloat16 such numbers are not rare. So what the kernels rounded to is
@@ -19,7 +19,7 @@ from chairlift.ops.cpu import CpuOps, OneDnnLinear, product_rows
 from chairlift.ops.formats import FORMATS
 from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
-from chairlift.ops.reference import ReferenceOps, quantize
+from chairlift.ops.reference import ReferenceOps, quantize, quantize_int4
 
 # (outs, ins): whole panels and not, inputs that fill their last step of four and not.
 SHAPES = [(32, 64), (33, 30), (96, 130), (250, 34), (7, 4), (64, 577), (100, 3)]
@@ -29,6 +29,8 @@ KINDS: list[Kind] = [
     (torch.bfloat16, "none"),
     (torch.bfloat16, "int8"),
     (torch.float32, "int8"),
+    (torch.bfloat16, "int4"),
+    (torch.float32, "int4"),
 ]
 
 
@@ -46,7 +48,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32"])
+@pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32", "int4-bfloat16", "int4-float32"])
 def kind(request: pytest.FixtureRequest, isa: str) -> Kind:
     if request.param[1] == "none" and product_path(load_library()[0], FORMATS["bfloat16"]) is None:
         pytest.skip(f"{isa} leaves bfloat16 products to oneDNN")
@@ -73,16 +75,30 @@ def make(
 
 
 def steps_of_rows(kind: Kind, x: Tensor) -> Tensor:
-    """The whole numbers [T, in] that the kernels round rows to."""
+    """The whole numbers [T, in] that the kernels round rows to, whatever the weights: as those of 8 bits show them."""
     identity = torch.eye(x.shape[1], dtype=kind[0])
     unit = x.float().abs().amax(-1, keepdim=True) / 127
-    return nearest(x, (CpuOps(*kind).head(identity).logits(x) / unit).nan_to_num(0))
+    return nearest(x, (CpuOps(kind[0], "int8").head(identity).logits(x) / unit).nan_to_num(0))
 
 
 def steps_of_weight(kind: Kind, weight: Tensor) -> Tensor:
     """The whole numbers [out, in] that the kernels round a weight to."""
     rows = CpuOps(*kind).head(weight).embed(torch.arange(len(weight)))
-    return nearest(weight, (rows.float() * 127 / weight.float().abs().amax(-1, keepdim=True)).nan_to_num(0))
+    steps = (rows.float() * 127 / weight.float().abs().amax(-1, keepdim=True)).nan_to_num(0)
+    return nearest(weight, steps) if kind[1] == "int8" else on_good_grids(weight, steps)
+
+
+def on_good_grids(exact: Tensor, found: Tensor) -> Tensor:
+    """Steps `found`, once it is clear that as few of each group are told apart as 4 bits can, and as well."""
+    steps, (wanted, scales) = found.double().round(), quantize_int4(exact)
+    for group in steps.split(32, dim=-1):
+        assert all(len(row.unique()) <= 16 for row in group)
+    assert steps.abs().max() <= 128
+    errors = [(each.double() * scales - exact.double()).square().sum() for each in (steps, wanted)]
+    assert errors[0] <= 1.0001 * errors[1]
+    # Of bfloat16 weights some grids are as good as others.
+    assert (steps != wanted).double().mean() < 0.01
+    return steps
 
 
 def nearest(exact: Tensor, found: Tensor) -> Tensor:
@@ -98,7 +114,7 @@ def nearest(exact: Tensor, found: Tensor) -> Tensor:
 
 def expected_sums(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x * weight^T + bias in float64, and how far a float32 result may be from it."""
-    if kind[1] == "int8":
+    if kind[1] != "none":
         units = [value.double().abs().amax(-1, keepdim=True) / 127 for value in (x, weight)]
         sums = steps_of_rows(kind, x) @ steps_of_weight(kind, weight).T * units[0] * units[1].T
         most = 1e-6 * sums.abs()
@@ -320,10 +336,11 @@ def test_nothing_to_do_is_no_error(kind: Kind) -> None:
     assert packed.embed(torch.empty(0, dtype=torch.int64)).shape == (0, 130)
 
 
-def test_int8_takes_a_byte_a_weight(kind: Kind) -> None:
+def test_a_weight_takes_as_many_bits_as_its_format_says(kind: Kind) -> None:
     packed, weight, _ = make(kind, 1024, 512)
-    each = 1 if kind[1] == "int8" else 2
-    assert each * weight.numel() <= packed.nbytes <= 1.02 * each * weight.numel()
+    # One of 4 bits has a 32nd part of a byte besides.
+    each = {"none": 2, "int8": 1, "int4": 0.5 + 1 / 32}[kind[1]]
+    assert 0 <= packed.nbytes - each * weight.numel() <= 8 * 1024
 
 
 @needs_native
@@ -338,6 +355,27 @@ def test_rounding_is_to_the_nearest_of_255_steps(ops: ReferenceOps | CpuOps) -> 
     assert (error <= most + 130 * steps[0] * steps[1].T / 4).all()
     # Errors of unlike sign cancel: the usual one is far smaller.
     assert 0 < error.mean() < 0.1
+
+
+def test_grids_of_4_bits_have_the_least_squares_of_those_around() -> None:
+    """No factor and zero near the middle one fit a group better, and the whole is nearer than without zeros."""
+    weight = random(24, 320) * random(24, 1, seed=1).exp()
+    steps, scales = quantize_int4(weight)
+    groups, units = steps.float().view(24, 10, 32), (weight / scales).view(24, 10, 32)
+    errors = (groups - units).square().sum(-1)
+    for row, group in ((0, 0), (5, 3), (23, 9)):
+        x = units[row, group]
+        tried = []
+        for factor in range(1, 17):
+            for zero in range(16):
+                if factor * zero <= 128 and factor * (15 - zero) <= 127:
+                    made = (((x / factor).round() + zero).clamp(0, 15) - zero) * factor
+                    tried.append((made - x).square().sum())
+        assert errors[row, group] <= 1.05 * min(tried)
+    halves = weight.view(24, 10, 32)
+    eighth = halves.abs().amax(-1, keepdim=True) / 8
+    symmetric = (halves / eighth).round().clamp(-8, 7) * eighth
+    assert (errors.sum(-1) * scales[:, 0] ** 2).sum() < 0.95 * (symmetric - halves).square().sum()
 
 
 def test_left_to_onednn_products_come_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

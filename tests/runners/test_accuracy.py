@@ -81,3 +81,13 @@ def test_perplexity_and_choices_stay(
     assert least < rounded.agreement(exact) <= 1
     assert rounded.perplexity != exact.perplexity
     assert rounded.prefix(exact) > shortest
+
+
+def test_4_bits_say_nearly_the_same(accuracy: ModuleType, windows: list[list[int]], exact: Any, title: str) -> None:
+    """What it knows it says within 3% of the perplexity; what it does not it is less sure of, and so less wrong."""
+    worst, best, least = {"chats": (1.03, 0.97, 0.95), "prose": (1.03, 0.8, 0.75)}[title]
+    rounded = accuracy.measure(demo_path(), windows, **accuracy.VARIANTS["int4"])
+    ratio, error = rounded.ratio(exact)
+    assert best < ratio < worst
+    assert 0 < error < 0.02
+    assert rounded.agreement(exact) > least

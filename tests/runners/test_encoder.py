@@ -16,7 +16,7 @@ from chairlift.runners.encoder.runner import EncoderRunner, texts_of
 from chairlift.runners.items import Encoding
 
 OPS = ["reference", pytest.param("native", marks=needs_native)]
-NEAR = {"bfloat16": 0.999, "int8": 0.99}
+NEAR = {"bfloat16": 0.999, "int8": 0.99, "int4": 0.94}
 
 
 @functools.cache
@@ -52,14 +52,16 @@ def test_states_equal_transformers(variant: str, ops: str) -> None:
         assert np.abs(one - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int8"), ("bfloat16", "int4")]
+)
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rounded_states_are_near_those_of_transformers(variant: str, ops: str, dtype: str, quantization: str) -> None:
     folder, texts = encoder_folder(variant), encodings(has_types(variant))
     found = states(runner_of(folder, ops=ops, dtype=dtype, quantization=quantization), texts)
     alike = cosine(np.concatenate(found), np.concatenate(expected_states(folder, texts)))
-    near = NEAR["int8" if quantization == "int8" else "bfloat16"]
+    near = NEAR["bfloat16" if quantization == "none" else quantization]
     assert alike.mean() > near
     assert 1 - alike.min() < 5 * (1 - near)
     # Were the setting ignored, it would be equal.
@@ -83,7 +85,7 @@ def test_logits_equal_transformers(variant: str, labels: int, ops: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("labels", [0, 2])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert", "modernbert_biases", *DECODERS])
 def test_a_result_is_the_same_alone_and_in_any_batch(variant: str, quantization: str, labels: int) -> None:
     """In company, in another order, and when threads share each text instead of taking some each.

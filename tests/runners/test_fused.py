@@ -37,10 +37,11 @@ KINDS: list[tuple[str, dict[str, str], float]] = [
     ("bfloat16", {}, 0.02),
     ("bfloat16", {"quantization": "int8"}, 0.06),
     ("float32", {"quantization": "int8"}, EXACT),
+    ("float32", {"quantization": "int4"}, EXACT),
     ("float32", {"quantization": "int8", "kv_cache_dtype": "int8"}, EXACT),
     ("bfloat16", {"kv_cache_dtype": "int8"}, 0.02),
 ]
-IDS = ["bfloat16", "int8-bfloat16", "int8-float32", "int8-float32-int8kv", "bfloat16-int8kv"]
+IDS = ["bfloat16", "int8-bfloat16", "int8-float32", "int4-float32", "int8-float32-int8kv", "bfloat16-int8kv"]
 
 
 @pytest.fixture(autouse=True)

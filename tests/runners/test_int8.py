@@ -164,4 +164,4 @@ def test_the_library_takes_it_and_refuses_what_is_none() -> None:
     assert answer[0].outputs[0].text.startswith("The capital of France is Paris")
     llm.close()
     with pytest.raises(ConfigError, match="quantization"):
-        LLM(demo_path(), quantization="int4", **settings)
+        LLM(demo_path(), quantization="int5", **settings)

@@ -1,0 +1,112 @@
+"""`quantization="int4"` from end to end: what the rounded weights say, and the same text however the work is cut."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.model_factory import model_folder, reference_model
+from support.native_isa import ISAS, kernels_of, needs_native
+from transformers import AutoModelForCausalLM
+
+from chairlift.core.sequences.request import SamplingParams
+from chairlift.demo import demo_path
+from chairlift.llm import LLM
+from chairlift.ops.reference import quantize_int4
+from chairlift.runners.decoder.runner import DecoderRunner
+
+COUNT = 32
+
+
+@functools.cache
+def runner_of(variant: str, ops: str, dtype: str = "float32", kv: str = "auto") -> DecoderRunner:
+    return make_runner(model_folder(variant), ops=ops, dtype=dtype, quantization="int4", kv_cache_dtype=kv)
+
+
+def likeness(found: list[torch.Tensor], expected: list[torch.Tensor]) -> torch.Tensor:
+    pairs = zip(found, expected, strict=True)
+    return torch.cat([torch.cosine_similarity(one.float(), other.float(), dim=-1) for one, other in pairs])
+
+
+def rounded_folder(variant: str, dtype: torch.dtype, to: Path) -> Path:
+    """The folder with the numbers that 4 bits make of weights of this type; an embedding of its own stays."""
+    for file in model_folder(variant).iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(to / "model.safetensors")
+    tied = "lm_head.weight" not in tensors
+    for name, weight in tensors.items():
+        if weight.ndim == 2 and (tied or "embed" not in name):
+            steps, scales = quantize_int4(weight.to(dtype))
+            tensors[name] = steps * scales
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["llama", "llama_tied", "qwen3_window", "granite"])
+def test_logits_are_those_of_the_rounded_weights(variant: str, dtype: str, ops: str, tmp_path: Path) -> None:
+    """By transformers in float32: what activations of 8 bits add is little beside what 4 bits took."""
+    folder = rounded_folder(variant, getattr(torch, dtype), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        exact = [model(torch.tensor([prompt])).logits[0] for prompt in prompts().values()]
+        unrounded = [reference_model(variant)(torch.tensor([prompt])).logits[0] for prompt in prompts().values()]
+    found = all_logits(runner_of(variant, ops, dtype), list(prompts().values()))
+    assert likeness(found, exact).mean() > 0.999
+    assert likeness(found, unrounded).mean() < likeness(found, exact).mean() - 1e-3
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize(("variant", "kv"), [("llama_tied", "auto"), ("qwen3_window", "int8"), ("qwen2_moe", "auto")])
+def test_text_is_the_same_however_it_is_made(variant: str, kv: str, ops: str) -> None:
+    """Alone, in company, in chunks, after a prefix hit and after preemptions."""
+    harness = Harness(runner_of(variant, ops, "float32", kv))
+    alone = {request.id: harness.generate([request], COUNT)[request.id] for request in requests()}
+    assert harness.generate(requests(), COUNT) == alone
+    assert harness.generate(requests(), COUNT, chunk=7) == alone
+
+    harness.add(make_request("first", prompts()["300"]))
+    harness.step()
+    cached = 299 // harness.block_size * harness.block_size
+    harness.add(make_request("300", prompts()["300"]), cached, harness.tables["first"][: cached // harness.block_size])
+    harness.add(make_request("17", prompts()["17"]))
+    for _ in range(3):
+        harness.step()
+    harness.preempt("17")
+    assert harness.finish(["300", "17"], COUNT) == {name: alone[name] for name in ("300", "17")}
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_says_the_same(isa: str) -> None:
+    expected = all_logits(runner_of("qwen3", "reference"), list(prompts().values()))
+    with kernels_of(isa):
+        runner = make_runner(model_folder("qwen3"), ops="native", dtype="float32", quantization="int4")
+        found = all_logits(runner, list(prompts().values()))
+        assert runner.model.fused is not None
+        path = {"avx512": "avx2", "avx512bf16": "avx512vnni"}.get(isa, isa)
+        assert runner.info.ops == f"native-{isa}, int4 by {path}"
+    alike = likeness(found, expected)
+    assert alike.mean() > 0.9995
+    assert alike.min() > 0.997
+
+
+@needs_native
+def test_weights_take_a_little_more_than_half_a_byte_each() -> None:
+    whole = make_runner(model_folder("llama_tied"), ops="reference").info.weight_bytes
+    rounded = runner_of("llama_tied", "native").info.weight_bytes
+    # 17 bits for 4 numbers, norms, 8 bytes for each output, and blocks that are filled up.
+    assert whole / 8 < rounded < whole / 4.5
+    assert rounded < 0.75 * make_runner(model_folder("llama_tied"), ops="native", quantization="int8").info.weight_bytes
+
+
+def test_the_library_takes_it() -> None:
+    llm = LLM(demo_path(), quantization="int4", max_num_seqs=4, kv_cache_gb=0.05)
+    assert ", int4" in llm.engine.info.ops
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = llm.chat(question, SamplingParams(temperature=0), use_tqdm=False)
+    assert answer[0].outputs[0].text.startswith("The capital of France is Paris")
+    llm.close()
