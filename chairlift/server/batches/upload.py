@@ -22,7 +22,7 @@ _FILE = "file"
 # All but the file's bytes: names, headers and fields.
 _MAX_AROUND = 64 * 1024
 _WRITE_BYTES = 2**20
-# How much of an upload that has no place is read, so that a client that only listens when it has sent all of a small
+# How much of an upload that is refused at its head is read, so that a client that only listens when it has sent all of a small
 # one sees why.
 _TURNED_AWAY_BYTES = 2**20
 
@@ -54,23 +54,31 @@ class Upload:
     async def receive(self, request: Request) -> None:
         """Read the whole body. Raises ApiError: 400, 408, 413, 415, 429, 499 or 507."""
         if self._folder.uploads >= self._config.max_uploads:
-            await self._turn_away(request)
+            more = await self._drop_body(request)
+            raise too_many("uploads", self._config.max_uploads, "max_uploads", close=more)
         self._folder.uploads += 1
         try:
             await self._receive(request)
         finally:
             self._folder.uploads -= 1
 
-    async def _turn_away(self, request: Request) -> None:
+    async def _drop_body(self, request: Request) -> bool:
+        """Read the body of an upload that is refused at its head; return whether there is more of it than that."""
         more = True
         while more and self._received <= _TURNED_AWAY_BYTES:
             chunk, more = await self._next(request)
             _give(request, len(chunk))
-        raise too_many("uploads", self._config.max_uploads, "max_uploads", close=more)
+        return more
 
     async def _receive(self, request: Request) -> None:
+        try:
+            boundary = _boundary(request)
+        except ApiError as error:
+            if await self._drop_body(request):
+                error.headers["Connection"] = "close"
+            raise
         parser = MultipartParser(
-            _boundary(request),
+            boundary,
             {
                 "on_part_begin": self._begin_part,
                 "on_header_field": self._on_header_name,
@@ -265,5 +273,5 @@ def _boundary(request: Request) -> bytes:
     if kind != _FORM or not boundary:
         given = kind.decode("latin-1") or "nothing"
         problem = f"send the file as multipart/form-data with a boundary, not {given}"
-        raise ApiError(415, problem, code="unsupported_type", headers={"Connection": "close"})
+        raise ApiError(415, problem, code="unsupported_type")
     return boundary
