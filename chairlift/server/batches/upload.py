@@ -22,8 +22,8 @@ _FILE = "file"
 # All but the file's bytes: names, headers and fields.
 _MAX_AROUND = 64 * 1024
 _WRITE_BYTES = 2**20
-# How much of an upload that is refused at its head is read, so that a client that only listens when it has sent all of a small
-# one sees why.
+# How much of an upload that is refused at its head is read, so that a client that only listens when it has sent all of
+# a small one sees why.
 _TURNED_AWAY_BYTES = 2**20
 
 
