@@ -9,27 +9,27 @@ first that differs.
 
 Without a model it takes the demo. Without a text there is a table for each of three: chats whose questions are put as
 the demo was never trained on, though their answers it knows by heart; prose on its subjects that was written for this
-purpose and is in no training text (`benchmarks/texts/held_out.txt`); and the licence, a kind of text that it never saw.
+purpose and is in no training text (`chairlift/bench/prose.txt`); and the licence, a kind of text that it never saw.
 """
 
 import argparse
 import itertools
-import math
 import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import chairlift
+from chairlift.bench.formats_command import PROSE
+from chairlift.bench.perplexity import Surprise, surprise, windows_of
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.demo import demo_path
+from chairlift.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
-HELD_OUT = ROOT / "benchmarks/texts/held_out.txt"
-WINDOW, PROMPTS, GENERATED = 256, 32, 64
+PROMPTS, GENERATED = 32, 64
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -42,33 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Measured:
-    """One variant's loss a token by window, likeliest tokens over the text, and greedy continuations."""
+    """How one variant sees the text, and how it goes on greedily."""
 
-    losses: list[float]
-    likeliest: list[int]
+    seen: Surprise
     greedy: list[list[int]]
     ops: str
-
-    @property
-    def loss(self) -> float:
-        """Nats a token; all windows are of one length."""
-        return sum(self.losses) / len(self.losses)
-
-    def ratio(self, other: "Measured") -> tuple[float, float]:
-        """This perplexity over the other's, and the standard error of that."""
-        differences = [one - two for one, two in zip(self.losses, other.losses, strict=True)]
-        ratio = math.exp(sum(differences) / len(differences))
-        return ratio, ratio * stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
-
-    @property
-    def perplexity(self) -> float:
-        """How many equally likely tokens the model wavers between."""
-        return math.exp(self.loss)
-
-    def agreement(self, other: "Measured") -> float:
-        """Share of the text's tokens after which both find the same one likeliest."""
-        pairs = list(zip(self.likeliest, other.likeliest, strict=True))
-        return sum(one == two for one, two in pairs) / len(pairs)
 
     def prefix(self, other: "Measured") -> float:
         """Mean number of greedy tokens before the first that differs."""
@@ -110,7 +88,7 @@ def markdown(results: Results) -> str:
 def own_texts(model: Path) -> Iterator[tuple[str, str]]:
     """The texts that come with the project."""
     yield "chats", held_out_chats(model)
-    yield "prose", HELD_OUT.read_text("utf-8")
+    yield "prose", PROSE.read_text("utf-8")
     yield "licence", (ROOT / "LICENSE").read_text("utf-8")
 
 
@@ -120,18 +98,18 @@ def rows(model: Path, title: str, windows: list[list[int]]) -> Iterator[dict[str
     for name, settings in VARIANTS.items():
         found = measure(model, windows, **settings)
         exact = exact or found
-        ratio, error = found.ratio(exact)
+        ratio, error = found.seen.ratio(exact.seen)
         yield {
             "text": title,
             "tokens": sum(map(len, windows)),
             "variant": name,
-            "perplexity": found.perplexity,
+            "perplexity": found.seen.perplexity,
             "ratio": ratio,
             "standard_error": error,
-            "agreement": found.agreement(exact),
+            "agreement": found.seen.agreement(exact.seen),
             "prefix": found.prefix(exact),
             "ops": found.ops,
-            "nats_a_token_by_window": found.losses,
+            "nats_a_token_by_window": found.seen.losses,
         }
 
 
@@ -139,8 +117,6 @@ def held_out_chats(model: Path, seed: int = 0) -> str:
     """Chats whose answers the demo model knows, asked for as it was never trained on, as its template renders them."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
     import demo_corpus
-
-    from chairlift.text import Tokenizer
 
     tokenizer = Tokenizer.from_folder(model)
     facts = [(ask, fact.answer) for fact in demo_corpus.all_facts() for ask in fact.held_out]
@@ -151,34 +127,19 @@ def held_out_chats(model: Path, seed: int = 0) -> str:
 
 def cut(model: Path, text: str, most: int) -> list[list[int]]:
     """The text's tokens in windows of equal length."""
-    from chairlift.text import Tokenizer
-
-    ids = Tokenizer.from_folder(model).encode(text, add_special_tokens=False)[:most]
-    windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
-    if not windows:
-        raise SystemExit(f"the text is shorter than {WINDOW} tokens")
-    return windows
+    return windows_of(Tokenizer.from_folder(model), text, most)
 
 
 def measure(model: Path, windows: list[list[int]], **settings: Any) -> Measured:
     """Run one variant over the text."""
     llm = chairlift.LLM(model, max_num_seqs=PROMPTS, kv_cache_gb=1, enable_prefix_caching=False, **settings)
-    scored = llm.generate(windows, chairlift.SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
-    losses, likeliest = [], []
-    for window, output in zip(windows, scored, strict=True):
-        assert output.prompt_logprobs is not None
-        loss = 0.0
-        for token, entry in zip(window[1:], output.prompt_logprobs[1:], strict=True):
-            assert entry is not None
-            loss -= entry[token].logprob
-            likeliest += [other for other, found in entry.items() if found.rank == 1][:1]
-        losses.append(loss / (len(window) - 1))
+    seen = surprise(llm, windows)
     beginnings = [windows[i % len(windows)][: 24 + 7 * (i // len(windows) + i % 5)] for i in range(PROMPTS)]
     greedy = chairlift.SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True)
     continued = [output.outputs[0].token_ids for output in llm.generate(beginnings, greedy, use_tqdm=False)]
     ops = llm.engine.info.ops
     llm.close()
-    return Measured(losses, likeliest, [list(ids) for ids in continued], ops)
+    return Measured(seen, [list(ids) for ids in continued], ops)
 
 
 if __name__ == "__main__":

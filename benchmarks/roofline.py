@@ -25,6 +25,7 @@ from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.hub.resolve import located
 from chairlift.ops.base import Quantization
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.config import DecoderConfig, read_config
@@ -74,7 +75,7 @@ class Machine:
     @classmethod
     def of(cls, folder: str | Path, quantization: Quantization, kv_cache_dtype: str) -> "Machine":
         """Measure for the model in a folder."""
-        return cls(read_config(Path(folder)), quantization, 1 if kv_cache_dtype == "int8" else 2)
+        return cls(read_config(Path(located(str(folder)))), quantization, 1 if kv_cache_dtype == "int8" else 2)
 
     def __init__(self, config: DecoderConfig, quantization: Quantization, kv_bytes: int) -> None:
         self.config = config

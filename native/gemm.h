@@ -81,16 +81,16 @@ inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Pane
 }
 #endif
 
-// A panel that was expanded, of each thread its own.
-class ExpandedPanel {
+// Memory of a thread's own that only grows: an expanded panel, or widened rows.
+class Scratch {
     char *bytes = nullptr;
     int64_t size = 0;
 
   public:
-    ExpandedPanel() = default;
-    ExpandedPanel(const ExpandedPanel &) = delete;
-    ExpandedPanel &operator=(const ExpandedPanel &) = delete;
-    ~ExpandedPanel() { std::free(bytes); }
+    Scratch() = default;
+    Scratch(const Scratch &) = delete;
+    Scratch &operator=(const Scratch &) = delete;
+    ~Scratch() { std::free(bytes); }
 
     char *reserve(int64_t wanted) {
         if (wanted > size) {
@@ -100,6 +100,47 @@ class ExpandedPanel {
             if (!bytes) throw std::bad_alloc();
         }
         return bytes;
+    }
+};
+
+// Rows as a format's micro-kernel takes them.
+template <bool WIDENS> struct RowsTaken {
+    const Rows &x;
+    RowsTaken(const Rows &x, const Tiles &, int64_t) : x(x) {}
+    const Rows &of(int64_t) { return x; }
+};
+
+// Those of the group that was asked for last, widened.
+template <> class RowsTaken<true> {
+    const Rows &x;
+    const Tiles &tiles;
+    const int64_t steps;
+    int64_t group = -1;
+    Rows made;
+
+  public:
+    RowsTaken(const Rows &x, const Tiles &tiles, int64_t steps) : x(x), tiles(tiles), steps(steps), made(x) {}
+
+    const Rows &of(int64_t wanted) {
+        if (wanted != group) widen_group(group = wanted);
+        return made;
+    }
+
+  private:
+    void widen_group(int64_t index) {
+        static thread_local Scratch scratch;
+        const Range some = tiles.group(index);
+        made.row_bytes = 2 * x.row_bytes;
+        if (some.begin == some.end) return;
+        const int64_t last = tiles.first(some.end - 1) + tiles.rows_of(some.end - 1);
+        char *to = scratch.reserve(last * made.row_bytes);
+        made.data = to;
+        for (int64_t tile = some.begin; tile < some.end; tile++) {
+            const int64_t first = tiles.first(tile), count = tiles.rows_of(tile) * steps;
+            const auto *from = reinterpret_cast<const uint32_t *>(x.data + first * x.row_bytes);
+            auto *put = reinterpret_cast<uint32_t *>(to + first * made.row_bytes);
+            for (int64_t i = 0; i < count; i++) put[2 * i] = from[i] << 16, put[2 * i + 1] = from[i] & 0xffff0000u;
+        }
     }
 };
 
@@ -122,7 +163,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
             MicroKernel<Format>::run_few(x.data + first * x.row_bytes, rows, panel, sums);
             return epilogue.apply(weight, index, first, int(rows), x, sums);
         }
-        static thread_local ExpandedPanel expanded;
+        static thread_local Scratch expanded;
         char *weights = expanded.reserve(steps * STEP_BYTES);
         Format::expand(panel.weights, steps, weights);
         panel.weights = weights;
@@ -148,12 +189,13 @@ NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight
                          Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight), tasks = panels * tiles.groups;
     const TileRegisters registers;
+    RowsTaken<WIDENS_ROWS<typename Format::Multiplied>> taken(x, tiles, Format::steps(weight));
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
         const int64_t panel = task % panels, group = task / panels;
         const Weight &own = tiles.weight_of(group, weight);
         const char *next = static_cast<const char *>(own.packed) + (panel + 1) * panel_bytes;
-        multiply<Format>(x, tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr, epilogue);
+        multiply<Format>(taken.of(group), tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr, epilogue);
     }
 }
 

@@ -2,6 +2,7 @@
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
 #include "amx_products.h"
+#include "widened.h"
 
 namespace {
 
@@ -74,7 +75,6 @@ template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8L
     }
 };
 #else
-// bfloat16 is multiplied by AVX-512 BF16 alone.
 template <> struct MicroKernel<Bf16Format> {
     using Sum = float;
 #if defined(__AVX512BF16__)
@@ -91,6 +91,12 @@ template <> struct MicroKernel<Bf16Format> {
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Bf16Format, Lanes, ROWS>(x, panel, sums);
+    }
+#elif defined(HAVE_WIDENED)
+    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
+
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
+        widened_products<ROWS>(reinterpret_cast<const float *>(x), panel, sums);
     }
 #else
     static constexpr const char *PATH = nullptr;

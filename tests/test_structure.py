@@ -39,7 +39,7 @@ ARROWS = {
     "chairlift": "async_llm batching beam_search core errors llm outputs",
     "demo": "",
     "plan": "config core errors",
-    "bench": "config core demo engine errors hub plan runners",
+    "bench": "config core demo engine errors folders hub llm plan runners text",
     "server": "bodies chairlift config core engine errors folders jobs logs plan runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors hub",

@@ -9,8 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from chairlift.bench.formats_command import add_formats
 from chairlift.bench.plot import plot
-from chairlift.bench.raw_results import Recording, Results, start
+from chairlift.bench.raw_results import Recording, Results, saved, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy
@@ -34,6 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     bench = commands.add_parser("bench", help="measure this machine")
     kinds = bench.add_subparsers(dest="bench", required=True)
     add_serve(kinds)
+    add_formats(kinds)
     parser = kinds.add_parser(
         "strategies",
         help="the same model and requests under every batching strategy",
@@ -69,7 +71,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def main(args: argparse.Namespace) -> int:
     """Run the comparison and print it."""
-    results = _saved(args.saved) if args.saved else _measure(args)
+    results = saved(args.saved, RESULTS_OF, "bench strategies") if args.saved else _measure(args)
     if args.json:
         rows = [{name: value for name, value in run.items() if name != "bars"} for run in results["runs"]]
         json.dump({"settings": results["settings"], "strategies": rows}, sys.stdout, indent=2)
@@ -80,16 +82,6 @@ def main(args: argparse.Namespace) -> int:
         plot(results, args.plot)
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0
-
-
-def _saved(path: Path) -> Results:
-    try:
-        results: Results = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--saved {path}: {error}") from None
-    if results.get("benchmark") != RESULTS_OF:
-        raise ConfigError(f"--saved {path}: these are not results of `bench strategies`")
-    return results
 
 
 def _measure(args: argparse.Namespace) -> Results:

@@ -65,6 +65,36 @@ def _draw(axes: "Axes", run: dict[str, Any], longest: float) -> None:
     axes.set_title(title, loc="left", fontsize=10)
 
 
+def plot_formats(results: Results, path: Path) -> None:
+    """Draw the speed of each format over the memory of its weights, a panel for each number of sequences.
+
+    Raises ConfigError if matplotlib is missing.
+    """
+    check_plot()
+    from matplotlib import pyplot
+
+    counts = results["settings"]["sequences"]
+    figure, panels = pyplot.subplots(1, len(counts), squeeze=False, figsize=(4.2 * len(counts), 3.6))
+    for count, axes in zip(counts, panels[0], strict=True):
+        for name in dict.fromkeys(run["format"] for run in results["runs"]):
+            runs = [run for run in results["runs"] if run["format"] == name]
+            speeds = [run["tok_s"][str(count)] for run in runs]
+            axes.plot([run["weight_mb"] for run in runs], speeds, "o", markersize=7)
+            about = f"{name}\nperplexity x{runs[0]['ratio']:.3f}"
+            axes.annotate(
+                about, (runs[0]["weight_mb"], speeds[0]), xytext=(8, -4), textcoords="offset points", fontsize=8
+            )
+        axes.set_xlim(0, 1.35 * max(run["weight_mb"] for run in results["runs"]))
+        axes.set_ylim(0, None)
+        axes.set_xlabel("MB of weights")
+        axes.set_title("1 sequence" if count == 1 else f"{count} sequences", loc="left", fontsize=10)
+    panels[0][0].set_ylabel("output tokens a second")
+    figure.suptitle(f"{results['model']}: what each format takes and gives", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def plot_curves(plan: ServingPlan, path: Path) -> None:
     """Draw what each strategy's best settings make of rising rates, with the knee of each line.
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chairlift.errors import ConfigError
+
 Results = dict[str, Any]
 _MOMENT = "%Y-%m-%d %H:%M"
 _PACKAGES = ("torch", "numpy")
@@ -55,6 +57,17 @@ def save(results: Results, path: Path) -> None:
     runs = ",\n  ".join(json.dumps(run) for run in results["runs"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(head.removesuffix("\n}") + f',\n "runs": [\n  {runs}\n ]\n}}\n')
+
+
+def saved(path: Path, benchmark: str, command: str) -> Results:
+    """Read results of a benchmark. Raises ConfigError, which calls it by its command, if they are none."""
+    try:
+        results: Results = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--saved {path}: {error}") from None
+    if not isinstance(results, dict) or results.get("benchmark") != benchmark:
+        raise ConfigError(f"--saved {path}: these are not results of `{command}`")
+    return results
 
 
 class Recording:

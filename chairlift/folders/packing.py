@@ -55,6 +55,13 @@ def _refuse(given: Mapping[str, Any], **neutral: Any) -> None:
             raise UnsupportedModel(f"quantization_config: {name}={given[name]!r} is not read")
 
 
+def _object(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = given.get(name)
+    if not isinstance(found, dict | None):
+        raise UnsupportedModel(f"quantization_config: {name} must be an object, got {found!r}")
+    return found or {}
+
+
 def _bits(given: Mapping[str, Any], *known: int) -> int:
     bits = given.get("bits", given.get("w_bit", 4))
     if isinstance(bits, bool) or bits not in known:
@@ -103,14 +110,15 @@ def _block(given: Mapping[str, Any], name: str) -> tuple[int, int] | None:
 
 def _compressed(given: Mapping[str, Any]) -> Packing:
     _refuse(given, kv_cache_scheme={}, transform_config={})
-    form, sparsity = given.get("format", "dense"), given.get("sparsity_config") or {}
+    form, sparsity = given.get("format", "dense"), _object(given, "sparsity_config")
     if form not in _COMPRESSED:
         raise UnsupportedModel(f"quantization_config: format {form!r} is not read; these are: {', '.join(_COMPRESSED)}")
     if sparsity.get("format", "dense") != "dense":
         raise UnsupportedModel(f"quantization_config: sparsity_config's format {sparsity['format']!r} is not read")
     bits, blocks = set(), set()
-    for group in (given.get("config_groups") or {}).values():
-        weights = group.get("weights") or {}
+    groups = _object(given, "config_groups")
+    for name in groups:
+        weights = _object(_object(groups, name), "weights")
         kind, count = weights.get("type", "int"), weights.get("num_bits", 8)
         if (kind, count) not in (("int", 4), ("int", 8), ("float", 8)):
             raise UnsupportedModel(f"quantization_config: weights of {count!r} bits of type {kind!r} are not read")

@@ -260,6 +260,7 @@ _SIGNATURES = {
 def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     """Load the kernels; return them and the name of the instruction set that they will use.
 
+    Where a processor multiplies bfloat16 by AVX-512, that or float32 arithmetic is taken, whichever is faster here.
     CHAIRLIFT_ISA (amx, avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there
     is no library, ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor, and
     StaleLibrary if the library was built from other sources than this code.
@@ -272,10 +273,23 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     check_layout(library, STRUCTURES)
     wanted = os.environ.get("CHAIRLIFT_ISA")
     isa = library.chairlift_select(wanted.encode() if wanted else None)
+    if isa == b"avx512bf16" and not wanted:
+        isa = library.chairlift_select(_faster(library, b"avx512bf16", b"avx512vnni"))
     if isa is None:
         raise ConfigError(f"CHAIRLIFT_ISA={wanted!r}: no such kernels on this machine; unset it to take the fastest")
     check_formats(library)
     return library, isa.decode()
+
+
+# What was measured, by the names of both: once for a process.
+_measured: dict[tuple[bytes, bytes], bytes] = {}
+
+
+def _faster(library: ctypes.CDLL, first: bytes, second: bytes) -> bytes:
+    """Which of two sets of kernels multiplies bfloat16 faster on this processor; takes some milliseconds."""
+    if (first, second) not in _measured:
+        _measured[first, second] = library.chairlift_faster(first, second) or first
+    return _measured[first, second]
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -290,6 +304,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.chairlift_end_pauses.restype = None
     library.chairlift_count_pauses.argtypes = []
     library.chairlift_count_pauses.restype = INT64
+    library.chairlift_faster.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.chairlift_faster.restype = ctypes.c_char_p
     library.chairlift_select.argtypes = [ctypes.c_char_p]
     library.chairlift_select.restype = ctypes.c_char_p
     library.chairlift_format.argtypes = [INT32]

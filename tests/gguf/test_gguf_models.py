@@ -45,6 +45,14 @@ def test_it_is_served_in_the_type_that_it_has() -> None:
     assert make_runner(folder_of(gguf_file("llama"))).info.dtype == "float32"
 
 
+def test_a_file_of_few_bits_is_said_to_take_more_here(caplog: pytest.LogCaptureFixture) -> None:
+    for kind, quantization, is_said in (("Q4_0", "none", True), ("Q4_0", "int4", False), ("F32", "none", False)):
+        caplog.clear()
+        made = make_runner(folder_of(gguf_file("llama", kind)), ops="native", quantization=quantization)
+        assert ("quantization int8 or int4 keeps them small" in caplog.text) is is_said
+        assert (", int4" in made.info.ops) == (quantization == "int4")
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_a_rounded_model_is_that_of_the_rounded_numbers(kind: str, tmp_path: Path) -> None:
     """By the package's own rounding, there and back."""

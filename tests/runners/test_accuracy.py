@@ -54,7 +54,7 @@ def test_the_prose_is_in_no_training_text(accuracy: ModuleType) -> None:
         for node in ast.walk(ast.parse((ROOT / "scripts" / f"{name}.py").read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 trained |= runs(node.value)
-    prose = runs(accuracy.HELD_OUT.read_text())
+    prose = runs(accuracy.PROSE.read_text())
     assert len(trained) > 2000
     assert len(prose) > 1500
     assert not trained & prose
@@ -63,8 +63,8 @@ def test_the_prose_is_in_no_training_text(accuracy: ModuleType) -> None:
 def test_one_text_is_known_to_the_model_and_the_other_is_not(exact: Any, title: str) -> None:
     """Of a text that says nothing at all to it, no rounding would spoil anything."""
     low, high = {"chats": (1.5, 6), "prose": (5_000, 200_000)}[title]
-    assert low < exact.perplexity < high
-    assert (exact.agreement(exact), exact.prefix(exact)) == (1, 64)
+    assert low < exact.seen.perplexity < high
+    assert (exact.seen.agreement(exact.seen), exact.prefix(exact)) == (1, 64)
 
 
 @pytest.mark.parametrize("variant", ["bfloat16", "int8", "int8, KV int8"])
@@ -74,12 +74,12 @@ def test_perplexity_and_choices_stay(
     # Of what it never saw the model makes nothing, so many choices are nearly ties.
     most, least, shortest = {"chats": (0.01, 0.985, 32), "prose": (0.02, 0.93, 12)}[title]
     rounded = accuracy.measure(demo_path(), windows, **accuracy.VARIANTS[variant])
-    ratio, error = rounded.ratio(exact)
-    assert ratio == pytest.approx(rounded.perplexity / exact.perplexity)
+    ratio, error = rounded.seen.ratio(exact.seen)
+    assert ratio == pytest.approx(rounded.seen.perplexity / exact.seen.perplexity)
     assert abs(ratio - 1) < most
     assert 0 < error < 0.01
-    assert least < rounded.agreement(exact) <= 1
-    assert rounded.perplexity != exact.perplexity
+    assert least < rounded.seen.agreement(exact.seen) <= 1
+    assert rounded.seen.perplexity != exact.seen.perplexity
     assert rounded.prefix(exact) > shortest
 
 
@@ -87,7 +87,7 @@ def test_4_bits_say_nearly_the_same(accuracy: ModuleType, windows: list[list[int
     """What it knows it says within 3% of the perplexity; what it does not it is less sure of, and so less wrong."""
     worst, best, least = {"chats": (1.03, 0.97, 0.95), "prose": (1.03, 0.8, 0.75)}[title]
     rounded = accuracy.measure(demo_path(), windows, **accuracy.VARIANTS["int4"])
-    ratio, error = rounded.ratio(exact)
+    ratio, error = rounded.seen.ratio(exact.seen)
     assert best < ratio < worst
     assert 0 < error < 0.02
-    assert rounded.agreement(exact) > least
+    assert rounded.seen.agreement(exact.seen) > least

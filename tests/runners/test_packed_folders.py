@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from chairlift.folders.packing import parse_packing
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.weights import Weights
 
+FEW, MANY = 40, 2000
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -158,31 +160,48 @@ def test_a_tensor_that_is_wrong_is_named(layout: str, part: str, changed: Any, s
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, tmp_path: Path) -> None:
-    """Tensors of random types and shapes, and fields of random values."""
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, tmp_path: Path) -> None:
+    """Tensors of random types and shapes, fields of random values, and files cut short or written over."""
     rng = random.Random(layout)
+    before, refused = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
     source = folders(layout)[0]
     about = json.loads((source / "config.json").read_text())["quantization_config"]
     whole = {name: tensor for name, tensor in load_file(source / "model.safetensors").items() if "layers.0" in name}
     base = "model.layers.0.self_attn.q_proj."
-    for number in range(40):
+    file = tmp_path / "model.safetensors"
+    for _ in range(count):
         tensors = {name.removeprefix(base): tensor for name, tensor in whole.items() if name.startswith(base)}
-        for _ in range(rng.randint(1, 2)):
+        for _ in range(rng.randint(0, 2)):
             part = rng.choice(list(tensors))
             tensors[part] = mangled(rng, tensors[part])
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        save_file({base + part: tensor.contiguous() for part, tensor in tensors.items()}, folder / "model.safetensors")
+        save_file({base + part: tensor.contiguous() for part, tensor in tensors.items()}, file)
+        if rng.random() < 0.4:
+            file.write_bytes(written_over(rng, file.read_bytes()))
         given = dict(about)
         if rng.random() < 0.3:
             given[rng.choice(list(given))] = rng.choice([None, -1, 2**40, "x", [], {}, [3, 7], True])
         try:
-            packing = read_config(edited_folder(folder / "c", source, quantization_config=given)).packing
-            with Weights(folder, torch.float32, torch.device("cpu"), packing) as weights:
+            packing = parse_packing({"quantization_config": given})
+            with Weights(tmp_path, torch.float32, torch.device("cpu"), packing) as weights:
                 found = weights.take([f"{base}weight"], [(64, 64)])
-        except UnsupportedModel:
+        except UnsupportedModel as error:
+            refused.append(str(error))
             continue
         assert found.shape == (64, 64)
+    assert count / 3 < len(refused) < count
+    assert not [each for each in refused if "\n" in each or len(each) > 1000]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def written_over(rng: random.Random, data: bytes) -> bytes:
+    """A file cut short, or with a few bytes of its head changed."""
+    if rng.random() < 0.4:
+        return data[: rng.randrange(len(data))]
+    found, head = bytearray(data), min(len(data), 800)
+    for _ in range(rng.randint(1, 3)):
+        found[rng.randrange(head)] = rng.randrange(256)
+    return bytes(found)
 
 
 def mangled(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:

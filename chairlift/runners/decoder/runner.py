@@ -1,6 +1,7 @@
 """DecoderRunner: steps in, sampled tokens out."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
 from chairlift.folders.foreign_model import ForeignConfig
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.ops.base import AttentionBatch, Inputs, Ints
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
@@ -33,6 +35,8 @@ from chairlift.runners.weights import Weights
 
 if TYPE_CHECKING:
     from chairlift.runners.decoder.transformers_model import TransformersModel
+
+log = logging.getLogger(__name__)
 
 # Prompt positions whose log-probabilities are computed at once: bounds the float32 copies of their logits.
 _PROMPT_ROWS = 64
@@ -82,6 +86,7 @@ class DecoderRunner:
             from chairlift.runners.decoder.transformers_model import TransformersModel
 
             self.model = TransformersModel(folder, model_config, ops, dtype, device, cache_dtype)
+        self._say_if_unpacked(folder, model_config)
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
@@ -103,6 +108,17 @@ class DecoderRunner:
             kv_bytes=num_blocks * config.block_size * bytes_per_token,
         )
         return self.info
+
+    def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | ForeignConfig) -> None:
+        """Files of few bits may take more memory here than on the disk, which nobody expects of them."""
+        is_packed = isinstance(model_config, DecoderConfig) and model_config.packing is not None
+        if self.config.quantization != "none" or not (is_packed or (folder / GGUF_WEIGHTS).exists()):
+            return
+        files = [*folder.glob("*.safetensors"), *folder.glob(GGUF_WEIGHTS)]
+        stored, held = sum(file.stat().st_size for file in files), self.model.weight_bytes
+        if held > 1.5 * stored:
+            said = "weights of %.1f MB on the disk take %.1f MB here; quantization int8 or int4 keeps them small"
+            log.warning(said, stored / 1e6, held / 1e6)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
