@@ -3,6 +3,7 @@
 // panels. Products of two bfloat16 numbers are exact in float32, so only sums round.
 #pragma once
 #include "format.h"
+#include "team.h"
 
 namespace {
 
@@ -17,13 +18,19 @@ template <> inline constexpr bool WIDENS_ROWS<Bf16Format> = true;
 inline vfloat lower_of(vuint pairs) { return (vfloat)(pairs << 16); }
 inline vfloat upper_of(vuint pairs) { return (vfloat)(pairs & 0xffff0000u); }
 
-// Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of a panel from output number OUTPUT on. x holds
-// both inputs of a step for each row, then the next step's.
+// So many steps are summed by themselves, which keeps sums small and so more exact.
+constexpr int64_t WIDENED_STEPS = 128;
+
+// Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of a panel from output number OUTPUT on: adds the
+// products of steps [begin, end) to the sums, or begins them. x holds both inputs of a step for each row, then the next
+// step's.
 template <int ROWS, int FIRST, int COUNT, int OUTPUT, int VECTORS>
-inline __attribute__((always_inline)) void widened_block(const float *x, const Panel &panel, float *sums) {
+inline __attribute__((always_inline)) void add_widened(const float *x, const Panel &panel, const Range &steps,
+                                                       float *sums) {
     vfloat sum[COUNT][VECTORS] = {};
     const bool streams = panel.prefetch_stride == Bf16Format::STEP_BYTES;
-    for (int64_t step = 0; step < panel.steps; step++, x += 2 * ROWS) {
+    for (int64_t step = steps.begin; step < steps.end; step++) {
+        const float *inputs = x + step * 2 * ROWS + 2 * FIRST;
         const char *weights = panel.weights + step * Bf16Format::STEP_BYTES + 4 * OUTPUT;
         if (streams) {
             for (int i = 0; i < VECTORS * LANES; i += 16)
@@ -37,7 +44,7 @@ inline __attribute__((always_inline)) void widened_block(const float *x, const P
 #pragma GCC unroll 12
         for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += lower_of(pairs[v]) * x[2 * (FIRST + r)];
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += lower_of(pairs[v]) * inputs[2 * r];
         if (LANES == 8) {
             // Read again, since sixteen registers do not hold them meanwhile.
             asm volatile("" ::: "memory");
@@ -47,12 +54,23 @@ inline __attribute__((always_inline)) void widened_block(const float *x, const P
 #pragma GCC unroll 12
         for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += upper_of(pairs[v]) * x[2 * (FIRST + r) + 1];
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += upper_of(pairs[v]) * inputs[2 * r + 1];
     }
 #pragma GCC unroll 12
     for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) store(sums + (FIRST + r) * PANEL + OUTPUT + v * LANES, sum[r][v]);
+        for (int v = 0; v < VECTORS; v++) {
+            float *to = sums + (FIRST + r) * PANEL + OUTPUT + v * LANES;
+            store(to, steps.begin ? load(to) + sum[r][v] : sum[r][v]);
+        }
+}
+
+template <int ROWS, int FIRST, int COUNT, int OUTPUT, int VECTORS>
+inline void widened_block(const float *x, const Panel &panel, float *sums) {
+    for (int64_t begin = 0; begin < panel.steps; begin += WIDENED_STEPS) {
+        const int64_t end = begin + WIDENED_STEPS < panel.steps ? begin + WIDENED_STEPS : panel.steps;
+        add_widened<ROWS, FIRST, COUNT, OUTPUT, VECTORS>(x, panel, Range{begin, end}, sums);
+    }
 }
 
 // In blocks whose sums leave registers for weights and a row's input: 24 of 32, or 12 of 16; fewer would wait for each other.

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import pytest
-from support.model_factory import model_folder
 
 from chairlift.bench.formats_command import FORMATS, RESULTS_OF, markdown
 from chairlift.bench.perplexity import Surprise
@@ -52,7 +51,7 @@ def test_every_format_of_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_text_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "own.txt"
     text.write_text("The capital of France is Paris. " * 60)
-    command = (model_folder(), "--formats", "bfloat16", "--text", text, "--sequences", "2", "--kv-cache-dtype", "int8")
+    command = ("--formats", "bfloat16", "--text", text, "--sequences", "2", "--kv-cache-dtype", "int8")
     assert bench(*command, "--prompt-len", 8, "--output-len", 4, "--json") == 0
     (run,) = json.loads(capsys.readouterr().out)["formats"]
     assert (run["ratio"], run["agreement"]) == (1, 1)
