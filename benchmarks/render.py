@@ -21,6 +21,8 @@ sys.path.append(str(HERE / "dynamic"))
 DOCS = HERE.parent / "docs"
 DOCUMENTS = (DOCS / "benchmarks.md", HERE.parent / "README.md")
 RESULTS = HERE / "results"
+# Comparisons with peers that the README's picture shows; other shapes have tables.
+PICTURED = ("llama-135m", "four-bits")
 MISSING = "*No results are saved: run the command above with `--out benchmarks/results/{}.json`.*"
 _BLOCK = re.compile(r"<!-- results: (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -53,7 +55,7 @@ def outside(text: str) -> str:
 def draw(folder: Path, docs: Path) -> None:
     """Draw the comparison with peers and the strategies over time, where there are results of them."""
     every = [_load(file) for file in sorted(folder.glob("*.json"))]
-    if compared := [results for results in every if results["benchmark"] == "compare"]:
+    if compared := [_load(file) for name in PICTURED if (file := folder / f"{name}.json").exists()]:
         import comparison
 
         comparison.draw(compared, docs / "compare.png")

@@ -98,9 +98,9 @@ def _measured(args: argparse.Namespace) -> Results:
     if is_encoder(Path(model)):
         raise ConfigError(f"{model} embeds or classifies texts: this measures models that write")
     text = _text(args.text)
-    from chairlift.bench.measure_formats import Trial, measure_format
+    from chairlift.bench.measure_formats import Exercise, measure_format
 
-    trial = Trial(text, args.text_tokens, args.sequences, args.prompt_len, args.output_len, args.seed)
+    exercise = Exercise(text, args.text_tokens, args.sequences, args.prompt_len, args.output_len, args.seed)
     limits = {"kv_cache_dtype": args.kv_cache_dtype, "num_threads": args.num_threads}
     hidden = {"run", "command", "bench", "plot", "json", "out", "saved"}
     settings = {name: value for name, value in vars(args).items() if name not in hidden}
@@ -110,7 +110,7 @@ def _measured(args: argparse.Namespace) -> Results:
         for number in range(1, args.rounds + 1):
             for name in args.formats if number % 2 else reversed(args.formats):
                 bar.set_description(name)
-                run, found = measure_format(model, limits | FORMATS[name], trial, on_progress=bar.update)
+                run, found = measure_format(model, limits | FORMATS[name], exercise, on_progress=bar.update)
                 exact = exact or found
                 ratio, error = found.ratio(exact)
                 compared = {"ratio": ratio, "standard_error": error, "agreement": found.agreement(exact)}

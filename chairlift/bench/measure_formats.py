@@ -11,7 +11,7 @@ from chairlift.errors import ConfigError
 from chairlift.llm import LLM
 
 
-class Trial(NamedTuple):
+class Exercise(NamedTuple):
     """What every format is to do: predict the first tokens of a text, and answer so many prompts at once."""
 
     text: str
@@ -23,29 +23,29 @@ class Trial(NamedTuple):
 
 
 def measure_format(
-    model: str, settings: Mapping[str, Any], trial: Trial, on_progress: Callable[[], object]
+    model: str, settings: Mapping[str, Any], exercise: Exercise, on_progress: Callable[[], object]
 ) -> tuple[dict[str, Any], Surprise]:
     """Load a model with these settings and measure it. Raises ConfigError for what the model can't do.
 
     `on_progress` is called when it is loaded, when the text was predicted and for each number of sequences.
     """
     began = time.perf_counter()
-    llm = LLM(model, enable_prefix_caching=False, max_num_seqs=max(trial.sequences), **settings)
+    llm = LLM(model, enable_prefix_caching=False, max_num_seqs=max(exercise.sequences), **settings)
     loaded = time.perf_counter() - began
     try:
         info = llm.engine.info
-        wanted = trial.prompt_len + trial.output_len
+        wanted = exercise.prompt_len + exercise.output_len
         if wanted > info.max_model_len:
             raise ConfigError(
                 f"the model takes {info.max_model_len} tokens: --prompt-len and --output-len make {wanted}"
             )
         on_progress()
-        windows = windows_of(llm.tokenizer, trial.text, trial.text_tokens, min(WINDOW, info.max_model_len - 1))
+        windows = windows_of(llm.tokenizer, exercise.text, exercise.text_tokens, min(WINDOW, info.max_model_len - 1))
         found = surprise(llm, windows)
         on_progress()
         speeds = {}
-        for count in trial.sequences:
-            speeds[str(count)] = _tokens_a_second(llm, count, trial)
+        for count in exercise.sequences:
+            speeds[str(count)] = _tokens_a_second(llm, count, exercise)
             on_progress()
     finally:
         llm.close()
@@ -60,12 +60,12 @@ def measure_format(
     }, found
 
 
-def _tokens_a_second(llm: LLM, count: int, trial: Trial) -> float:
+def _tokens_a_second(llm: LLM, count: int, exercise: Exercise) -> float:
     """Output tokens a second of so many sequences that begin at once, their prompts included."""
-    draw = random.Random(trial.seed)
+    draw = random.Random(exercise.seed)
     vocabulary = llm.engine.info.vocab_size
-    prompts = [[draw.randrange(vocabulary) for _ in range(trial.prompt_len)] for _ in range(count)]
-    params = SamplingParams(temperature=0, max_tokens=trial.output_len, ignore_eos=True)
+    prompts = [[draw.randrange(vocabulary) for _ in range(exercise.prompt_len)] for _ in range(count)]
+    params = SamplingParams(temperature=0, max_tokens=exercise.output_len, ignore_eos=True)
     began = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - began

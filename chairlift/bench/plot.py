@@ -79,16 +79,14 @@ def plot_formats(results: Results, path: Path) -> None:
         for name in dict.fromkeys(run["format"] for run in results["runs"]):
             runs = [run for run in results["runs"] if run["format"] == name]
             speeds = [run["tok_s"][str(count)] for run in runs]
-            axes.plot([run["weight_mb"] for run in runs], speeds, "o", markersize=7)
-            about = f"{name}\nperplexity x{runs[0]['ratio']:.3f}"
-            axes.annotate(
-                about, (runs[0]["weight_mb"], speeds[0]), xytext=(8, -4), textcoords="offset points", fontsize=8
-            )
-        axes.set_xlim(0, 1.35 * max(run["weight_mb"] for run in results["runs"]))
+            about = f"{name}, perplexity x{runs[0]['ratio']:.3f}"
+            axes.plot([run["weight_mb"] for run in runs], speeds, "o", markersize=7, label=about)
+        axes.set_xlim(0, None)
         axes.set_ylim(0, None)
         axes.set_xlabel("MB of weights")
         axes.set_title("1 sequence" if count == 1 else f"{count} sequences", loc="left", fontsize=10)
     panels[0][0].set_ylabel("output tokens a second")
+    panels[0][0].legend(fontsize=8)
     figure.suptitle(f"{results['model']}: what each format takes and gives", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
