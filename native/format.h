@@ -98,12 +98,19 @@ struct Int4Format {
         for (int64_t first = 0; first < weight.in_features; first += INT4_GROUP) {
             const int64_t left = weight.in_features - first, count = left < INT4_GROUP ? left : INT4_GROUP;
             float units[INT4_GROUP] = {};
-            for (int64_t k = 0; k < count; k++) units[k] = widen(row[first + k]) * inverse;
+            // What is no number makes the output's scale none, and counts as zero here.
+            for (int64_t k = 0; k < count; k++) {
+                const float unit = widen(row[first + k]) * inverse;
+                units[k] = unit == unit ? unit : 0.0f;
+            }
             const Int4Grid grid = choose_grid(units);
+            Int4Numbers numbers;
+            numbers.find(units, grid);
             to[int4_grid_at(first, i)] = grid.bits();
+            uint8_t *put = to + int4_number_at(first, i);
             for (int64_t k = 0; k < INT4_GROUP; k++) {
-                const int number = int(grid.nearest(units[k]));
-                to[int4_number_at(first + k, i)] |= uint8_t(number << (i < 16 ? 0 : 4));
+                const int number = int(numbers.of[k]);
+                put[k / 4 * INT4_STEP_BYTES + k % 4] |= uint8_t(number << (i < 16 ? 0 : 4));
                 sum += grid.factor * (number - grid.zero);
             }
         }

@@ -24,10 +24,26 @@ struct Int4Grid {
 
     static Int4Grid of(uint8_t bits) { return {(bits & 15) + 1, bits >> 4}; }
     uint8_t bits() const { return uint8_t(factor - 1 + 16 * zero); }
-    // The nearest number to x; of what is none, zero's.
-    float nearest(float x) const {
-        const float number = nearest_integer(x * (1.0f / float(factor))) + float(zero);
-        return number > 15.0f ? 15.0f : number > 0.0f ? number : number <= 0.0f ? 0.0f : float(zero);
+};
+
+// Grids are tried by all 32 numbers of a group at once, written to vectorize.
+struct Int4Numbers {
+    float of[INT4_GROUP];   // the nearest ones, from 0 to 15
+
+    // Those of x under a grid; returns the sum of the squares that they are off.
+    float find(const float (&x)[INT4_GROUP], const Int4Grid &grid) {
+        const float factor = float(grid.factor), inverse = 1.0f / factor, zero = float(grid.zero);
+        float error = 0.0f;
+#pragma omp simd reduction(+ : error)
+        for (int64_t k = 0; k < INT4_GROUP; k++) {
+            float number = nearest_integer(x[k] * inverse) + zero;
+            number = number < 0.0f ? 0.0f : number;
+            number = number > 15.0f ? 15.0f : number;
+            const float apart = factor * (number - zero) - x[k];
+            error += apart * apart;
+            of[k] = number;
+        }
+        return error;
     }
 };
 
@@ -40,6 +56,7 @@ inline Int4Grid choose_grid(const float (&x)[INT4_GROUP]) {
     };
     const int middle = int(nearest_integer((high - low) / 15.0f));
     Int4Grid best{};
+    Int4Numbers numbers;
     float least = __builtin_inff();
     for (int factor = middle - 1; factor <= middle + 1; factor++) {
         if (factor != clamped(factor, 1, 16)) continue;
@@ -47,12 +64,7 @@ inline Int4Grid choose_grid(const float (&x)[INT4_GROUP]) {
         for (int shift = -1; shift <= 1; shift++) {
             const Int4Grid grid{factor, clamped(zero + shift, 15 - (127 / factor < 15 ? 127 / factor : 15),
                                                 128 / factor < 15 ? 128 / factor : 15)};
-            float error = 0.0f;
-#pragma omp simd reduction(+ : error)
-            for (int64_t k = 0; k < INT4_GROUP; k++) {
-                const float apart = float(factor) * (grid.nearest(x[k]) - float(grid.zero)) - x[k];
-                error += apart * apart;
-            }
+            const float error = numbers.find(x, grid);
             if (!best.factor || error < least) least = error, best = grid;
         }
     }

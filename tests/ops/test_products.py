@@ -13,6 +13,7 @@ import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 from torch import Tensor
 
+from chairlift.ops import native
 from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import Quantization
 from chairlift.ops.cpu import CpuOps, OneDnnLinear, product_rows
@@ -383,6 +384,61 @@ def test_zeros_and_good_factors_lose_less_than_scales_alone() -> None:
     symmetric = (groups / (farthest / -8)).round().clamp(-8, 7) * (farthest / -8)
     assert (steps * scales - weight).norm() / weight.norm() == pytest.approx(0.079, abs=0.001)
     assert (symmetric - groups).norm() / groups.norm() == pytest.approx(0.086, abs=0.001)
+
+
+def test_bfloat16_in_float32_is_nearer_than_in_pairs() -> None:
+    """Against float64, where a processor can do both."""
+    weight, x = random(96, 1536, dtype=torch.bfloat16), random(40, 1536, dtype=torch.bfloat16, seed=1)
+    exact = x.double() @ weight.double().T
+    errors = {}
+    for isa in ("avx512bf16", "avx512vnni", "avx2"):
+        with kernels_of(isa):
+            found = CpuOps(torch.bfloat16).head(weight).logits(x)
+            errors[isa] = float((found.double() - exact).norm() / exact.norm())
+    assert errors["avx512vnni"] == errors["avx2"] < 0.6 * errors["avx512bf16"]
+    assert errors["avx2"] < 2e-7
+
+
+@needs_native
+def test_the_faster_of_two_ways_is_found() -> None:
+    library = load_library()[0]
+    for names in ((b"baseline", b"baseline"), (b"avx2", b"avx2")):
+        if library.chairlift_faster(*names) is not None:
+            assert library.chairlift_faster(*names) == names[0]
+    assert library.chairlift_faster(b"unheard", b"baseline") is None
+
+
+class TwoWays:
+    """A library on a processor that has AVX-512 BF16 and no AMX."""
+
+    def __init__(self, faster: bytes | None) -> None:
+        self.faster = faster
+        self.asked: list[tuple[bytes, ...]] = []
+
+    def chairlift_select(self, name: bytes | None) -> bytes:
+        return name or b"avx512bf16"
+
+    def chairlift_faster(self, *names: bytes) -> bytes | None:
+        self.asked.append(names)
+        return self.faster
+
+
+@pytest.mark.parametrize(("faster", "taken"), [(b"avx512vnni", "avx512vnni"), (None, "avx512bf16")])
+def test_the_faster_way_is_measured_once_and_taken(
+    faster: bytes | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless CHAIRLIFT_ISA says which."""
+    library = TwoWays(faster)
+    monkeypatch.delenv("CHAIRLIFT_ISA", raising=False)
+    monkeypatch.setattr(native, "_measured", {})
+    for name in ("_declare", "check_layout", "check_formats"):
+        monkeypatch.setattr(native, name, lambda *_: None)
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda _: library)
+    assert [native.load_library()[1] for _ in range(2)] == [taken] * 2
+    assert library.asked == [(b"avx512bf16", b"avx512vnni")]
+    monkeypatch.setenv("CHAIRLIFT_ISA", "avx512bf16")
+    assert native.load_library()[1] == "avx512bf16"
+    assert len(library.asked) == 1
 
 
 def test_left_to_onednn_products_come_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
