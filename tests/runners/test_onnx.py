@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnx
 from onnx import TensorProto, helper
 from support.onnx_models import WEIGHT, linear, node, save, summing, tensor
 
@@ -274,3 +275,48 @@ def test_warming_up_takes_no_longer_than_a_call_may(tmp_path: Path) -> None:
     runner.load()
     with pytest.raises(UnsupportedModel, match=r"did not run 1 items of zeros within 0\.2 s"):
         runner.warm_up([1, 2])
+
+
+def saved_model(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray]) -> Path:
+    """x [n, 64] -> y [n, 48]."""
+    held = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]) for name, width in (("x", 64), ("y", 48))
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], held)
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
+    return path
+
+
+def results_of(path: Path, items: np.ndarray) -> np.ndarray:
+    runner = runner_of(str(path))
+    assert runner.load().dtype == "float32"
+    found = np.stack([result["y"] for result in runner.run([{"x": row} for row in items])])
+    runner.close()
+    return found
+
+
+def test_a_file_of_8_bits_runs_as_it_is(tmp_path: Path) -> None:
+    """As onnxruntime's own tool quantizes it."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    rng = np.random.default_rng(1)
+    weight, items = (rng.standard_normal(shape, dtype=np.float32) for shape in ((64, 48), (5, 64)))
+    plain = saved_model(tmp_path / "plain.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": weight})
+    quantize_dynamic(plain, tmp_path / "quantized.onnx")
+    found, exact = results_of(tmp_path / "quantized.onnx", items), items @ weight
+    assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.02
+
+
+def test_a_file_of_4_bits_runs_as_it_is(tmp_path: Path) -> None:
+    """Blocks of 32 weights, two in a byte, less 8, with a scale each."""
+    rng = np.random.default_rng(1)
+    numbers, scales = rng.integers(0, 16, (48, 2, 32)), rng.random((48, 2), dtype=np.float32)
+    packed = (numbers[..., ::2] | numbers[..., 1::2] << 4).astype(np.uint8)
+    fields = {"K": 64, "N": 48, "bits": 4, "block_size": 32}
+    product = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **fields)
+    path = saved_model(tmp_path / "four.onnx", [product], {"w": packed, "s": scales.ravel()})
+    items = rng.standard_normal((5, 64), dtype=np.float32)
+    exact = items @ ((numbers - 8) * scales[..., None]).reshape(48, 64).astype(np.float32).T
+    np.testing.assert_allclose(results_of(path, items), exact, rtol=1e-3, atol=1e-3)
