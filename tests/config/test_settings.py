@@ -382,7 +382,7 @@ def test_docs_name_every_setting() -> None:
         ("port = 70000", {}, "port must be between"),
         ("max_stop_strings = 17", {}, "max_stop_strings must be between 1 and 16"),
         ("max_stop_chars_total = 0", {}, "max_stop_chars_total must be between 1 and 1024"),
-        ('quantization = "int4"', {}, "quantization: must be one of none, int8, got 'int4'"),
+        ('quantization = "int3"', {}, "quantization: must be one of none, int8, int4, got 'int3'"),
         ("batch_size = 0", {}, "batch_size must be at least 1"),
         ("heartbeat_timeout_s = 0.5", {}, "heartbeat_timeout_s must be at least 1"),
         ("step_timeout_s = 0", {}, "step_timeout_s must be positive"),

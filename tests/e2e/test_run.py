@@ -116,8 +116,11 @@ def test_a_signal_stops_it_in_order(signum: int, tmp_path: Path) -> None:
 def test_what_is_taken_away_while_it_runs_is_noticed(what: str, tmp_path: Path) -> None:
     write_mixed(tmp_path / "in.jsonl", 5000)
     going = RunProcess(tmp_path, "in.jsonl", "-o", "out.jsonl", *SLOW)
-    # So many that some of them are noted as written.
-    going.wait_for(tmp_path / "out.jsonl", 50_000)
+    out = tmp_path / "out.jsonl"
+    going.wait_for(out, 50_000)
+    for _ in range(2):
+        # More is written only when what was written before is noted.
+        going.wait_for(out, out.stat().st_size + 1)
     (tmp_path / what).unlink()
     status, printed = going.wait()
     assert status == 1, printed
