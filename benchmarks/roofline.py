@@ -27,12 +27,17 @@ from chairlift.core.sequences.request import Request, SamplingParams, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.hub.resolve import located
 from chairlift.ops.base import Quantization
+from chairlift.ops.formats import FORMATS, PANEL
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.config import DecoderConfig, read_config
 
 ROWS = 512
 # Of a number, with what groups of 32 have besides.
-WEIGHT_BYTES: dict[Quantization, float] = {"none": 2, "int8": 1, "int4": 0.5 + 1 / 32}
+WEIGHT_BYTES: dict[Quantization, float] = {
+    "none": 2,
+    "int8": FORMATS["int8"].packed_bytes(1, 64) / (64 * PANEL),
+    "int4": FORMATS["int4"].packed_bytes(1, 64) / (64 * PANEL),
+}
 Shape = tuple[int, int]
 
 

@@ -156,6 +156,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
     Panel panel{static_cast<const char *>(weight.packed) + index * panel_bytes,
                 Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
+    const int64_t half = panel_bytes / 2 / steps;   // of what each step of the next panel takes
     alignas(64) typename MicroKernel<Multiplied>::Sum sums[TILE_ROWS * PANEL];
     if constexpr (EXPANDS) {
         if (single && tiles.rows_of(some.begin) <= MicroKernel<Format>::FEW_ROWS) {
@@ -172,7 +173,6 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         // A single tile reads the panel as it streams from memory; of several the first two prefetch half of the next.
         const int64_t nth = tile - some.begin;
         const bool prefetch = next && nth < 2 && !(EXPANDS && single);
-        const int64_t half = panel_bytes / 2 / steps;
         panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? half : 0;
         panel.prefetch_from = single && !EXPANDS ? panel.weights + STEPS_AHEAD * STEP_BYTES
                               : prefetch         ? next + nth * steps * half

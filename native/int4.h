@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t INT4_GROUP = 32, INT4_GROUP_STEPS = INT4_GROUP / 4, INT4_GROUPS = 2;
 constexpr int64_t INT4_STEP_BYTES = 64, INT4_BLOCK_STEPS = INT4_GROUPS * INT4_GROUP_STEPS;
+constexpr int64_t INT4_STEPS_AHEAD = 48;    // how far to prefetch what streams
 constexpr int64_t INT4_NUMBERS = INT4_BLOCK_STEPS * INT4_STEP_BYTES;
 constexpr int64_t INT4_BLOCK_BYTES = INT4_NUMBERS + INT4_GROUPS * PANEL;
 
@@ -114,7 +115,7 @@ inline void expand_int4_group(const char *numbers, const char *bits, int64_t ste
     const Int4Expander low(bits), high(bits + 16);
     for (int64_t step = 0; step < steps; step++, numbers += INT4_STEP_BYTES, out += 2 * INT4_STEP_BYTES) {
         const __m512i both = _mm512_loadu_si512(numbers);
-        __builtin_prefetch(numbers + 48 * INT4_STEP_BYTES);
+        __builtin_prefetch(numbers + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
         _mm512_storeu_si512(out, low.expand(int4_low(both)));
         _mm512_storeu_si512(out + INT4_STEP_BYTES, high.expand(int4_high(both)));
     }

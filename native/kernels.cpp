@@ -100,8 +100,8 @@ void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
 }
 
 template <typename Format> constexpr FormatInfo info() {
-    return {Format::NAME,        Format::BITS,   Format::INPUTS,      int32_t(Format::BLOCK_INPUTS),
-            int32_t(Format::BLOCK_BYTES), Format::SCALED, Format::COMPENSATED, MicroKernel<Format>::PATH};
+    return {Format::NAME,   Format::BITS,        Format::INPUTS,           int32_t(Format::BLOCK_INPUTS), int32_t(Format::BLOCK_BYTES),
+            Format::SCALED, Format::COMPENSATED, MicroKernel<Format>::PATH};
 }
 
 template <typename... Each> struct FormatTable;

@@ -178,7 +178,7 @@ template <> struct MicroKernel<Int4Format> {
   private:
     template <int ROWS> using Sums = __m512i[ROWS][2];
 
-    // Adds the products of a group's first `count` steps. Steps of a group are unrolled, its last ones by their count.
+    // Adds the products of a group's first `count` steps, which is a constant for all groups but the last.
     template <int ROWS>
     static inline __attribute__((always_inline)) void add_group(const char *x, int64_t first, int64_t count,
                                                                 const char *numbers, const char *bits,
@@ -189,7 +189,7 @@ template <> struct MicroKernel<Int4Format> {
         for (int r = 0; r < ROWS; r++) part[r][0] = part[r][1] = _mm512_setzero_si512();
         for (int64_t step = 0; step < count; step++) {
             const __m512i both = _mm512_loadu_si512(numbers + step * INT4_STEP_BYTES);
-            __builtin_prefetch(numbers + (step + 2 * 24) * INT4_STEP_BYTES);
+            __builtin_prefetch(numbers + (step + INT4_STEPS_AHEAD) * INT4_STEP_BYTES);
             const __m512i lower = _mm512_sub_epi8(int4_low(both), low.zeros);
             const __m512i upper = _mm512_sub_epi8(int4_high(both), high.zeros);
 #pragma GCC unroll 4

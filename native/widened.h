@@ -1,4 +1,4 @@
-// Products of bfloat16 weights in float32, for processors that multiply no bfloat16: weights are widened in registers by a
+// Products of bfloat16 weights in float32, for processors that multiply no bfloat16 or do so more slowly: weights are widened in registers by a
 // shift and a mask, two operations for a vector of pairs, which all rows of a tile share; rows are widened once for all
 // panels. Products of two bfloat16 numbers are exact in float32, so only sums round.
 #pragma once

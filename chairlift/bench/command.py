@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from chairlift.bench.formats_command import add_formats
 from chairlift.bench.plot import plot
-from chairlift.bench.raw_results import Recording, Results, saved, start
+from chairlift.bench.raw_results import Recording, Results, add_result_flags, saved, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy
@@ -62,11 +62,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
-    parser.add_argument("--rounds", type=int, default=1, help="every other one goes backwards")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="save every round, and what the picture needs of one")
-    parser.add_argument("--saved", type=Path, metavar="FILE", help="show saved results instead of measuring")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the batches over time (needs chairlift[plot])")
-    parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+    saves = "save every round, and what the picture needs of one"
+    add_result_flags(parser, saves, draws="draw the batches over time")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from chairlift.bench.plot import check_plot, plot_formats
-from chairlift.bench.raw_results import Column, Recording, Results, caption, saved, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, add_result_flags, caption, saved, start, table
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
@@ -44,12 +44,8 @@ def add_formats(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument("--text", type=Path, metavar="FILE", help="what perplexity is of (default: a page of prose)")
     parser.add_argument("--text-tokens", type=int, default=4096, help="take at most so many of it")
     parser.add_argument("--num-threads", type=int, help="CPU threads (default: as the server would)")
-    parser.add_argument("--rounds", type=int, default=1, help="every other one goes backwards")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="save every round")
-    parser.add_argument("--saved", type=Path, metavar="FILE", help="show saved results instead of measuring")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw speed over memory (needs chairlift[plot])")
-    parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+    add_result_flags(parser, saves="save every round", draws="draw speed over memory")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -119,7 +115,10 @@ def _measured(args: argparse.Namespace) -> Results:
 
 
 def _check(args: argparse.Namespace) -> None:
-    counts = {f"--{name.replace('_', '-')}": getattr(args, name) for name in ("prompt_len", "output_len", "rounds")}
+    counts = {
+        f"--{name.replace('_', '-')}": getattr(args, name)
+        for name in ("prompt_len", "output_len", "text_tokens", "rounds")
+    }
     for flag, value in (*counts.items(), *(("--sequences", each) for each in args.sequences)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, got {value}")

@@ -17,7 +17,9 @@ def windows_of(tokenizer: Tokenizer, text: str, most: int, window: int = WINDOW)
     ids = tokenizer.encode(text, add_special_tokens=False)[:most]
     windows = [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
     if not windows:
-        raise ConfigError(f"the text has {len(ids)} tokens of this model: it must have at least {window}")
+        raise ConfigError(
+            f"{len(ids)} tokens of the text are too few: take a text, and --text-tokens, of at least {window}"
+        )
     return windows
 
 

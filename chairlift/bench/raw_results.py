@@ -3,6 +3,7 @@
 Tables, captions and pictures are made of these alone, so that none of them says more than was measured.
 """
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -59,6 +60,15 @@ def save(results: Results, path: Path) -> None:
     path.write_text(head.removesuffix("\n}") + f',\n "runs": [\n  {runs}\n ]\n}}\n')
 
 
+def add_result_flags(parser: argparse.ArgumentParser, saves: str, draws: str) -> None:
+    """Give a benchmark's parser the flags for what becomes of its results; the texts say what it saves and draws."""
+    parser.add_argument("--rounds", type=int, default=1, help="every other one goes backwards")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=saves)
+    parser.add_argument("--saved", type=Path, metavar="FILE", help="show saved results instead of measuring")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"{draws} (needs chairlift[plot])")
+    parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+
+
 def saved(path: Path, benchmark: str, command: str) -> Results:
     """Read results of a benchmark. Raises ConfigError, which calls it by its command, if they are none."""
     try:
@@ -67,6 +77,8 @@ def saved(path: Path, benchmark: str, command: str) -> Results:
         raise ConfigError(f"--saved {path}: {error}") from None
     if not isinstance(results, dict) or results.get("benchmark") != benchmark:
         raise ConfigError(f"--saved {path}: these are not results of `{command}`")
+    if not results.get("runs") or "settings" not in results:
+        raise ConfigError(f"--saved {path}: there are no runs in it")
     return results
 
 

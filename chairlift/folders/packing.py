@@ -1,5 +1,6 @@
 """How the weights of a quantized folder are packed, by its config.json."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,7 +59,7 @@ def _refuse(given: Mapping[str, Any], **neutral: Any) -> None:
 def _object(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = given.get(name)
     if not isinstance(found, dict | None):
-        raise UnsupportedModel(f"quantization_config: {name} must be an object, got {found!r}")
+        raise UnsupportedModel(f"quantization_config: {name} must be an object, got {reprlib.repr(found)}")
     return found or {}
 
 

@@ -65,9 +65,10 @@ def test_a_text_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (("--sequences", "2", "2"), "--sequences has one of them twice"),
         (("--formats", "int8", "int8"), "--formats has one of them twice"),
         (("--output-len", "0"), "--output-len must be at least 1"),
+        (("--text-tokens", "0"), "--text-tokens must be at least 1"),
         (("--rounds", "-1"), "--rounds must be at least 1"),
         (("--text", "nowhere.txt"), "--text nowhere.txt: "),
-        (("--text-tokens", "8"), "the text has 8 tokens of this model: it must have at least 256"),
+        (("--text-tokens", "8"), "8 tokens of the text are too few: take a text, and --text-tokens, of at least 256"),
         (("--prompt-len", "100000"), "--prompt-len and --output-len make 100064"),
         (("--saved", "nowhere.json"), "--saved nowhere.json: "),
         (("nowhere/at-all/here",), "nowhere/at-all/here"),
@@ -81,7 +82,8 @@ def test_what_can_not_be_is_refused_by_name(
 
 
 def test_results_of_something_else_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content in ('{"benchmark": "compare"}', "[]", "nonsense"):
+    empty = json.dumps({"benchmark": RESULTS_OF, "settings": {}, "runs": []})
+    for content in ('{"benchmark": "compare"}', "[]", "nonsense", empty):
         (tmp_path / "other.json").write_text(content)
         assert bench("--saved", tmp_path / "other.json") == 1
         assert "--saved" in capsys.readouterr().err

@@ -88,13 +88,13 @@ def test_the_same_plan_comes_of_the_same_seed(trace: Path, profile: Path, capsys
 def test_lengths_that_are_not_said_are_those_that_the_settings_expect(
     profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CHAIRLIFT_EXPECTED_INPUT_TOKENS", "8")
+    monkeypatch.setenv("CHAIRLIFT_EXPECTED_INPUT_TOKENS", "40")
     assert plan("--rate", 5, "--profile", profile) == 1
     assert "say what comes" in capsys.readouterr().err
-    monkeypatch.setenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS", "4")
+    monkeypatch.setenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS", "12")
     expected, said = tmp_path / "expected.json", tmp_path / "said.json"
     assert plan("--rate", 5, "--profile", profile, "--out", expected) == 0
-    lengths = ("--input-lengths", "exponential:8", "--output-lengths", "exponential:4")
+    lengths = ("--input-lengths", "exponential:40", "--output-lengths", "exponential:12")
     assert plan("--rate", 5, "--profile", profile, *lengths, "--out", said) == 0
     assert json.loads(expected.read_text())["facts"] == json.loads(said.read_text())["facts"]
 

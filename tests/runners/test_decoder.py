@@ -10,13 +10,6 @@ from support.model_factory import EXACT, EXPERTS, FAMILIES, ROUNDED, model_folde
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
-# What a cache can be asked of: windows, in all layers or some, capped scores, sinks, one KV head, partial rotation,
-# none at all. Families that differ in other things have a test as well, which runs with -m slow.
-CACHES = ["llama", "mistral_window", "gemma3", "gemma2", "gpt_oss", "falcon", "phi3_partial", "opt"]
-
-
-def slowly(variant: str) -> object:
-    return pytest.param(variant, marks=pytest.mark.slow)
 
 
 @functools.cache
@@ -172,7 +165,7 @@ def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", [each if each in CACHES else slowly(each) for each in FAMILIES])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
     harness = Harness(rounding_runner(variant, ops))
     alone = {request.id: harness.generate([request], NUM_OUTPUT)[request.id] for request in requests()}

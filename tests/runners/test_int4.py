@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.decoder_harness import (
+    OPS,
+    Harness,
+    all_logits,
+    check_every_way,
+    make_runner,
+    prompts,
+)
 from support.model_factory import model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
 from transformers import AutoModelForCausalLM
@@ -63,20 +70,7 @@ def test_logits_are_those_of_the_rounded_weights(variant: str, dtype: str, ops: 
 @pytest.mark.parametrize(("variant", "kv"), [("llama_tied", "auto"), ("qwen3_window", "int8"), ("qwen2_moe", "auto")])
 def test_text_is_the_same_however_it_is_made(variant: str, kv: str, ops: str) -> None:
     """Alone, in company, in chunks, after a prefix hit and after preemptions."""
-    harness = Harness(runner_of(variant, ops, "float32", kv))
-    alone = {request.id: harness.generate([request], COUNT)[request.id] for request in requests()}
-    assert harness.generate(requests(), COUNT) == alone
-    assert harness.generate(requests(), COUNT, chunk=7) == alone
-
-    harness.add(make_request("first", prompts()["300"]))
-    harness.step()
-    cached = 299 // harness.block_size * harness.block_size
-    harness.add(make_request("300", prompts()["300"]), cached, harness.tables["first"][: cached // harness.block_size])
-    harness.add(make_request("17", prompts()["17"]))
-    for _ in range(3):
-        harness.step()
-    harness.preempt("17")
-    assert harness.finish(["300", "17"], COUNT) == {name: alone[name] for name in ("300", "17")}
+    check_every_way(Harness(runner_of(variant, ops, "float32", kv)), COUNT)
 
 
 @needs_native

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.decoder_harness import (
+    OPS,
+    Harness,
+    all_logits,
+    check_every_way,
+    make_request,
+    make_runner,
+    prompts,
+    requests,
+)
 from support.model_factory import model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
 
@@ -60,22 +69,7 @@ def test_text_is_the_same_however_it_is_made(variant: str, dtype: str, ops: str)
     """Alone, in company, in chunks, after a prefix hit and after preemptions."""
     if (dtype, ops) == ("bfloat16", "reference"):
         pytest.skip("plain torch rounds bfloat16 products by the shape of the batch")
-    harness = Harness(int8_runner(variant, ops, dtype))
-    alone = {request.id: harness.generate([request], COUNT)[request.id] for request in requests()}
-    assert harness.generate(requests(), COUNT) == alone
-    assert harness.generate(requests(), COUNT, chunk=7) == alone
-
-    harness.add(make_request("first", prompts()["300"]))
-    harness.step()
-    cached = 299 // harness.block_size * harness.block_size
-    harness.add(make_request("300", prompts()["300"]), cached, harness.tables["first"][: cached // harness.block_size])
-    harness.add(make_request("17", prompts()["17"]))
-    for _ in range(3):
-        harness.step()
-    harness.preempt("17")
-    assert harness.finish(["300", "17"], COUNT) == {name: alone[name] for name in ("300", "17")}
-    harness.release("first")
-    harness.step({})
+    check_every_way(Harness(int8_runner(variant, ops, dtype)), COUNT)
 
 
 @needs_native

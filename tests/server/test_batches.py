@@ -248,6 +248,8 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
         assert error(answer)["code"] == code
     assert [answers[code].status_code for code in ("file_too_large", "storage_limit_exceeded")] == [413, 413]
     assert "max_file_bytes" in error(answers["file_too_large"])["message"]
+    # Its body was read, so nothing tears the connection from under the answer.
+    assert answers["unsupported_type"].headers.get("connection") != "close"
     assert error(answers["unknown_field"])["param"] == "colour"
     for answer, param in (
         (api.upload(b"x", purpose="assistants"), "purpose"),

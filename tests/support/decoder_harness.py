@@ -157,6 +157,25 @@ def requests(prefix: str = "") -> list[Any]:
     return [make_request(prefix + name, prompt) for name, prompt in prompts().items()]
 
 
+def check_every_way(harness: Harness, count: int) -> None:
+    """A request's tokens are the same alone, in company, in chunks, after a prefix hit and after a preemption."""
+    alone = {request.id: harness.generate([request], count)[request.id] for request in requests()}
+    assert harness.generate(requests(), count) == alone
+    assert harness.generate(requests(), count, chunk=7) == alone
+
+    harness.add(make_request("first", prompts()["300"]))
+    harness.step()
+    cached = 299 // harness.block_size * harness.block_size
+    harness.add(make_request("300", prompts()["300"]), cached, harness.tables["first"][: cached // harness.block_size])
+    harness.add(make_request("17", prompts()["17"]))
+    for _ in range(3):
+        harness.step()
+    harness.preempt("17")
+    assert harness.finish(["300", "17"], count) == {name: alone[name] for name in ("300", "17")}
+    harness.release("first")
+    harness.step({})
+
+
 @torch.inference_mode()
 def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
     """Logits after every token of each sequence, computed in one pass."""

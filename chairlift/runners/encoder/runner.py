@@ -47,7 +47,7 @@ class EncoderRunner:
     ) -> None:
         """Prepare to load the folder `model`.
 
-        `dtype` "auto" is bfloat16 on CUDA and where the processor multiplies it (AVX-512 BF16), float32 elsewhere.
+        `dtype` "auto" is bfloat16 on CUDA and where the processor multiplies it (AVX2 and newer), float32 elsewhere.
         `max_tokens`, special tokens counted, is what the folder says unless given.
         """
         self._model = Path(model)
