@@ -27,11 +27,22 @@ template <typename Format, typename Lanes, bool TWO> class AmxProduct {
     }
 
   public:
-    static void run(const char *x, int64_t row_bytes, const Panel &panel, typename Lanes::Sum *sums) {
+    // With `resumes` the sums go on from what they are.
+    static void run(const char *x, int64_t row_bytes, const Panel &panel, typename Lanes::Sum *sums, bool resumes) {
+        constexpr int64_t STRIDE = PANEL * sizeof(*sums);
         constexpr int64_t BLOCK = AMX_STEPS * Format::STEP_BYTES;
         const char *others = x + AMX_ROWS * row_bytes, *weights = panel.weights;
-        Lanes::template start<0, 1>(panel);
-        if constexpr (TWO) Lanes::template start<2, 3>(panel);
+        if (resumes) {
+            load_tile<0>(sums, STRIDE);
+            load_tile<1>(sums + PANEL / 2, STRIDE);
+            if constexpr (TWO) {
+                load_tile<2>(sums + AMX_ROWS * PANEL, STRIDE);
+                load_tile<3>(sums + AMX_ROWS * PANEL + PANEL / 2, STRIDE);
+            }
+        } else {
+            Lanes::template start<0, 1>(panel);
+            if constexpr (TWO) Lanes::template start<2, 3>(panel);
+        }
         const int64_t blocks = panel.steps / AMX_STEPS, left = panel.steps % AMX_STEPS;
         const char *prefetch = panel.prefetch_from;
         const int64_t prefetch_bytes = AMX_STEPS * panel.prefetch_stride;
@@ -49,7 +60,6 @@ template <typename Format, typename Lanes, bool TWO> class AmxProduct {
             std::memcpy(last, weights, left * Format::STEP_BYTES);
             multiply(x, others, last);
         }
-        constexpr int64_t STRIDE = PANEL * sizeof(*sums);
         store_tile<0>(sums, STRIDE);
         store_tile<1>(sums + PANEL / 2, STRIDE);
         if constexpr (TWO) {
@@ -64,11 +74,17 @@ template <typename Format, typename Lanes> struct AmxMicroKernel {
     using Sum = typename Lanes::Sum;
     static constexpr const char *PATH = "amx";
 
-    static NOINLINE void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
+    static void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
+        run_part(x, row_bytes, rows, panel, sums, false);
+    }
+
+    // A part of a panel: whether its sums go on from what they are.
+    static NOINLINE void run_part(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums,
+                                  bool resumes) {
         if (rows > AMX_ROWS)
-            AmxProduct<Format, Lanes, true>::run(x, row_bytes, panel, sums);
+            AmxProduct<Format, Lanes, true>::run(x, row_bytes, panel, sums, resumes);
         else
-            AmxProduct<Format, Lanes, false>::run(x, row_bytes, panel, sums);
+            AmxProduct<Format, Lanes, false>::run(x, row_bytes, panel, sums, resumes);
     }
 };
 

@@ -85,11 +85,11 @@ template <typename T, typename C> struct Attention {
             for (int i = 0; i < dim; i++) to[i] = widen(from[i]);
         } else {
             const float largest = max_abs(from, dim);
-            const float inverse = largest > 0 ? INT16_MAX / largest : 0.0f;
+            const float most = largest_query(dim), inverse = largest > 0 ? most / largest : 0.0f;
             int i = 0;
             for (; i + LANES <= dim; i += LANES) store_narrow(to + i, load_wide(from + i) * inverse);
             for (; i < dim; i++) to[i] = Value(nearest_integer(widen(from[i]) * inverse));
-            scale = largest / INT16_MAX;
+            scale = largest / most;
             return;
         }
         scale = 1;

@@ -16,9 +16,12 @@ constexpr int ROWS_AT_ONCE = LANES == 16 ? 6 : 4;
 constexpr int MOST_ROWS_AT_ONCE = LANES == 16 ? 7 : 4;
 constexpr int GROUPS_AT_ONCE = LANES == 16 ? 4 : 1;
 constexpr int MAX_ROWS = 64;
-constexpr int MAX_ROW_FLOATS = MAX_ROWS * 64;
+// Heads up to this size share tiles by how much of the cache their rows take; of larger ones there are as many as
+// are multiplied together.
+constexpr int COMMON_HEAD_DIM = 256, ROWS_OF_LARGE_HEADS = 16;
+constexpr int MAX_ROW_FLOATS = ROWS_OF_LARGE_HEADS * MAX_HEAD_DIM;
 // Products may read as many rows behind the last one.
-constexpr int SPARE_ROWS = 16, MAX_HEAD_DIM = 256;
+constexpr int SPARE_ROWS = 16;
 constexpr int KV_SPLIT = 256;  // lanes whose softmax and sums are computed on their own
 constexpr int KV_SPLIT_GROUPS = KV_SPLIT / GROUP;
 constexpr int SCORE_STRIDE = KV_SPLIT + GROUP;  // no power of two, or rows would push each other out of the cache
@@ -35,12 +38,18 @@ template <> struct Operand<bf16> {
 };
 #endif
 #if defined(__AVX512VNNI__)
-// 16 bits are more exact than bfloat16, and the sum of a split cannot overflow: 256 * 127 * 32767 < 2^31.
+// 16 bits are more exact than bfloat16, and the sum of a split cannot overflow: 256 * 127 * 32767 < 2^31. A head may
+// have more dimensions than that: see `largest_query`.
 template <> struct Operand<int8_t> {
     using type = int16_t;
     using sum = vint;
 };
 #endif
+
+// What the numbers of a query are rounded to at most, so that their sum of products cannot overflow either.
+inline float largest_query(int dim) {
+    return dim > COMMON_HEAD_DIM ? float(INT16_MAX) * COMMON_HEAD_DIM / dim : float(INT16_MAX);
+}
 
 inline const float *stored(const float *p) { return p; }
 inline const uint32_t *stored(const bf16 *p) { return reinterpret_cast<const uint32_t *>(p); }

@@ -176,6 +176,22 @@ EXPORT void chairlift_draw(const float *logits, int64_t rows, int64_t vocab, con
     chosen->kernels->draw(logits, rows, vocab, *draws, ids);
 }
 
+EXPORT void chairlift_highest(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values) {
+    chosen->kernels->highest(logits, rows, vocab, ids, values);
+}
+
+EXPORT void chairlift_causal_conv(const StateSpans *spans, const Convolution *conv, int32_t dtype) {
+    chosen->kernels->causal_conv(*spans, *conv, dtype);
+}
+
+EXPORT void chairlift_gated_delta(const StateSpans *spans, const DeltaRule *rule, int32_t dtype) {
+    chosen->kernels->gated_delta(*spans, *rule, dtype);
+}
+
+EXPORT void chairlift_mamba2(const StateSpans *spans, const Mamba2 *mamba, int32_t dtype) {
+    chosen->kernels->mamba2(*spans, *mamba, dtype);
+}
+
 EXPORT void chairlift_exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words) {
     chosen->kernels->exclude(logits, rows, vocab, allowed, words);
 }

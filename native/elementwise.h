@@ -225,7 +225,7 @@ NOINLINE void rope_and_write(const T *qkv, T *q_out, const float *cos_sin, const
     const int rotated_heads = num_q + num_kv;
     const Range mine = team.share(tokens * rotated_heads);
     HeadNormalizer<T> normalizer(norms, heads);
-    T normalized[256], rotated[256];
+    T normalized[MAX_HEAD_DIM], rotated[MAX_HEAD_DIM];
     int64_t token = mine.begin / rotated_heads;
     int h = int(mine.begin % rotated_heads);
     for (int64_t i = mine.begin; i < mine.end; i++) {

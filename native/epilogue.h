@@ -1,5 +1,7 @@
 // Epilogues of products: what is done with the sums of a tile while they are in registers.
 #pragma once
+#include <cmath>
+
 #include "elementwise.h"
 
 namespace {
@@ -169,17 +171,20 @@ template <typename T> struct Epilogue {
 
     // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
     void update_argmax(int64_t row, int64_t first, const Wide &values, int count) const {
-        float high = argmax.value[row];
-        if (!any_above(values, high) || high != high) return;
+        const float high = argmax.value[row];
+        if (high != high) return;
+        // A thread does not take all panels in their order; of equal sums the first output's counts.
+        float bar = first < argmax.index[row] ? std::nextafter(high, -__builtin_inff()) : high;
+        if (!any_above(values, bar)) return;
         const uint32_t allowed = argmax.bits(row, first);
         if (!allowed) return;
         float all[PANEL];
         store(all, values, PANEL);
         for (int i = 0; i < count; i++)
-            if (!(all[i] <= high) && (allowed >> i & 1)) {
-                argmax.value[row] = high = all[i];
+            if (!(all[i] <= bar) && (allowed >> i & 1)) {
+                argmax.value[row] = bar = all[i];
                 argmax.index[row] = first + i;
-                if (high != high) return;
+                if (bar != bar) return;
             }
     }
 };

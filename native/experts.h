@@ -42,32 +42,19 @@ class Routes {
     void group(int64_t rows, int64_t num_experts) {
         std::fill_n(counts.begin(), num_experts, 0);
         for (int64_t i = 0; i < rows * chosen; i++) counts[experts[i]]++;
-        tiles.first.clear(), tiles.rows.clear(), tiles.begin.clear(), tiles.weight.clear();
+        tiles.clear();
         int64_t place = 0;
         for (int64_t expert = 0; expert < num_experts; expert++) {
             const int64_t count = counts[expert];
             counts[expert] = place;     // from here on where its next row goes
             if (!count) continue;
-            tiles.weight.push_back(expert);
-            tiles.begin.push_back(int64_t(tiles.first.size()));
-            add_tiles(place, count);
+            tiles.add_group(expert, place, count);
             place += rounded_up(count, ROW_BLOCK);
         }
-        tiles.begin.push_back(int64_t(tiles.first.size()));
+        tiles.finish();
         for (int64_t i = 0; i < rows * chosen; i++) {
             places[i] = counts[experts[i]]++;
             sources[places[i]] = i / chosen;
-        }
-    }
-
-  private:
-    void add_tiles(int64_t place, int64_t count) {
-        const int64_t blocks = (count + ROW_BLOCK - 1) / ROW_BLOCK, tiles_here = (count + TILE_ROWS - 1) / TILE_ROWS;
-        for (int64_t tile = 0; tile < tiles_here; tile++) {
-            const int64_t first = blocks * tile / tiles_here * ROW_BLOCK;
-            const int64_t end = std::min(count, blocks * (tile + 1) / tiles_here * ROW_BLOCK);
-            tiles.first.push_back(place + first);
-            tiles.rows.push_back(end - first);
         }
     }
 };
@@ -98,11 +85,43 @@ inline void make_scores(const Experts &layer, float *scores) {
     for (int32_t i = 0; i < layer.count; i++) scores[i] /= sum;
 }
 
+constexpr float TAKEN = -__builtin_inff();
+
+// The sum of the `some` highest of `count` numbers.
+inline float sum_of_best(const float *numbers, int32_t count, int32_t some) {
+    constexpr int32_t MOST = 2;
+    float best[MOST] = {TAKEN, TAKEN};
+    for (int32_t i = 0; i < count; i++) {
+        if (numbers[i] > best[0])
+            best[1] = best[0], best[0] = numbers[i];
+        else if (numbers[i] > best[1])
+            best[1] = numbers[i];
+    }
+    return some == 1 ? best[0] : best[0] + best[1];
+}
+
+// Takes all experts out of the choice whose groups are not among the best, of equal ones the first.
+inline void keep_groups(const Experts &layer, float *choice) {
+    const int32_t size = layer.count / layer.groups;
+    float scores[MAX_EXPERT_GROUPS];
+    bool kept[MAX_EXPERT_GROUPS] = {};
+    for (int32_t group = 0; group < layer.groups; group++)
+        scores[group] = sum_of_best(choice + group * size, size, layer.group_best);
+    for (int32_t n = 0; n < layer.groups_chosen; n++) {
+        int32_t best = -1;
+        for (int32_t group = 0; group < layer.groups; group++)
+            if (!kept[group] && (best < 0 || scores[group] > scores[best])) best = group;
+        kept[best] = true;
+    }
+    for (int32_t group = 0; group < layer.groups; group++)
+        if (!kept[group]) std::fill_n(choice + group * size, size, TAKEN);
+}
+
 // Chooses the experts with the highest scores, of equal ones the first. `choice` has room for one number of each; what
 // is no number is chosen last, but always as many as there must be.
 inline void choose(const Experts &layer, const float *scores, float *choice, int32_t *experts, float *shares) {
     for (int32_t i = 0; i < layer.count; i++) choice[i] = scores[i] + (layer.choice_bias ? layer.choice_bias[i] : 0.0f);
-    constexpr float TAKEN = -__builtin_inff();
+    if (layer.groups_chosen < layer.groups) keep_groups(layer, choice);
     float sum = 0;
     for (int32_t n = 0; n < layer.chosen; n++) {
         int32_t best = -1;

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "latent.h"
 #include "staging.h"
 
 namespace {
@@ -68,6 +69,8 @@ template <typename T> struct Workspace {
     float *scores;      // two for each expert and thread
     const MlpSizes sizes;
     Staging<T> staging;
+    LatentWorkspace<T> latent;
+    bool has_latents;
 
     Workspace(Arena &arena, const Decoder &decoder, const Pass &pass, int64_t threads)
         : sizes(decoder, pass.num_tokens) {
@@ -75,14 +78,16 @@ template <typename T> struct Workspace {
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
         const int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim;
-        const int64_t widest = std::max({sizes.widest, hidden_size, query_size});
+        const typename LatentWorkspace<T>::Sizes latents(decoder, tokens);
+        int64_t widest = std::max(sizes.widest, hidden_size);
+        for (int64_t i = 0; i < decoder.num_layers; i++) widest = std::max(widest, widest_of(decoder.layers[i]));
         const int64_t routed = sizes.places ? tokens : 0;
         const int64_t staged = std::max(tokens, sizes.places);
         const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size) + sizes.gated +
-                                    (routed + sizes.places) * hidden_size;
+                                    (routed + sizes.places) * hidden_size + latents.numbers();
         const int64_t floats = routed + threads * 2 * sizes.experts;
         arena.reset(sizeof(T) * activations + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
-                    16 * 64);
+                    (latents.places ? Staging<T>::size(latents.places, latents.widest, threads) : 0) + 20 * 64);
         residual = arena.take<T>(tokens * hidden_size);
         gathered_residual = arena.take<T>(tokens * hidden_size);
         qkv = arena.take<T>(tokens * qkv_size);
@@ -95,6 +100,25 @@ template <typename T> struct Workspace {
         shared_shares = arena.take<float>(routed);
         scores = arena.take<float>(threads * 2 * sizes.experts);
         staging.take(arena, staged, widest, threads);
+        latent.take(arena, latents, threads);
+        has_latents = latents.places > 0;
+    }
+
+  private:
+    // The most inputs of a product that the layer's attention is made of.
+    static int64_t widest_of(const DecoderLayer &layer) {
+        const int64_t query = layer.latent && layer.latent->query.packed ? layer.latent->query.in_features : 0;
+        return std::max(layer.out.in_features, query);
+    }
+};
+
+// How the rows of a pass lie under each head where attention is latent: all of them, and those whose logits are wanted.
+struct LatentRows {
+    HeadRows of_tokens, of_logits;
+
+    void make(const Decoder &decoder, const Pass &pass) {
+        of_tokens.make(decoder.heads.num_heads, pass.num_tokens);
+        of_logits.make(decoder.heads.num_heads, pass.num_logits);
     }
 };
 
@@ -105,6 +129,7 @@ template <typename T> class Forward {
     const Workspace<T> &workspace;
     const std::vector<const Plan *> &plans;  // of each layer
     Routes &routes;
+    const LatentRows &latent_rows;
     Team &team;
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
@@ -172,12 +197,78 @@ template <typename T> class Forward {
 
     void attend_layer(const DecoderLayer &layer, const Plan &plan) {
         const Tiles tiles(pass.num_tokens, team);
-        const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, layer.qkv);
-        multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
+        if (layer.latent) {
+            project_latent(layer, tiles);
+        } else {
+            const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, layer.qkv);
+            multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
+        }
         if (decoder.heads.cache_dtype == INT8)
             attend_cache<int8_t>(layer, plan);
         else
             attend_cache<T>(layer, plan);
+    }
+
+    // Queries of all heads, and the one of keys and of values, side by side as those of other layers are.
+    void project_latent(const DecoderLayer &layer, const Tiles &tiles) {
+        const Latent &latent = *layer.latent;
+        const LatentWorkspace<T> &space = workspace.latent;
+        const int64_t stride = latent.first.out_features;
+        const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, latent.first);
+        multiply(x, tiles, latent.first, EpilogueMode::STORE, space.made, stride);
+        if (!latent.query.packed) return take_to_latent(latent, space.made, stride);
+        const Rows normed = workspace.staging.prepare(tiles, latent.query, team, [&](int64_t row, T *to) {
+            norm_row(space.made + row * stride, latent.query_norm, to, latent.query.in_features, latent.eps);
+            return static_cast<const T *>(to);
+        });
+        multiply(normed, tiles, latent.query, EpilogueMode::STORE, space.queries, latent.query.out_features);
+        take_to_latent(latent, space.queries, latent.query.out_features);
+    }
+
+    // The same of heads' queries, of rows that lie `stride` apart.
+    void take_to_latent(const Latent &latent, const T *queries, int64_t stride) {
+        const HeadRows &rows = latent_rows.of_tokens;
+        const LatentWorkspace<T> &space = workspace.latent;
+        const Tiles by_heads(rows.tiles);
+        const int64_t per_head = latent.plain + latent.rotated, dim = latent.rank + latent.rotated;
+        const Rows plain = space.staging.prepare(by_heads, *latent.key_up, team, [&](int64_t place, T *) {
+            return queries + rows.row_of(place) * stride + rows.head_of(place) * per_head;
+        });
+        multiply(plain, by_heads, *latent.key_up, EpilogueMode::STORE, space.taken, latent.rank);
+        const int64_t heads = decoder.heads.num_heads, made = latent.first.out_features;
+        const Range range = team.share(pass.num_tokens);
+        for (int64_t row = range.begin; row < range.end; row++) {
+            T *to = workspace.qkv + row * (heads + 2) * dim;
+            for (int64_t head = 0; head < heads; head++, to += dim)
+                spread(latent, queries + row * stride + head * per_head + latent.plain,
+                       space.taken + rows.place(head, row) * latent.rank, to);
+            const T *rotated = space.made + (row + 1) * made - latent.rotated;
+            T kept[MAX_HEAD_DIM];
+            norm_row(rotated - latent.rank, latent.norm, kept, latent.rank, latent.eps);
+            spread(latent, rotated, static_cast<const T *>(kept), to);
+            spread(latent, static_cast<const T *>(nullptr), static_cast<const T *>(kept), to + dim);
+        }
+        team.wait();
+    }
+
+    // Heads' values of what attention gives, row after row.
+    const T *values_of(const Latent &latent, const T *attention_out, int64_t count) {
+        const HeadRows &rows = count == pass.num_tokens ? latent_rows.of_tokens : latent_rows.of_logits;
+        const LatentWorkspace<T> &space = workspace.latent;
+        const Tiles by_heads(rows.tiles);
+        const int64_t dim = latent.rank + latent.rotated, heads = decoder.heads.num_heads;
+        const Rows latents = space.staging.prepare(by_heads, *latent.value_up, team, [&](int64_t place, T *to) {
+            gather(latent, attention_out + rows.row_of(place) * query_size + rows.head_of(place) * dim, to);
+            return static_cast<const T *>(to);
+        });
+        multiply(latents, by_heads, *latent.value_up, EpilogueMode::STORE, space.taken, latent.value);
+        const Range range = team.share(count);
+        for (int64_t row = range.begin; row < range.end; row++)
+            for (int64_t head = 0; head < heads; head++)
+                std::memcpy(space.mixed + (row * heads + head) * latent.value,
+                            space.taken + rows.place(head, row) * latent.value, sizeof(T) * latent.value);
+        team.wait();
+        return space.mixed;
     }
 
     // C is the type of the cache.
@@ -196,6 +287,7 @@ template <typename T> class Forward {
 
     void feed_forward(const DecoderLayer &layer, const T *attention_out, T *residual, int64_t rows) {
         const Tiles tiles(rows, team);
+        if (layer.latent) attention_out = values_of(*layer.latent, attention_out, rows);
         if (layer.parallel) widen_rows(layer, tiles, residual);
         add(attention_out, tiles, layer.out, layer.attention_post_norm, residual);
         if (layer.experts) return mix(layer, tiles, residual);
@@ -260,8 +352,9 @@ template <typename T> class Forward {
 
   public:
     Forward(const Decoder &decoder, const Pass &pass, const Workspace<T> &workspace,
-            const std::vector<const Plan *> &plans, Routes &routes, Team &team)
-        : decoder(decoder), pass(pass), workspace(workspace), plans(plans), routes(routes), team(team) {}
+            const std::vector<const Plan *> &plans, Routes &routes, const LatentRows &latent_rows, Team &team)
+        : decoder(decoder), pass(pass), workspace(workspace), plans(plans), routes(routes), latent_rows(latent_rows),
+          team(team) {}
 
     // Writes the normalized hidden states of the wanted rows.
     void run(T *out) {

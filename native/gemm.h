@@ -25,6 +25,23 @@ struct TileList {
     std::vector<int64_t> first, rows;   // of each tile: where its rows begin, a whole block, and how many they are
     std::vector<int64_t> begin;         // of each group the first of its tiles; at the end how many tiles there are
     std::vector<int64_t> weight;        // of each group: which of the weights
+
+    void clear() { first.clear(), rows.clear(), begin.clear(), weight.clear(); }
+
+    // One more group: `count` rows from `place` on, which are multiplied with weight number `which`.
+    void add_group(int64_t which, int64_t place, int64_t count) {
+        weight.push_back(which);
+        begin.push_back(int64_t(first.size()));
+        const int64_t blocks = (count + ROW_BLOCK - 1) / ROW_BLOCK, tiles = (count + TILE_ROWS - 1) / TILE_ROWS;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t at = blocks * tile / tiles * ROW_BLOCK;
+            first.push_back(place + at);
+            rows.push_back(std::min(count, blocks * (tile + 1) / tiles * ROW_BLOCK) - at);
+        }
+    }
+
+    // There are no more groups.
+    void finish() { begin.push_back(int64_t(first.size())); }
 };
 
 // Rows cut into tiles of nearly equal size, and those into groups. Where there are enough of them every thread has a
@@ -144,6 +161,52 @@ template <> class RowsTaken<true> {
     }
 };
 
+// Which tiles of a panel prefetch the next one, and how many bytes of it for each step of theirs. AMX takes what it needs
+// from the second cache nearly as fast as that gives it, so what comes from memory meanwhile is spread over all tiles.
+struct Ahead {
+    int64_t tiles = 2, stride;
+
+    Ahead(int64_t count, int64_t panel_bytes, int64_t steps) : stride(panel_bytes / steps / 2) {
+        [[maybe_unused]] const int64_t step_bytes = panel_bytes / steps;
+#if defined(__AMX_TILE__)
+        constexpr int64_t LEAST = 64 / AMX_STEPS;   // a line of the cache for each block of steps
+        tiles = std::clamp<int64_t>(count, 1, std::max<int64_t>(step_bytes / LEAST, 1));
+        stride = rounded_up((step_bytes + tiles - 1) / tiles, LEAST);
+#endif
+    }
+};
+
+#if defined(__AMX_TILE__)
+// A panel of more steps is multiplied in parts, for a few tiles at once, so that what these need of it and their sums
+// stay in the nearest cache, where one of few steps is anyway. Between two tiles only, sums of many parts cost more to
+// keep than that brings.
+constexpr int64_t PART_STEPS = 96, TILES_AT_ONCE = 4, FEW_STEPS = 160, MOST_STEPS_OF_TWO = 640;
+
+// As `multiply`, in parts.
+template <typename Format, typename AnyEpilogue>
+void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
+                       const Panel &panel, const char *next, const Ahead &ahead, const AnyEpilogue &epilogue) {
+    alignas(64) typename MicroKernel<Format>::Sum sums[TILES_AT_ONCE][TILE_ROWS * PANEL];
+    const int64_t all = panel.steps, parts = (all + PART_STEPS - 1) / PART_STEPS;
+    const int64_t most = rounded_up((all + parts - 1) / parts, AMX_STEPS);
+    for (int64_t begin = some.begin; begin < some.end; begin += TILES_AT_ONCE) {
+        const int64_t end = std::min(begin + TILES_AT_ONCE, some.end);
+        for (int64_t from = 0; from < all; from += most) {
+            const int64_t steps = std::min(most, all - from);
+            Panel part{panel.weights + from * Format::STEP_BYTES, panel.compensation, steps, panel.weights, 0};
+            for (int64_t tile = begin; tile < end; tile++) {
+                const int64_t nth = tile - some.begin, first = tiles.first(tile), rows = tiles.rows_of(tile);
+                part.prefetch_stride = next && nth < ahead.tiles ? ahead.stride : 0;
+                if (part.prefetch_stride) part.prefetch_from = next + (nth * all + from) * ahead.stride;
+                const char *row = x.data + first * x.row_bytes + from / AMX_STEPS * ROW_BLOCK * 64;
+                MicroKernel<Format>::run_part(row, x.row_bytes, rows, part, sums[tile - begin], from > 0);
+                if (from + steps == all) epilogue.apply(weight, index, first, int(rows), x, sums[tile - begin]);
+            }
+        }
+    }
+}
+#endif
+
 // The rows of some tiles under one panel of a weight, which is expanded if its format is; `next` is the panel to
 // prefetch meanwhile, or null.
 template <typename Format, typename AnyEpilogue>
@@ -156,7 +219,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
     Panel panel{static_cast<const char *>(weight.packed) + index * panel_bytes,
                 Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
-    const int64_t half = panel_bytes / 2 / steps;   // of what each step of the next panel takes
+    const Ahead ahead(some.end - some.begin, panel_bytes, steps);
     alignas(64) typename MicroKernel<Multiplied>::Sum sums[TILE_ROWS * PANEL];
     if constexpr (EXPANDS) {
         if (single && tiles.rows_of(some.begin) <= MicroKernel<Format>::FEW_ROWS) {
@@ -169,13 +232,17 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         Format::expand(panel.weights, steps, weights);
         panel.weights = weights;
     }
+#if defined(__AMX_TILE__)
+    if (!single && steps > FEW_STEPS && (some.end - some.begin > 2 || steps <= MOST_STEPS_OF_TWO))
+        return multiply_in_parts<Multiplied>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
+#endif
     for (int64_t tile = some.begin; tile < some.end; tile++) {
-        // A single tile reads the panel as it streams from memory; of several the first two prefetch half of the next.
+        // A single tile reads the panel as it streams from memory; several prefetch the next.
         const int64_t nth = tile - some.begin;
-        const bool prefetch = next && nth < 2 && !(EXPANDS && single);
-        panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? half : 0;
+        const bool prefetch = next && nth < ahead.tiles && !(EXPANDS && single);
+        panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? ahead.stride : 0;
         panel.prefetch_from = single && !EXPANDS ? panel.weights + STEPS_AHEAD * STEP_BYTES
-                              : prefetch         ? next + nth * steps * half
+                              : prefetch         ? next + nth * steps * ahead.stride
                                                  : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
         multiply_tile<Multiplied>(x, first, rows, panel, sums);
@@ -183,11 +250,30 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
     }
 }
 
+// Tiles in the groups that a product takes them in, where a row and a weight take so many bytes. AMX is so fast that a
+// weight hardly comes from memory as soon as it is multiplied, unless it is small: by few tiles, which every thread's
+// cache holds all of, each panel is multiplied by one thread only. Of more, each thread has rows of its own, no more at
+// once than its cache holds.
+inline Tiles grouped(const Tiles &tiles, int64_t row_bytes, int64_t weight_bytes, const Team &team) {
+    Tiles found = tiles;
+#if defined(__AMX_TILE__)
+    constexpr int64_t FEW_TILES = 4, FEW_BYTES = 1536 << 10, MOST_BYTES = 1200 << 10, SMALL_WEIGHT = 1 << 20;
+    const int64_t bytes = tiles.rows * row_bytes, each = bytes / (team.threads * MOST_BYTES);
+    if (!tiles.list && tiles.groups > 1 && weight_bytes > SMALL_WEIGHT)
+        found.groups = tiles.count <= FEW_TILES * team.threads && bytes <= FEW_BYTES
+                           ? 1
+                           : std::min(team.threads * std::max<int64_t>(each, 1), tiles.count);
+#endif
+    return found;
+}
+
 // This thread's part of a product; the caller waits before and after.
 template <typename Format, typename AnyEpilogue>
-NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyEpilogue &epilogue,
+NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight, const AnyEpilogue &epilogue,
                          Team &team) {
-    const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight), tasks = panels * tiles.groups;
+    const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight);
+    const Tiles tiles = grouped(given, 4 * Format::Multiplied::steps(weight), panels * panel_bytes, team);
+    const int64_t tasks = panels * tiles.groups;
     const TileRegisters registers;
     RowsTaken<WIDENS_ROWS<typename Format::Multiplied>> taken(x, tiles, Format::steps(weight));
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
@@ -195,7 +281,8 @@ NOINLINE void product_of(const Rows &x, const Tiles &tiles, const Weight &weight
         const int64_t panel = task % panels, group = task / panels;
         const Weight &own = tiles.weight_of(group, weight);
         const char *next = static_cast<const char *>(own.packed) + (panel + 1) * panel_bytes;
-        multiply<Format>(taken.of(group), tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr, epilogue);
+        multiply<Format>(taken.of(group), tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr,
+                         epilogue);
     }
 }
 

@@ -3,6 +3,7 @@
 #include "encoder.h"
 #include "forward.h"
 #include "linear.h"
+#include "recurrence.h"
 #include "sampling.h"
 
 namespace {
@@ -99,6 +100,18 @@ void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
     with_type(encoder.dtype, [&](auto *type) { encode<std::remove_pointer_t<decltype(type)>>(encoder, texts, out); });
 }
 
+void any_conv(const StateSpans &spans, const Convolution &conv, int32_t dtype) {
+    with_type(dtype, [&](auto *type) { causal_conv<std::remove_pointer_t<decltype(type)>>(spans, conv); });
+}
+
+void any_delta(const StateSpans &spans, const DeltaRule &rule, int32_t dtype) {
+    with_type(dtype, [&](auto *type) { gated_delta<std::remove_pointer_t<decltype(type)>>(spans, rule); });
+}
+
+void any_mamba2(const StateSpans &spans, const Mamba2 &mamba, int32_t dtype) {
+    with_type(dtype, [&](auto *type) { mamba2<std::remove_pointer_t<decltype(type)>>(spans, mamba); });
+}
+
 template <typename Format> constexpr FormatInfo info() {
     return {Format::NAME,   Format::BITS,        Format::INPUTS,           int32_t(Format::BLOCK_INPUTS), int32_t(Format::BLOCK_BYTES),
             Format::SCALED, Format::COMPENSATED, MicroKernel<Format>::PATH};
@@ -118,6 +131,7 @@ template <typename... Each> struct FormatTable<FormatList<Each...>> {
 
 namespace ISA {
 extern const Kernels kernels = {any_rms_norm, any_gate,     any_rope_and_write, any_attention, any_pack, any_linear,
-                                any_best,     any_embed,    any_decode,         any_encode,    draw,         exclude,
+                                any_best,     any_embed,    any_decode,         any_encode,    draw,         highest,
+                                exclude,      any_conv,     any_delta,          any_mamba2,
                                 FormatTable<Formats>::all,  Formats::COUNT};
 }

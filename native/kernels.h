@@ -79,6 +79,8 @@ struct HeadNorms {
     float eps;
 };
 
+constexpr int MAX_EXPERT_GROUPS = 64;
+
 // An MLP of which each token uses a part: the `chosen` experts whose scores are highest, and all use a shared one if
 // there is one. See chairlift/ops/experts.py for what is computed.
 struct Experts {
@@ -88,7 +90,17 @@ struct Experts {
     const Weight *gate_up, *down;   // one of each for each expert, all of the same size and format
     Weight shared_gate_up, shared_down;     // `packed` is null where there is none
     int32_t count, chosen, sigmoid, renormalized, shared_gated;
+    int32_t groups, groups_chosen, group_best;   // see `Routing`
     float least_sum, scale;
+};
+
+// Attention over one head of keys and values that those of all heads are made of. See chairlift/ops/latent.py.
+struct Latent {
+    Weight first, query;            // the latter's `packed` is null where the former gives queries
+    Norm query_norm, norm;
+    const Weight *key_up, *value_up;    // one of each for each head, all of the same size and format
+    int32_t rank, plain, rotated, value;
+    float eps;                      // of both norms
 };
 
 // One layer of a decoder, and its norms of what attention and the MLP are given (pre) and of what they give (post).
@@ -97,6 +109,7 @@ struct DecoderLayer {
     HeadNorms head_norms;
     Weight qkv, out, gate_up, down;
     const Experts *experts;     // if there are any, gate_up and down are not used
+    const Latent *latent;       // if there is one, qkv is not used
     const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
     const float *cos_sin;
@@ -164,6 +177,56 @@ struct Draws {
     const double *uniform;
 };
 
+// Through which states the tokens of a step go, as chairlift.ops.base.StateSpans has it: sequence i owns the tokens
+// [starts[i], starts[i + 1]) and the state in row rows[i]. Its cuts are [first_cut[i], first_cut[i + 1]): after so many of
+// its tokens, and before its last, its state is copied to a row.
+struct StateSpans {
+    const int64_t *rows, *starts, *first_cut, *cut_after, *cut_rows;
+    int64_t count;
+};
+
+// Where one layer's states lie: that of row r at base + r * stride bytes.
+struct States {
+    char *base;
+    int64_t stride;
+};
+
+// Inputs of each channel that a convolution may see at once.
+constexpr int64_t MAX_TAPS = 16;
+
+// A causal convolution of each channel by itself. x [tokens, channels], its rows x_stride apart; weight [channels, taps];
+// bias [channels] or null; out [tokens, channels]; states [channels, taps]. All of the activations' type.
+struct Convolution {
+    const void *x, *weight, *bias;
+    void *out;
+    States state;
+    int64_t x_stride, channels, taps;
+    int32_t silu;
+};
+
+// The gated delta rule. q, k [tokens, key_heads, key_dim] and v [tokens, value_heads, value_dim] of the activations' type,
+// their rows strides apart; decay, its logarithm, and beta [tokens, value_heads]; out [tokens, value_heads, value_dim];
+// states [value_heads, key_dim, value_dim] float32. `unit`: queries and keys are divided by their lengths.
+struct DeltaRule {
+    const void *q, *k, *v;
+    const float *decay, *beta;
+    void *out;
+    States state;
+    int64_t q_stride, k_stride, v_stride, key_heads, value_heads, key_dim, value_dim;
+    int32_t unit;
+};
+
+// Mamba 2. x [tokens, heads, head_dim], b and c [tokens, groups, state_dim] of the activations' type, their rows strides
+// apart; dt [tokens, heads]; a and d (or null) [heads]; out [tokens, heads, head_dim]; states [heads, head_dim, state_dim],
+// all float32.
+struct Mamba2 {
+    const void *x, *b, *c;
+    const float *dt, *a, *d;
+    float *out;
+    States state;
+    int64_t x_stride, b_stride, c_stride, heads, groups, head_dim, state_dim;
+};
+
 struct Kernels {
     void (*rms_norm)(const void *x, void *residual, const Norm &norm, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);
@@ -183,7 +246,11 @@ struct Kernels {
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
+    void (*highest)(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values);
     void (*exclude)(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words);
+    void (*causal_conv)(const StateSpans &spans, const Convolution &conv, int32_t dtype);
+    void (*gated_delta)(const StateSpans &spans, const DeltaRule &rule, int32_t dtype);
+    void (*mamba2)(const StateSpans &spans, const Mamba2 &mamba, int32_t dtype);
     const FormatInfo *formats;  // each at the place that its id says
     int32_t num_formats;
 };

@@ -7,6 +7,9 @@
 
 namespace {
 
+// Room for one head: that of latent attention is as wide as what is kept of a token.
+constexpr int MAX_HEAD_DIM = 576;
+
 // Stored values that lie together along the axis that is summed over.
 template <typename T> constexpr int PER_STEP = sizeof(T) < 4 ? 2 : 1;
 // Whether each token has a scale.
@@ -106,7 +109,7 @@ template <typename T> float quantize(const T *x, int dim, int8_t *out) {
 template <typename T>
 void write_kv(const T *k, const T *v, int8_t *k_block, int8_t *v_block, int offset, const Heads &heads) {
     const int dim = heads.head_dim, even = stored_tokens<int8_t>(heads);
-    int8_t rounded[256];
+    int8_t rounded[MAX_HEAD_DIM];
     const float k_scale = quantize(k, dim, rounded);
     for (int i = 0; i < dim; i += 2) std::memcpy(k_block + i * even + 2 * offset, rounded + i, 2);
     std::memcpy(k_block + k_data_size<int8_t>(heads) + offset * sizeof(float), &k_scale, sizeof k_scale);

@@ -62,18 +62,21 @@ template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *h
     static thread_local Arena arena;
     static thread_local Plans plans;
     static thread_local Routes routes;
+    static thread_local LatentRows latent_rows;
     const Workspace<T> workspace(arena, decoder, pass, omp_get_max_threads());
     plans.make(decoder, pass.batch);
+    if (workspace.has_latents) latent_rows.make(decoder, pass);
     for (int64_t i = 0; i < decoder.num_layers; i++)
         if (decoder.layers[i].experts) routes.reserve(*decoder.layers[i].experts, pass.num_tokens);
     // Inside the team these names would stand for each thread's own.
     const std::vector<const Plan *> &of_layers = plans.of_layers;
     Routes &of_all = routes;
+    const LatentRows &by_heads = latent_rows;
     const DecoderLayer &first = *decoder.layers;
     const Weight &gate_up = first.experts ? *first.experts->gate_up : first.gate_up;
     const int64_t rows = pass.num_tokens * (first.experts ? first.experts->chosen : 1);
     with_team(rows * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
-        Forward<T>(decoder, pass, workspace, of_layers, of_all, team).run(hidden);
+        Forward<T>(decoder, pass, workspace, of_layers, of_all, by_heads, team).run(hidden);
     });
 }
 

@@ -106,7 +106,7 @@ struct Plan {
         const Lanes lanes{heads};
         const int start = batch.query_start[seq], count = batch.query_start[seq + 1] - start;
         const int groups = heads.num_heads / heads.num_kv_heads;
-        const int room = MAX_ROW_FLOATS / padded < MAX_ROWS ? MAX_ROW_FLOATS / padded : MAX_ROWS;
+        const int room = padded > COMMON_HEAD_DIM ? ROWS_OF_LARGE_HEADS : std::min(MAX_ROWS, 64 * 64 / padded);
         const int most_heads = groups < room ? groups : room, most_tokens = room / most_heads;
         // Late tokens see the most keys; the longest tasks go first, so that no thread is left with one at the end.
         for (int token = (count - 1) / most_tokens * most_tokens; token >= 0; token -= most_tokens) {

@@ -133,6 +133,33 @@ void draw(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, 
     });
 }
 
+// The highest of each row of logits [rows, vocab], and the first place that has it; NaN for a row that has one.
+void highest(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values) {
+    constexpr int64_t CHUNK = 256;
+    with_team(rows > 1, [&](Team &team) {
+        for (int64_t row = team.take(); row < rows; row = team.take()) {
+            const float *from = logits + row * vocab;
+            float best = -__builtin_inff();
+            int32_t strange = 0;
+#pragma omp simd reduction(max : best) reduction(| : strange)
+            for (int64_t i = 0; i < vocab; i++) {
+                best = from[i] > best ? from[i] : best;
+                strange |= from[i] != from[i];
+            }
+            int64_t place = 0;
+            for (int32_t found = 0; !strange && place < vocab; place += CHUNK) {
+                const int64_t end = std::min(place + CHUNK, vocab);
+#pragma omp simd reduction(| : found)
+                for (int64_t i = place; i < end; i++) found |= from[i] == best;
+                if (found) break;
+            }
+            while (!strange && from[place] != best) place++;
+            ids[row] = place;
+            values[row] = strange ? __builtin_nanf("") : best;
+        }
+    });
+}
+
 // Makes all logits [rows, vocab] negative infinity whose bit is not set in `allowed`, of `words` for each row.
 void exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words) {
     constexpr int BITS = 32;

@@ -17,9 +17,12 @@ Quantization = Literal["none", "int8", "int4"]
 
 
 class Linear(Protocol):
-    """x [T, in] -> [T, out]; `nbytes` is what its weight takes."""
+    """x [T, in] -> [T, out]."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its weight takes."""
+        ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x * weight^T + bias."""
@@ -86,12 +89,31 @@ class HeadShape:
 
 
 @dataclass(slots=True)
+class StateSpans:
+    """Through which states the tokens of one step go. S sequences, as in `AttentionBatch`.
+
+    rows [S]: the row of each one's state; first [S]: how many tokens it has seen, so that it is zeros where that is 0;
+    starts [S + 1]: its tokens in the step. cuts: of sequence i, after how many of its tokens of this step its state is
+    copied, and to which row, ascending.
+    """
+
+    rows: list[int]
+    first: list[int]
+    starts: list[int]
+    cuts: dict[int, list[tuple[int, int]]]
+
+
+@dataclass(slots=True)
 class Inputs:
-    """One step's tokens: `token_ids` [T] int64; `logit_rows` [R] int64, ascending: those whose logits are wanted."""
+    """One step's tokens: `token_ids` [T] int64; `logit_rows` [R] int64, ascending: those whose logits are wanted.
+
+    `states` are there where layers have any.
+    """
 
     token_ids: Tensor
     attention: AttentionBatch
     logit_rows: Tensor
+    states: StateSpans | None = None
 
 
 class Mlp(Protocol):

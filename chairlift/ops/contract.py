@@ -17,8 +17,48 @@ from chairlift.ops.base import (
     KVCache,
     Linear,
     Quantization,
+    StateSpans,
 )
 from chairlift.ops.encoder import EncoderForward, EncoderWeights
+
+
+class Recurrence(Protocol):
+    """Layers with states, for the tokens of one step. `spans` are its sequences', as `prepare` makes them once a step.
+
+    A layer's states have a first dimension of rows. A token is computed the same way in any company and in any part.
+    """
+
+    def prepare(self, spans: StateSpans) -> object:
+        """What the others take for `spans`."""
+        ...
+
+    def causal_conv(
+        self, spans: object, states: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool
+    ) -> Tensor:
+        """Return each channel's convolution over the last K inputs, activated if asked: x [T, C] -> [T, C].
+
+        weight [C, K], the newest input's last; bias [C]; states [rows, C, K]: the last inputs.
+        """
+        ...
+
+    def gated_delta(
+        self, spans: object, states: Tensor, qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, unit: bool
+    ) -> Tensor:
+        """Return the outputs [T, Hv, Dv] of the gated delta rule (Yang et al., 2024).
+
+        qkv: queries and keys [T, Hk, Dk], divided by their lengths if `unit`, and values [T, Hv, Dv]; g, the logarithm
+        of the decay, and beta [T, Hv] float32; states [rows, Hv, Dk, Dv] float32.
+        """
+        ...
+
+    def mamba2(
+        self, spans: object, states: Tensor, xbc: tuple[Tensor, Tensor, Tensor], dt: Tensor, a: Tensor, d: Tensor | None
+    ) -> Tensor:
+        """Return the outputs [T, H, P] float32 of Mamba 2 (Dao and Gu, 2024).
+
+        xbc: x [T, H, P], b and c [T, G, N]; dt [T, H], a and d [H] float32; states [rows, H, P, N] float32.
+        """
+        ...
 
 
 class Ops(Protocol):
@@ -55,6 +95,10 @@ class Ops(Protocol):
         """
         ...
 
+    def recurrence(self) -> "Recurrence | None":
+        """Return kernels for layers with states; None where there are none."""
+        ...
+
     def encoder(self, weights: EncoderWeights) -> EncoderForward:
         """Return an encoder's forward pass; what it needs of the weights is copied or kept."""
         ...
@@ -74,6 +118,13 @@ class Ops(Protocol):
         """Make logits [R, V] float32 -inf in place, except those of the tokens that are allowed.
 
         allowed [R, ceil(V / 32)] int32: token t of a row is allowed if bit t % 32 of word t // 32 is set.
+        """
+        ...
+
+    def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest of each row of logits [R, V] float32, [R], and the first token that has it, [R] int64.
+
+        It is NaN for a row that has one, whose token is any.
         """
         ...
 

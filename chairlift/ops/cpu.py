@@ -34,9 +34,11 @@ from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.native import DTYPES, load_library, product_path, zeros
 from chairlift.ops.packed import PackedWeight
+from chairlift.ops.recurrence import NativeRecurrence
 from chairlift.ops.reference import FollowedLinear, ReferenceLinear
 
-MAX_HEAD_DIM = 256
+# As in native/kv.h.
+MAX_HEAD_DIM = 576
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
 _NO_NORMS = native.HeadNormsStruct()
@@ -172,6 +174,10 @@ class CpuOps:
             return FusedEncoder(self._library, weights, found[0])
         return PlainEncoder(weights, self.linear)
 
+    def recurrence(self) -> NativeRecurrence:
+        """Return the native kernels for layers with states."""
+        return NativeRecurrence(self._library)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D] / rms(x) rounded to the weight's dtype, times weight [D]."""
         return self._norm(x, None, weight, eps)
@@ -196,6 +202,13 @@ class CpuOps:
     def exclude(self, logits: Tensor, allowed: Tensor) -> None:
         """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
         self._library.chairlift_exclude(logits.data_ptr(), *logits.shape, allowed.data_ptr(), allowed.shape[1])
+
+    def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest of logits [R, V] float32, [R], and the first token that has it, [R] int64."""
+        logits = logits.contiguous()
+        values, ids = torch.empty(len(logits), dtype=torch.float32), torch.empty(len(logits), dtype=torch.int64)
+        self._library.chairlift_highest(logits.data_ptr(), *logits.shape, ids.data_ptr(), values.data_ptr())
+        return values, ids
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw a token id for each row of logits [R, V] float32: [R] int64."""

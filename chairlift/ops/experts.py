@@ -19,7 +19,9 @@ class Routing:
 
     A token's scores are the softmax of its logits, or the logistic function of each. The `chosen` of `count` experts
     with the highest ones count as much as their scores, if `renormalized` divided by the sum of those, which is taken
-    to be at least `least_sum`, and all times `scale`.
+    to be at least `least_sum`, and all times `scale`. Of `groups` of experts, which follow each other and are of one
+    size, only those in the best `groups_chosen` are eligible, by the sum of the `group_best` (one or two) highest
+    scores in each (DeepSeek-AI, 2024, arXiv:2405.04434 and 2412.19437).
     """
 
     count: int
@@ -28,6 +30,9 @@ class Routing:
     renormalized: bool = False
     least_sum: float = 0.0
     scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_best: int = 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,8 +77,18 @@ class Experts:
         routing = self.routing
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
         compared = scores if self.choice_bias is None else scores + self.choice_bias
-        chosen = compared.topk(routing.chosen, dim=-1).indices
+        chosen = self._eligible(compared).topk(routing.chosen, dim=-1).indices
         shares = scores.gather(1, chosen)
         if routing.renormalized:
             shares = shares / shares.sum(-1, keepdim=True).clamp(min=routing.least_sum)
         return chosen, shares * routing.scale
+
+    def _eligible(self, scores: Tensor) -> Tensor:
+        """Scores [T, E], those in groups that are not chosen -inf."""
+        routing = self.routing
+        if routing.groups_chosen == routing.groups:
+            return scores
+        groups = scores.view(len(scores), routing.groups, -1)
+        best = groups.topk(routing.group_best, dim=-1).values.sum(-1).topk(routing.groups_chosen, dim=-1).indices
+        left_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
+        return groups.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from chairlift.ops import native
-from chairlift.ops.base import DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
+from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
 from chairlift.ops.experts import Experts
+from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
 from chairlift.ops.packed import PackedWeight
 
 
@@ -19,8 +20,22 @@ def _struct(linear: Linear) -> native.WeightStruct:
 
 def can_fuse(weights: DecoderWeights) -> bool:
     """Whether the native products hold every weight."""
-    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, *_linears_of(layer.mlp))]
+    linears = [
+        linear
+        for layer in weights.layers
+        for linear in (*_parts_of(layer.qkv), *_parts_of(layer.out), *_linears_of(layer.mlp))
+    ]
     return all(isinstance(part, PackedWeight) for part in linears) and isinstance(weights.head, PackedWeight | None)
+
+
+def _parts_of(linear: Linear) -> Iterator[Linear]:
+    """All weights that it multiplies with, each by itself."""
+    if isinstance(linear, LatentProjection):
+        yield from (linear.first, *([] if linear.query is None else [linear.query]), *linear.key_up)
+    elif isinstance(linear, LatentOutput):
+        yield from (*linear.value_up, linear.out)
+    else:
+        yield linear
 
 
 def _linears_of(mlp: Mlp) -> Iterator[Linear | None]:
@@ -52,8 +67,30 @@ def _experts_struct(experts: Experts) -> native.ExpertsStruct:
         routing.scoring == "sigmoid",
         routing.renormalized,
         experts.shared_gated,
+        routing.groups,
+        routing.groups_chosen,
+        routing.group_best,
         routing.least_sum,
         routing.scale,
+    )
+
+
+def _latent_struct(before: LatentProjection, after: LatentOutput) -> native.LatentStruct:
+    """Describe both sides of latent attention, as `_experts_struct` does."""
+    shape = before.shape
+    all_of = native.WeightStruct * shape.num_heads
+    return native.LatentStruct(
+        _struct(before.first),
+        native.WeightStruct() if before.query is None else _struct(before.query),
+        native.NormStruct.of(before.query_norm),
+        native.NormStruct.of(before.norm),
+        all_of(*map(_struct, before.key_up)),
+        all_of(*map(_struct, after.value_up)),
+        shape.rank,
+        shape.plain,
+        shape.rotated,
+        shape.value,
+        EPS,
     )
 
 
@@ -66,23 +103,12 @@ class FusedDecoder:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, rotations
         self._experts: list[native.ExpertsStruct] = []
+        self._latents: list[native.LatentStruct] = []
         layers = (native.DecoderLayerStruct * len(caches))()
-        for struct, layer, (k, v, *_), cos_sin in zip(layers, weights.layers, caches, rotations, strict=True):
-            for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm"):
-                setattr(struct, name, native.NormStruct.of(getattr(layer, name)))
-            struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, weights.eps)
-            struct.sinks = None if layer.sinks is None else layer.sinks.data_ptr()
-            struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
-            if isinstance(layer.mlp, DenseMlp):
-                struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)
-            else:
-                assert isinstance(layer.mlp, Experts)
-                self._experts.append(_experts_struct(layer.mlp))
-                struct.experts = ctypes.pointer(self._experts[-1])
-            struct.k_cache, struct.v_cache = k.data_ptr(), v.data_ptr()
+        for struct, layer, cache, cos_sin in zip(layers, weights.layers, caches, rotations, strict=True):
+            self._describe(struct, layer, weights.eps)
+            struct.k_cache, struct.v_cache = cache[0].data_ptr(), cache[1].data_ptr()
             struct.cos_sin = cos_sin.data_ptr()
-            struct.window = layer.heads.window or 0
-            struct.parallel = layer.parallel
         heads, k = weights.layers[0].heads, caches[0][0]
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
@@ -111,6 +137,27 @@ class FusedDecoder:
             native.DTYPES[self._dtype],
         )
         self._decode = library.chairlift_decode
+
+    def _describe(self, struct: native.DecoderLayerStruct, layer: DecoderLayer, eps: float) -> None:
+        """Fill in all but the cache and its rotation."""
+        for name in ("attention_pre_norm", "attention_post_norm", "mlp_pre_norm", "mlp_post_norm"):
+            setattr(struct, name, native.NormStruct.of(getattr(layer, name)))
+        struct.head_norms = native.HeadNormsStruct.of(layer.q_norm, layer.k_norm, layer.heads, eps)
+        struct.sinks = None if layer.sinks is None else layer.sinks.data_ptr()
+        if isinstance(layer.qkv, LatentProjection):
+            assert isinstance(layer.out, LatentOutput)
+            self._latents.append(_latent_struct(layer.qkv, layer.out))
+            struct.latent, struct.out = ctypes.pointer(self._latents[-1]), _struct(layer.out.out)
+        else:
+            struct.qkv, struct.out = _struct(layer.qkv), _struct(layer.out)
+        if isinstance(layer.mlp, DenseMlp):
+            struct.gate_up, struct.down = _struct(layer.mlp.gate_up), _struct(layer.mlp.down)
+        else:
+            assert isinstance(layer.mlp, Experts)
+            self._experts.append(_experts_struct(layer.mlp))
+            struct.experts = ctypes.pointer(self._experts[-1])
+        struct.window = layer.heads.window or 0
+        struct.parallel = layer.parallel
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""

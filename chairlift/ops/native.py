@@ -77,6 +77,55 @@ class WeightStruct(ctypes.Structure):
     ]
 
 
+class StateSpansStruct(ctypes.Structure):
+    """Through which states a step's tokens go."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("rows", "starts", "first_cut", "cut_after", "cut_rows")),
+        ("count", INT64),
+    ]
+
+
+class StatesStruct(ctypes.Structure):
+    """Where one layer's states lie."""
+
+    _fields_ = [("base", POINTER), ("stride", INT64)]
+
+
+class ConvolutionStruct(ctypes.Structure):
+    """A causal convolution of each channel by itself."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("x", "weight", "bias", "out")),
+        ("state", StatesStruct),
+        *((name, INT64) for name in ("x_stride", "channels", "taps")),
+        ("silu", INT32),
+    ]
+
+
+class DeltaRuleStruct(ctypes.Structure):
+    """The gated delta rule."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("q", "k", "v", "decay", "beta", "out")),
+        ("state", StatesStruct),
+        *((name, INT64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, INT64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+        ("unit", INT32),
+    ]
+
+
+class Mamba2Struct(ctypes.Structure):
+    """Mamba 2."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("x", "b", "c", "dt", "a", "d", "out")),
+        ("state", StatesStruct),
+        *((name, INT64) for name in ("x_stride", "b_stride", "c_stride")),
+        *((name, INT64) for name in ("heads", "groups", "head_dim", "state_dim")),
+    ]
+
+
 class NormStruct(ctypes.Structure):
     """A norm's weight."""
 
@@ -112,8 +161,24 @@ class ExpertsStruct(ctypes.Structure):
         ("shared_gate_up", WeightStruct),
         ("shared_down", WeightStruct),
         *[(name, INT32) for name in ("count", "chosen", "sigmoid", "renormalized", "shared_gated")],
+        *[(name, INT32) for name in ("groups", "groups_chosen", "group_best")],
         ("least_sum", FLOAT),
         ("scale", FLOAT),
+    ]
+
+
+class LatentStruct(ctypes.Structure):
+    """Attention over one head of keys and values that those of all heads are made of."""
+
+    _fields_ = [
+        ("first", WeightStruct),
+        ("query", WeightStruct),
+        ("query_norm", NormStruct),
+        ("norm", NormStruct),
+        ("key_up", ctypes.POINTER(WeightStruct)),
+        ("value_up", ctypes.POINTER(WeightStruct)),
+        *[(name, INT32) for name in ("rank", "plain", "rotated", "value")],
+        ("eps", FLOAT),
     ]
 
 
@@ -128,6 +193,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ("head_norms", HeadNormsStruct),
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("experts", ctypes.POINTER(ExpertsStruct)),
+        ("latent", ctypes.POINTER(LatentStruct)),
         ("sinks", POINTER),
         ("k_cache", POINTER),
         ("v_cache", POINTER),
@@ -231,6 +297,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     NormStruct,
     HeadNormsStruct,
     ExpertsStruct,
+    LatentStruct,
     DecoderLayerStruct,
     DecoderStruct,
     PassStruct,
@@ -239,6 +306,11 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     EncoderStruct,
     TextsStruct,
     DrawsStruct,
+    StateSpansStruct,
+    StatesStruct,
+    ConvolutionStruct,
+    DeltaRuleStruct,
+    Mamba2Struct,
 )
 
 _SIGNATURES = {
@@ -253,6 +325,10 @@ _SIGNATURES = {
     "chairlift_decode": [POINTER, POINTER, POINTER],
     "chairlift_encode": [POINTER, POINTER, POINTER],
     "chairlift_draw": [POINTER, INT64, INT64, POINTER, POINTER],
+    "chairlift_highest": [POINTER, INT64, INT64, POINTER, POINTER],
+    "chairlift_causal_conv": [POINTER, POINTER, INT32],
+    "chairlift_gated_delta": [POINTER, POINTER, INT32],
+    "chairlift_mamba2": [POINTER, POINTER, INT32],
     "chairlift_exclude": [POINTER, INT64, INT64, POINTER, INT64],
 }
 

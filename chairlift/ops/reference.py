@@ -161,9 +161,18 @@ class ReferenceOps:
         """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
         exclude_tokens(logits, allowed)
 
+    def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the highest of logits [R, V], [R], and the first token that has it, [R] int64."""
+        values, ids = logits.max(-1)
+        return values, ids
+
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw a token id for each row of logits [R, V] float32: [R] int64."""
         return draw_tokens(logits, draws)
+
+    def recurrence(self) -> None:
+        """None: whoever has layers with states computes them as it can."""
+        return
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device

@@ -140,6 +140,8 @@ SHAPES = [
     (2, 1, 256, 16, 300),
     (80, 1, 64, 16, None),
     (2, 2, 8, 1, 64),
+    (7, 1, 576, 16, None),
+    (17, 1, 288, 8, None),  # more heads than rows are multiplied at once
 ]
 
 
@@ -168,6 +170,22 @@ def test_attention_on_rounded_values_is_that_of_the_reference(native: Ops, dtype
         torch.testing.assert_close(one, other, **(TOLERANCE[dtype] | {"atol": 1e-2}))
         assert (one - other).float().abs().mean() < (1e-4 if dtype == torch.float32 else 2e-3)
         assert 0 < (one - unrounded).float().abs().mean() < 0.02
+
+
+@needs_native
+def test_sums_over_the_widest_heads_fit(native: Ops, dtype: torch.dtype) -> None:
+    """All numbers are at the end of their range, so that every product of the last token with itself is the largest."""
+    heads = HeadShape(2, 1, 576, 576**-0.5, None)
+    cache = native.allocate_kv_cache(1, 16, heads, torch.int8, CPU)
+    batch = make_batch([(0, 5)], [[0]], 16)
+    qkv = torch.ones(5, 4 * 576, dtype=dtype)
+    qkv[:4, 2 * 576 : 3 * 576] = 0
+    qkv[:, 3 * 576 :] *= torch.arange(1, 6)[:, None]
+    still = torch.cat((torch.ones(5, 288), torch.zeros(5, 288)), dim=1)
+    query = native.rope_and_write(qkv, still, batch, cache, heads, None, None, 1e-6)
+    # The last key's score is 24, all others' are 0.
+    wanted = torch.tensor([1.0, 1.5, 2.0, 2.5, 5.0]).repeat_interleave(2 * 576).view(5, -1)
+    torch.testing.assert_close(native.attention(query, cache, batch, heads).float(), wanted, atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("cached", [None, torch.int8], ids=["plain", "int8"])
