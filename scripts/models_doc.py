@@ -45,6 +45,11 @@ KNOWN = {
     "ernie4_5_moe": "ERNIE 4.5 with experts",
     "glm4_moe": "GLM 4.5",
     "dots1": "dots.llm1",
+    "deepseek_v2": "DeepSeek V2 and its Lite and Coder",
+    "deepseek_v3": "DeepSeek V3 and R1, Moonlight, in bfloat16",
+    "glm4_moe_lite": "GLM 4.7 Flash",
+    "youtu": "Youtu-LLM",
+    "minicpm3": "MiniCPM 3",
     "starcoder2": "StarCoder 2",
     "cohere": "Command R, Aya 23 and Expanse 8B",
     "cohere2": "Command R7B, Command A",
@@ -63,7 +68,6 @@ KNOWN = {
     "modernbert": "ModernBERT, gte-modernbert",
 }
 _NOT_READ = 'not read yet; `quantization = "int8"` or "int4" rounds a plain folder'
-_STATES = "no states beside the KV cache yet"
 # Through transformers, as the tests have them.
 FOREIGN = {
     "phi": "Phi 1 and 2",
@@ -77,19 +81,33 @@ FOREIGN = {
     "nanochat": "nanochat",
     "phimoe": "Phi 3.5 with experts",
     "minimax_m2": "MiniMax M2",
-    "deepseek_v2": "DeepSeek V2 and its Lite and Coder",
-    "deepseek_v3": "DeepSeek V3 and R1, Kimi K2",
-    "minicpm3": "MiniCPM3",
-    "glm4_moe_lite": "GLM 4.7 Flash",
-    "youtu": "Youtu-LLM",
     "longcat_flash": "LongCat Flash",
     "hunyuan_v1_moe": "Hunyuan with experts",
     "solar_open": "Solar Open",
     "biogpt": "BioGPT",
+    "lfm2": "LFM2 350M to 2.6B (states)",
+    "lfm2_moe": "LFM2 with experts (states)",
+    "lfm3": "LFM3 (states)",
+    "qwen3_5_text": "Qwen 3.5 without its part for images (states)",
+    "qwen3_5_moe_text": "Qwen 3.5 with experts, without its part for images (states)",
+    "qwen3_next": "Qwen3-Next (states)",
+    "olmo_hybrid": "OLMo Hybrid (states)",
+    "granitemoehybrid": "Granite 4 and 4 H (states)",
+    "bamba": "Bamba (states)",
+    "falcon_h1": "Falcon-H1 (states)",
+    "nemotron_h": "Nemotron-H, Nemotron 3 (states)",
+    "jamba": "Jamba (states, taken up token by token)",
+    "mamba2": "Mamba 2, Codestral Mamba (states alone)",
+}
+# Those that read images too, of which the part for texts is served, through transformers as well.
+SEEING = {
+    "gemma3": "Gemma 3 4B to 27B; its part for images is left out",
+    "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
+    "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
 }
 REFUSED = {
     "an attention that chooses what it looks at (DeepSeek V3.2, GLM 5)": "there is no kernel for it",
-    "recurrent or convolutional layers (Mamba, Qwen3-Next, Granite 4, Falcon-H1, LFM2)": _STATES,
+    "layers that share one attention (Zamba)": "their attention can't be taken over",
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
     "quantized folders with experts (but gpt-oss's MXFP4), and of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
@@ -121,9 +139,13 @@ With `pip install 'chairlift[transformers]'` (or `implementation = "transformers
 modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of
 the above holds: strategies, prefix cache, chunks, preemption, int8 and int4. It costs Python for each layer and step.
 A model is checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what
-attention there is must be known; or else it is refused. Where keys and values are made from a latent state (DeepSeek),
-they themselves are cached, which takes many times the memory of that state. These are held against transformers by
-tests; others may do.
+attention there is must be known; or else it is refused. Where keys and values are made from a latent (LongCat), they
+themselves are cached, which takes many times the memory that native families with
+[latent attention](decisions/035-latent-attention.md) take. These are held against transformers by tests; others may do.
+
+**Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
+prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends
+and where prefixes part, at any token. Tests hold these models' texts from snapshots to those of transformers, too.
 
 {foreign}
 
@@ -148,7 +170,7 @@ def text() -> str:
     decoders = [["`model_type`", "models", "unlike Llama"]]
     decoders += [[f"`{name}`", KNOWN[name], _unlike_llama(row)] for name, row in DECODERS.items()]
     encoders = [["`model_type`", "models"], *([f"`{name}`", KNOWN[name]] for name in ENCODERS)]
-    foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in FOREIGN.items())]
+    foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in (FOREIGN | SEEING).items())]
     refused = [["models", "why"], *map(list, REFUSED.items())]
     return _TEXT.format(
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
@@ -179,6 +201,7 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "GELU": row.activation[1].startswith("gelu"),
         "multipliers": row.multipliers,
         "scaled embeddings": row.scaled_embedding,
+        "latent attention": row.latent,
         "experts": row.experts is not None,
         "attention sinks": row.sinks,
         "capped scores and logits": row.caps is not None,

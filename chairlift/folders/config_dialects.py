@@ -57,6 +57,34 @@ def opt(raw: Raw) -> Raw:
     return {**found, "layer_norm_eps": 1e-5, "num_key_value_heads": None}
 
 
+def deepseek2(raw: Raw) -> Raw:
+    """DeepSeek V2: experts are in groups only where the way in which they are chosen is by these."""
+    _refuse(raw, {"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1})
+    method = raw.get("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise NotNative(f"topk_method={method!r} is not supported by the native kernels")
+    return raw if method == "group_limited_greedy" else {**raw, "n_group": None, "topk_group": None}
+
+
+def deepseek3(raw: Raw) -> Raw:
+    """DeepSeek V3: its own code has fields for what V2 does otherwise."""
+    _refuse(raw, {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
+    return raw
+
+
+def minicpm3(raw: Raw) -> Raw:
+    """MiniCPM 3: multipliers go by the sizes of the model that its settings were found with (Hu et al., 2024)."""
+    found = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, **raw}
+    hidden, layers = positive_size(raw, "hidden_size"), positive_size(raw, "num_hidden_layers")
+    depth, base = found.get("scale_depth", 1.4), found.get("dim_model_base", 256)
+    found["embedding_multiplier"] = found.get("scale_emb", 12)
+    found["residual_multiplier"] = 1.0 if depth is None else depth / layers**0.5
+    found["logits_scaling"] = 1.0 if base is None else hidden / base
+    if found.get("v_head_dim") is None:
+        found["v_head_dim"] = hidden // positive_size(raw, "num_attention_heads")
+    return {**found, "rope_interleave": False}
+
+
 def gpt_neox(raw: Raw) -> Raw:
     """GPT-NeoX: which part of a head is rotated, and how fast, has older names."""
     found = _named(raw, {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"})

@@ -4,19 +4,25 @@ from typing import Any
 
 from chairlift.folders.config_dialects import (
     cohere,
+    deepseek2,
+    deepseek3,
     falcon,
     falcon_norms,
     gpt,
     gpt_neox,
+    minicpm3,
     opt,
     stablelm,
     stablelm_norms,
 )
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.expert_rules import (
+    DEEPSEEK2,
+    DEEPSEEK3,
     DOTS1,
     ERNIE4_5,
     GLM4,
+    GLM4_LITE,
     GPT_OSS,
     GRANITE,
     MIXTRAL,
@@ -269,6 +275,26 @@ FAMILIES: dict[str, DecoderFamily] = {
         sinks=True,
         quantized="mxfp4",
         experts=GPT_OSS,
+    ),
+    "deepseek_v2": DecoderFamily(
+        dialect=deepseek2, qkv_bias="attention_bias", o_bias="attention_bias", experts=DEEPSEEK2, latent=True
+    ),
+    "deepseek_v3": DecoderFamily(
+        dialect=deepseek3, qkv_bias="attention_bias", o_bias="attention_bias", experts=DEEPSEEK3, latent=True
+    ),
+    "glm4_moe_lite": DecoderFamily(
+        qkv_bias="attention_bias", o_bias="attention_bias", rms_norm_eps=1e-5, experts=GLM4_LITE, latent=True
+    ),
+    "youtu": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", tied=True, latent=True),
+    "minicpm3": DecoderFamily(
+        dialect=minicpm3,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        multipliers=True,
+        tied=True,
+        rms_norm_eps=1e-5,
+        latent=True,
     ),
     "starcoder2": DecoderFamily(
         names=STARCODER2,

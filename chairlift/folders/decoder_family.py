@@ -45,7 +45,8 @@ class DecoderFamily:
     What is rotated together are the two halves of a head, or `neighbours`; of each head a part, if there is a
     `rotary_share`, which a config can change. `caps`: the fields with caps of scores and logits, and what it means
     to leave them out. `sinks`: the files have one for each head. `quantized`: the `quant_method` of folders that
-    are packed so. `experts`: how the config describes those of layers that have any in place of one MLP.
+    are packed so. `experts`: how the config describes those of layers that have any in place of one MLP. `latent`:
+    keys and values are made of a latent.
     """
 
     qkv_bias: Bias = False
@@ -81,6 +82,7 @@ class DecoderFamily:
     sinks: bool = False
     quantized: str | None = None
     experts: ExpertRule | None = None
+    latent: bool = False
 
     @property
     def honoured(self) -> set[str]:
@@ -99,4 +101,6 @@ class DecoderFamily:
             found.add(self.parallel if isinstance(self.parallel, str) else self.parallel[0])
         if self.experts is not None:
             found.update(self.experts.count)
+            if self.experts.group_best is not None:
+                found.update(("n_group", "topk_group"))
         return found

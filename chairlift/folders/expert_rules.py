@@ -9,6 +9,8 @@ from chairlift.folders.layer_rules import Raw
 from chairlift.folders.model_json import positive_size
 
 WhichLayers = tuple[bool, ...]
+# As in native/kernels.h.
+_MOST_GROUPS = 64
 
 
 def in_all_layers(raw: Raw, num_layers: int) -> WhichLayers:
@@ -29,6 +31,20 @@ def all_but_the_first(default: int) -> Callable[[Raw, int], WhichLayers]:
     def layers(raw: Raw, num_layers: int) -> WhichLayers:
         first = int(raw.get("first_k_dense_replace", default) or 0)
         return tuple(layer >= first for layer in range(num_layers))
+
+    return layers
+
+
+def listed_or(rule: Callable[[Raw, int], WhichLayers]) -> Callable[[Raw, int], WhichLayers]:
+    """GLM 4.7 Flash: each layer is listed, or else as by another rule."""
+
+    def layers(raw: Raw, num_layers: int) -> WhichLayers:
+        kinds = raw.get("mlp_layer_types")
+        if kinds is None:
+            return rule(raw, num_layers)
+        if len(kinds) != num_layers or not {"dense", "sparse"} >= {*kinds}:
+            raise UnsupportedModel(f"mlp_layer_types must say 'dense' or 'sparse' for each of {num_layers} layers")
+        return tuple(kind == "sparse" for kind in kinds)
 
     return layers
 
@@ -69,7 +85,8 @@ class ExpertRule:
     an expert's intermediate size. `shared_count`: how many experts' widths the shared one has; `shared_width` is
     its own. `renormalized`: whether what the chosen count is divided by their sum, always or if a field says so.
     `least_sum`: what that sum is at least. `scale`: what it is multiplied by. `layers`: which have experts.
-    `activation`: of experts, where it is not the one in config.json. `names`: those of tensors.
+    `activation`: of experts, where it is not the one in config.json. `group_best`: experts may be in groups, of which a
+    token's are those with the highest sums of so many scores. `names`: those of tensors.
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -83,12 +100,16 @@ class ExpertRule:
     scale: str | None = None
     layers: Callable[[Raw, int], WhichLayers] = in_all_layers
     activation: Literal["swiglu_clamped"] | None = None
+    group_best: int | None = None
     names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """The experts of one model. `shared_width` is 0 where no expert is shared; `layers` says which layers have any."""
+    """The experts of one model. `shared_width` is 0 where no expert is shared; `layers` says which layers have any.
+
+    Groups are as in `Routing`.
+    """
 
     count: int
     chosen: int
@@ -100,6 +121,9 @@ class ExpertConfig:
     scale: float
     layers: WhichLayers
     activation: Literal["swiglu_clamped"] | None
+    groups: int
+    groups_chosen: int
+    group_best: int
     names: ExpertNames
 
 
@@ -121,6 +145,7 @@ def parse_experts(raw: Raw, rule: ExpertRule, num_layers: int) -> ExpertConfig |
     elif rule.shared_count is not None and raw.get(rule.shared_count):
         shared = width * positive_size(raw, rule.shared_count)
     renormalized = rule.renormalized
+    groups, groups_chosen = _groups(raw, rule, count, chosen)
     return ExpertConfig(
         count=count,
         chosen=chosen,
@@ -133,8 +158,28 @@ def parse_experts(raw: Raw, rule: ExpertRule, num_layers: int) -> ExpertConfig |
         scale=float(raw.get(rule.scale, 1.0)) if rule.scale is not None else 1.0,
         layers=layers,
         activation=rule.activation,
+        groups=groups,
+        groups_chosen=groups_chosen,
+        group_best=rule.group_best or 1,
         names=rule.names,
     )
+
+
+def _groups(raw: Raw, rule: ExpertRule, count: int, chosen: int) -> tuple[int, int]:
+    """How many groups of experts there are, and in how many of them a token's may be."""
+    if rule.group_best is None or raw.get("n_group") in (None, 1):
+        return 1, 1
+    groups, eligible = positive_size(raw, "n_group"), positive_size(raw, "topk_group")
+    if count % groups or groups > _MOST_GROUPS or count // groups < rule.group_best:
+        raise UnsupportedModel(
+            f"n_group ({groups}) must be at most {_MOST_GROUPS}, and divide {count} experts into groups of at least "
+            f"{rule.group_best}"
+        )
+    if eligible > groups or eligible * (count // groups) < chosen:
+        raise UnsupportedModel(
+            f"topk_group ({eligible}) must be at most n_group ({groups}), with room for a token's {chosen} experts"
+        )
+    return groups, eligible
 
 
 MIXTRAL = ExpertRule(
@@ -166,8 +211,19 @@ GLM4 = ExpertRule(
     renormalized=("norm_topk_prob", True),
     scale="routed_scaling_factor",
     layers=all_but_the_first(1),
+    group_best=2,
     names=ExpertNames(choice_bias="mlp.gate.e_score_correction_bias"),
 )
+GLM4_LITE = replace(GLM4, layers=listed_or(all_but_the_first(1)))
+DEEPSEEK2 = ExpertRule(
+    count=("n_routed_experts", "num_experts"),
+    shared_count="n_shared_experts",
+    renormalized=("norm_topk_prob", False),
+    scale="routed_scaling_factor",
+    layers=all_but_the_first(0),
+    group_best=1,
+)
+DEEPSEEK3 = replace(GLM4, layers=all_but_the_first(3))
 DOTS1 = replace(GLM4, renormalized=("norm_topk_prob", False), layers=all_but_the_first(0))
 ERNIE4_5 = ExpertRule(
     count=("moe_num_experts", "num_experts"),

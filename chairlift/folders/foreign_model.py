@@ -15,7 +15,17 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _GENERATES = ("ForCausalLM", "LMHeadModel")
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+# Families that read images too, of which transformers has the part for texts as a model of its own.
+_READ_MORE = {"gemma3", "qwen3_5", "qwen3_5_moe"}
+# Tokens of a sequence where a model has states alone, and so no bound.
+_UNBOUNDED = 32768
+# Layers with keys and values, those with states, those with both, and those that only have an MLP.
+_LAYERS_KNOWN = {
+    *("full_attention", "sliding_attention", "attention"),
+    *("linear_attention", "conv", "mamba", "mamba2"),
+    *("hybrid", "hybrid_sliding"),
+    *("mlp", "moe"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +54,32 @@ def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
         raise UnsupportedModel("auto_map names code in the model's folder, which is never run")
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantization_config is not supported; a model that leaves it unset works")
+    raw = _text_part(raw)
     names = raw.get("architectures") or []
     if not any(each.endswith(_GENERATES) for each in names):
         raise UnsupportedModel(f"model_type {name!r} with architectures {names}: none writes texts (ForCausalLM)")
-    unlike = sorted(set(raw.get("layer_types") or ()) - _PLAIN_LAYERS)
+    unlike = sorted(set(raw.get("layer_types") or raw.get("layers_block_type") or ()) - _LAYERS_KNOWN)
     if unlike or raw.get("attention_chunk_size") is not None:
         raise UnsupportedModel(f"layers of type {unlike[0] if unlike else 'chunked_attention'!r} are not supported")
-    _first(raw, _LAYERS)
+    if not isinstance(raw.get("layers_block_type"), list):
+        _first(raw, _LAYERS)
+    recurrent = all(raw.get(name) is None for name in (*_POSITIONS, "num_attention_heads"))
     return ForeignConfig(
         model_type=name,
         vocab_size=_first(raw, ("vocab_size",)),
         head_dim=_head_dim(raw),
-        max_positions=_first(raw, _POSITIONS),
+        max_positions=_UNBOUNDED if recurrent else _first(raw, _POSITIONS),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
+
+
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the config says of the part that reads and writes texts, where a model reads more than those."""
+    text = raw.get("text_config")
+    if raw.get("model_type") not in _READ_MORE or not isinstance(text, dict):
+        return raw
+    kept = {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
+    return {**kept, **text, "architectures": [_GENERATES[0]]}
 
 
 def _head_dim(raw: Mapping[str, Any]) -> int:

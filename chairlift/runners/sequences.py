@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from chairlift.core.cost import ExpertReads
 from chairlift.core.sequences.request import Step, StepResult
 
 # Called with what holds a compiled grammar, which is found as long as somebody has it, or with what is wrong with it.
@@ -12,7 +13,11 @@ GrammarDone = Callable[[object], None]
 
 
 class SequenceInfo(msgspec.Struct, kw_only=True):
-    """What the front and the scheduler need to know of a loaded model. Sizes in tokens, blocks and bytes."""
+    """What the front and the scheduler need to know of a loaded model. Sizes in tokens, blocks and bytes.
+
+    There are `num_snapshots` places for states, which is None where no layer has one; `experts` is None where there are
+    none.
+    """
 
     vocab_size: int
     max_model_len: int
@@ -23,6 +28,8 @@ class SequenceInfo(msgspec.Struct, kw_only=True):
     ops: str
     weight_bytes: int
     kv_bytes: int
+    num_snapshots: int | None = None
+    experts: ExpertReads | None = None
 
 
 class SequenceRunner(Protocol):

@@ -17,11 +17,15 @@ from chairlift.runners.decoder.config import parse_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+_LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
 
 def config(model_type: str = "llama", **fields: Any) -> Any:
     experts = FAMILIES[model_type].experts if model_type in FAMILIES else None
     names = [] if experts is None else [experts.count[0], experts.chosen, experts.width, experts.shared_width]
     counts = {name: 4 for name in names if name is not None and name not in TINY}
+    if model_type in FAMILIES and FAMILIES[model_type].latent:
+        counts |= dict.fromkeys(_LATENT_SIZES, 8) | {"num_key_value_heads": None}
     return parse_config(TINY | {"model_type": model_type} | counts | fields)
 
 

@@ -123,7 +123,7 @@ def test_packed_experts_of_another_shape_or_type_are_named(tmp_path: Path) -> No
         ("olmoe", {"num_experts": 0}, "num_experts"),
         ("olmoe", {"num_local_experts": 8}, "counts experts twice"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
-        ("glm4_moe", {"n_group": 2}, "n_group"),
+        ("glm4_moe", {"n_group": 3}, "n_group"),
         ("glm4_moe", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers"),
         ("glm4_moe", {"first_k_dense_replace": "one"}, "none of its kind"),
         ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),

@@ -61,8 +61,8 @@ def test_it_does_not_while_it_holds_the_interpreter() -> None:
 
     with while_computing():
         pauses_of(work)
-    # To count is a call without the lock.
-    assert counts[1] - counts[0] <= 1
+    # To count is a call without the lock, which may pause behind the first count and before the second.
+    assert counts[1] - counts[0] <= 2
 
 
 def test_what_a_thread_takes_is_given_back() -> None:

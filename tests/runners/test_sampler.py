@@ -72,13 +72,10 @@ def test_allowed_tokens_and_words() -> None:
     assert sampler.takes_best(np.array([3]))
 
     def chosen() -> list[int]:
-        choice = sampler.sample(logits, rows, lengths)
-        return sampler.finish(choice, rows, iter(to_host(choice.tensors))).token_ids.tolist()
+        return take(sampler, logits, rows, lengths).token_ids.tolist()
 
-    before = logits.clone()
     best = rank[:, 0].tolist()
     assert chosen() == [int(rank[0, 5]), int(rank[1, 2]), best[2], best[3]]
-    assert torch.equal(logits, before)
     # What was generated completes no word of the second row any more; of the third it does after one more token.
     sampler.count_forced(2, [5, 6])
     assert chosen() == [int(rank[0, 5]), second, int(rank[2, 1]), best[3]]
@@ -120,8 +117,8 @@ def sample(
 
 
 def take(sampler: Sampler, logits: torch.Tensor, rows: Ints, lengths: Ints) -> Sampled:
-    """Sample and bring the results over."""
-    choice = sampler.sample(logits, rows, lengths)
+    """Sample and bring the results over; the logits stay as they are."""
+    choice = sampler.sample(logits.clone(), rows, lengths)
     return sampler.finish(choice, rows, iter(to_host(choice.tensors)))
 
 
@@ -293,8 +290,8 @@ def test_penalties_by_hand() -> None:
     params = SamplingParams(temperature=0, repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     sampler = Sampler(1, 5, 0, CPU, drawing[0])
     sampler.add(0, make_request("x", params, [0, 1]), [0, 1, 4, 4, 2])
-    edited = sampler._edit(logits, np.zeros(1, np.int64), np.array([5]))
-    assert edited.tolist() == [[1.0, -4.0, 0.5 - 0.25 - 0.5, 0.5, 1.5 - 0.25 - 2 * 0.5]]
+    sampler._edit(logits, np.zeros(1, np.int64), np.array([5]))
+    assert logits.tolist() == [[1.0, -4.0, 0.5 - 0.25 - 0.5, 0.5, 1.5 - 0.25 - 2 * 0.5]]
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
@@ -306,7 +303,8 @@ def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     params = SamplingParams(repetition_penalty=penalty)
     sampler.add(0, make_request("x", params, tokens[0, :150].tolist()), tokens[0].tolist())
     wanted = transformers.RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits.clone())
-    assert torch.equal(sampler._edit(logits, np.zeros(1, np.int64), np.array([200])), wanted)
+    sampler._edit(logits, np.zeros(1, np.int64), np.array([200]))
+    assert torch.equal(logits, wanted)
 
 
 def test_penalty_counts_grow_with_the_output_as_if_built_anew() -> None:
@@ -426,6 +424,35 @@ def test_nothing_is_waited_for_until_results_are_brought_over(monkeypatch: pytes
     sampled = sampler.finish(choice, np.arange(len(params)), iter(to_host(choice.tensors)))
     assert list(sampled.errors) == [4]
     assert list(sampled.logprobs) == [row for row in range(len(FILTERS)) if row != 4]
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 255, 256, 257, 1000, 49_152])
+def test_the_highest_logit_is_the_first_of_those_that_tie(vocab: int) -> None:
+    logits = torch.randint(-40, 40, (7, vocab), generator=torch.Generator().manual_seed(vocab)).float()
+    logits[1, vocab // 2] = logits[1, -1] = 99.0
+    logits[2] = -torch.inf
+    logits[3, -1] = torch.inf
+    logits[4, vocab // 3] = torch.nan
+    logits[5] = -torch.inf
+    logits[5, -1] = -1e38
+    values, ids = drawing[0].highest(logits)
+    clean = [row for row in range(7) if row != 4]
+    assert ids[clean].tolist() == logits.numpy()[clean].argmax(-1).tolist()
+    assert values[clean].tolist() == logits.numpy()[clean].max(-1).tolist()
+    assert values[4].isnan()
+    assert 0 <= ids[4] < vocab
+
+
+def test_log_probabilities_are_of_the_logits_as_they_were() -> None:
+    logits = random_logits(2)
+    params = [
+        SamplingParams(temperature=0, logprobs=0, logit_bias={3: 50.0}),
+        SamplingParams(temperature=0, logprobs=0),
+    ]
+    sampled = sample(logits, params)
+    assert sampled.token_ids[0] == 3
+    wanted = logits.log_softmax(-1)[range(2), sampled.token_ids.tolist()].tolist()
+    assert [sampled.logprobs[row].logprob for row in range(2)] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_tokens_are_drawn_for_any_logits() -> None:

@@ -4,12 +4,21 @@ import functools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
-from support.foreign_factory import FOREIGN, NATIVE_TOO, REFUSED, foreign_folder, foreign_reference
+from support.foreign_factory import (
+    FOREIGN,
+    NATIVE_TOO,
+    REFUSED,
+    folder_that_sees,
+    foreign_folder,
+    foreign_reference,
+    greedy,
+)
 from support.model_factory import edited_folder, model_folder, reference_model
 
 from chairlift.errors import UnsupportedModel
@@ -24,17 +33,9 @@ THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2", "dee
 
 
 @functools.cache
-@torch.no_grad()
 def expected(name: str) -> dict[str, list[int]]:
-    model, found = foreign_reference(name), {}
-    for prompt_name, prompt in prompts().items():
-        out = model(torch.tensor([prompt]), use_cache=True)
-        tokens = [int(out.logits[0, -1].argmax())]
-        while len(tokens) < NUM_OUTPUT:
-            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
-            tokens.append(int(out.logits[0, -1].argmax()))
-        found[prompt_name] = tokens
-    return found
+    model = foreign_reference(name)
+    return {prompt_name: greedy(model, prompt, NUM_OUTPUT) for prompt_name, prompt in prompts().items()}
 
 
 @functools.cache
@@ -86,7 +87,7 @@ def test_prefix_hits_and_preemption(name: str, ops: str) -> None:
     assert found == {prompt_name: expected(name)[prompt_name] for prompt_name in ("17", "100", "300")}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi", "phimoe"])
+@pytest.mark.parametrize("name", ["gpt2", "phi", "phimoe", "lfm2", "falcon_h1", "nemotron_h"])
 def test_bfloat16_and_eight_bits_are_near(name: str) -> None:
     folder = foreign_folder(FOREIGN[name][0], name)
     for settings in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}):
@@ -110,16 +111,30 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
     assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3"])
+def test_the_part_for_texts_of_a_model_that_sees(name: str) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    folder = folder_that_sees(name)
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    for logits, prompt in zip(
+        all_logits(make_runner(folder, ops="native"), list(prompts().values())), prompts().values(), strict=True
+    ):
+        with torch.no_grad():
+            wanted = whole(input_ids=torch.tensor([prompt])).logits[0]
+        assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
 def replaced(runner: DecoderRunner) -> Counter[str]:
     return Counter(type(module).__name__ for module in runner.model._model.modules())  # type: ignore[union-attr]
 
 
 def test_modules_that_compute_the_same_are_ours() -> None:
     found = replaced(make_runner(model_folder("llama_biases"), ops="native", implementation="transformers"))
-    assert (found["_RmsNorm"], found["_Mlp"], found["_Part"], found["_PackedLinear"]) == (5, 2, 6, 2)
+    assert (found["RmsNorm"], found["_Mlp"], found["ProjectionPart"], found["_PackedLinear"]) == (5, 2, 6, 2)
     assert (found["Linear"], found["LlamaRMSNorm"]) == (0, 0)
     # Gemma adds one to its norms' weights, and has them in float32.
-    assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["_RmsNorm"] == 5
+    assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["RmsNorm"] == 5
 
 
 def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +145,27 @@ def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: mlp(self, x) + 0.1)
     runner = make_runner(model_folder("llama"), ops="native", implementation="transformers")
     found = replaced(runner)
-    assert (found["_RmsNorm"], found["_Mlp"], found["LlamaRMSNorm"], found["LlamaMLP"]) == (0, 0, 5, 2)
+    assert (found["RmsNorm"], found["_Mlp"], found["LlamaRMSNorm"], found["LlamaMLP"]) == (0, 0, 5, 2)
+    prompt = prompts()["17"]
+    with torch.no_grad():
+        wanted = reference_model("llama")(torch.tensor([prompt])).logits[0]
+    (logits,) = all_logits(runner, [prompt])
+    assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
+def test_projections_are_set_apart_for_modules_that_look_at_them_in_other_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    own = LlamaAttention.forward
+
+    def forward(self: LlamaAttention, hidden_states: torch.Tensor, *args: Any, **others: Any) -> Any:
+        self.k_proj(hidden_states).view(-1)
+        return own(self, hidden_states, *args, **others)
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    runner = make_runner(model_folder("llama"), ops="native", implementation="transformers")
     prompt = prompts()["17"]
     with torch.no_grad():
         wanted = reference_model("llama")(torch.tensor([prompt])).logits[0]
@@ -161,7 +196,7 @@ def test_what_can_not_be_honoured_is_refused(name: str) -> None:
         ({"hidden_size": 2**40}, "no model with more"),
         ({"num_attention_heads": "4"}, "num_attention_heads"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
-        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
     ],
 )
 def test_folders_are_refused_by_name_before_anything_is_loaded(
@@ -198,6 +233,7 @@ def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch
     import models_doc
 
     assert list(models_doc.FOREIGN) == [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
+    assert {*models_doc.SEEING} == foreign_model._READ_MORE
 
 
 @pytest.mark.parametrize("name", ["cohere", "stablelm_parallel"])

@@ -62,9 +62,15 @@ class Harness:
         self.released: list[str] = list(runner.batch.row_of)
         self.fresh: set[str] = set()
         self.step_id = 0
+        # For the next step: what of states it saves and keeps, and who starts with a snapshot.
+        self.saves: dict[str, list[tuple[int, int]]] = {}
+        self.kept: dict[str, int] = {}
+        self.snapshots: dict[str, int] = {}
 
-    def add(self, request: Request, cached: int = 0, shared: Iterable[int] = ()) -> None:
-        """Make a request known; `cached` of its tokens already lie in the `shared` blocks."""
+    def add(self, request: Request, cached: int = 0, shared: Iterable[int] = (), snapshot: int | None = None) -> None:
+        """Make a request known; `cached` of its tokens already lie in the `shared` blocks, and in a snapshot."""
+        if snapshot is not None:
+            self.snapshots[request.id] = snapshot
         self.requests[request.id] = request
         self.outputs.setdefault(request.id, [])
         self.computed[request.id] = cached
@@ -77,7 +83,8 @@ class Harness:
         self.tables[id] += blocks
         self.owned[id] += blocks
         self.fresh.discard(id)
-        return Start(self.requests[id], self.tokens(id), self.computed[id], list(self.tables[id]))
+        snapshot = self.snapshots.pop(id, None)
+        return Start(self.requests[id], self.tokens(id), self.computed[id], list(self.tables[id]), snapshot)
 
     def tokens(self, id: str) -> list[int]:
         return self.requests[id].prompt_ids + self.outputs[id]
@@ -110,9 +117,9 @@ class Harness:
                 self.tables[id] += blocks
                 self.owned[id] += blocks
                 new_blocks[id] = blocks
-        step = Step(self.step_id, counts, started, new_blocks, self.released, [])
+        step = Step(self.step_id, counts, started, new_blocks, self.released, [], self.kept, self.saves)
         self.step_id += 1
-        self.released = []
+        self.released, self.kept, self.saves = [], {}, {}
         result = self.runner.execute(step)
         for id, count in counts.items():
             self.computed[id] += count
@@ -190,6 +197,6 @@ def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.
     runner._update(Step(0, counts, started, {}, [], []))
     prepared = runner.batch.prepare(Step(0, counts, [], {}, [], []))
     rows = torch.arange(sum(counts.values())).numpy()
-    hidden = runner.model.forward(prepared.inputs(rows, runner.model.device))
+    hidden = runner.model.forward(runner._inputs(prepared, rows, {}))
     runner._update(Step(1, {}, [], {}, list(counts), []))
     return list(runner.model.logits(hidden).split(list(counts.values())))

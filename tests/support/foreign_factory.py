@@ -31,6 +31,60 @@ _ROUTED = {
     "moe_intermediate_size": 64,
 }
 
+# Layers with states.
+_FOUR = {"num_hidden_layers": 4}
+_STATES_FIRST = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LFM3 = {
+    **_FOUR,
+    "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+    "head_dim": 16,
+    "sliding_window": 20,
+}
+_DELTA = {
+    **_FOUR,
+    **_STATES_FIRST,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_ROPE_OF_THREE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [2, 1, 1],
+    "mrope_interleaved": True,
+}
+_MAMBA2 = {
+    **_FOUR,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_expand": 1,
+}
+_SHARED = {"shared_intermediate_size": 64}
+_JAMBA = {**_FOUR, "num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8}
+_MAMBA_ALONE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_heads": 8,
+    "head_dim": 16,
+    "state_size": 16,
+    "n_groups": 1,
+}
+_NEMOTRON = {
+    **_FOUR,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+}
+
 # name: (model_type, config fields, beside TINY where they are not complete)
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT),
@@ -59,9 +113,28 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": ("hunyuan_v1_moe", TINY | {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]}),
     "solar_open": ("solar_open", TINY | _ROUTED | {"head_dim": 16}),
     "biogpt": ("biogpt", TINY),
+    "lfm2": ("lfm2", TINY | _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"]}),
+    "lfm2_moe": ("lfm2_moe", TINY | _FOUR | _EXPERTS | {"layer_types": ["conv", "conv", "full_attention", "conv"]}),
+    "lfm3": ("lfm3", TINY | _LFM3),
+    "qwen3_5_text": ("qwen3_5_text", TINY | _DELTA),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", TINY | _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3_next": ("qwen3_next", TINY | _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "olmo_hybrid": ("olmo_hybrid", TINY | _DELTA | {"num_key_value_heads": 4}),
+    "granitemoehybrid": ("granitemoehybrid", TINY | _MAMBA2 | _LOCAL | _STATES_FIRST | _SHARED),
+    "bamba": ("bamba", TINY | _MAMBA2 | {"attn_layer_indices": [2]}),
+    "falcon_h1": ("falcon_h1", TINY | _MAMBA2 | {"mamba_d_ssm": 64}),
+    "nemotron_h": ("nemotron_h", TINY | _NEMOTRON),
+    "jamba": ("jamba", TINY | _JAMBA),
+    "mamba2": ("mamba2", _MAMBA_ALONE),
 }  # fmt: skip
+# Those of them whose layers have states, all but a few.
+STATEFUL = [
+    *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"),
+    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba", "mamba2"),
+]
 # Those of them that are native where nothing else is asked for.
 NATIVE_TOO = {"gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
+NATIVE_TOO |= {"deepseek_v2", "deepseek_v3", "minicpm3", "glm4_moe_lite", "youtu"}
 
 # What can't be honoured, and what is said of it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -71,11 +144,37 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
         "of its 2 layers 0 have",
     ),
-    "mamba": ("mamba", TINY | {"state_size": 8}, "of its 2 layers 0 have"),
-    "falcon_h1": ("falcon_h1", TINY | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}, "in parts"),
+    "zamba2": (
+        "zamba2",
+        TINY
+        | _FOUR
+        | {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_d_state": 16, "n_mamba_heads": 4},
+        "of its 4 layers 1 have",
+    ),
     "gpt_oss": ("gpt_oss", TINY | _LOCAL | {"head_dim": 16}, "s_aux"),
-    "lfm2": ("lfm2", TINY | {"layer_types": ["conv", "full_attention"]}, "'conv'"),
 }
+
+
+@functools.cache
+def folder_that_sees(name: str) -> Path:
+    """The folder of a model with a part for images, as those of this family are on the Hub."""
+    transformers = pytest.importorskip("transformers")
+    folder = temporary_root() / f"foreign-{name}-sees"
+    vision = {"hidden_size": 32, "intermediate_size": 64}
+    if name == "qwen3_5":
+        vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+        sizes = TINY | _DELTA | {"rope_parameters": _ROPE_OF_THREE}
+        config = transformers.Qwen3_5Config(text_config=sizes, vision_config=vision)
+    else:
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+        sizes = TINY | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
+        tokens = {"image_token_index": 319, "boi_token_index": 318, "eoi_token_index": 317, "mm_tokens_per_image": 4}
+        config = transformers.Gemma3Config(text_config=sizes, vision_config=vision, **tokens)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    randomize(model)
+    model.save_pretrained(folder)
+    return folder
 
 
 @functools.cache
@@ -91,6 +190,20 @@ def foreign_folder(model_type: str, name: str, dtype: str = "float32") -> Path:
     randomize(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers goes on with, by its own cache. Bamba counts positions wrongly there unless told of them."""
+    name = "cache_params" if hasattr(model, "backbone") and "mamba" in model.config.model_type else "past_key_values"
+    cache, tokens, known = None, list(prompt), 0
+    while len(tokens) < len(prompt) + count:
+        new = torch.tensor([tokens[known:]])
+        positions = torch.arange(known, len(tokens))[None]
+        out = model(new, position_ids=positions, use_cache=True, **{name: cache})
+        cache, known = out[name], len(tokens)
+        tokens.append(int(out.logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
 
 
 @functools.cache

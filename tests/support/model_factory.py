@@ -43,6 +43,17 @@ _GRANITE = {
 }
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _ROUTED = _CHOSEN | {"n_routed_experts": 4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "head_dim": 16}
+# Keys and values out of fewer numbers: 32, and 8 that are rotated.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "head_dim": 8,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_GROUPED = _LATENT | {"n_group": 2, "topk_group": 1, "n_shared_experts": 1}
 _GPT_OSS_ROPE = _YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 _GEMMA3 = {
     "hidden_size": 72,
@@ -190,6 +201,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        _ROUTED | _GROUPED | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "attention_bias": True},
+        {},
+    ),
+    "deepseek_v2_greedy": ("deepseek_v2", _ROUTED | _GROUPED, {}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _ROUTED
+        | _GROUPED
+        | {
+            "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.8},
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+        },
+        {},
+    ),
+    "deepseek_v3_halves": (
+        "deepseek_v3",
+        _ROUTED | _LATENT | {"n_shared_experts": 2, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+        {},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", _ROUTED | _LATENT | {"num_hidden_layers": 3}, {}),
+    "youtu": ("youtu", _LATENT | {"tie_word_embeddings": False}, {}),
+    "minicpm3": ("minicpm3", _LATENT | {"v_head_dim": None, "tie_word_embeddings": False}, {}),
     "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}, {}),
     "starcoder2": ("starcoder2", {"sliding_window": 20}, {}),
     "starcoder2_untied": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}, {}),
@@ -214,9 +250,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
 FAMILIES += ["cwm", "olmo", "stablelm", "gemma2", "starcoder2", "cohere", "cohere2", "gpt_neox", "falcon"]
-FAMILIES += ["opt", "gpt2", "gpt_bigcode"]
+FAMILIES += ["opt", "gpt2", "gpt_bigcode", "youtu", "minicpm3"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
-EXPERTS += ["gpt_oss"]
+EXPERTS += ["gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += EXPERTS
 EXACT = list(VARIANTS)
 # The same with all experts chosen: where some are nearly equal, another way of rounding chooses others, which says
@@ -226,7 +262,8 @@ for _name in EXPERTS:
     _counts = [value for name, value in _fields.items() if name in ("num_experts", "num_local_experts")]
     _counts += [value for name, value in _fields.items() if name in ("n_routed_experts", "moe_num_experts")]
     _chosen = "moe_k" if "moe_k" in _fields else "num_experts_per_tok"
-    VARIANTS[f"{_name}_all"] = _type, _fields | {_chosen: _counts[0]}, _save
+    _all = {_chosen: _counts[0]} | ({"topk_group": _fields["n_group"]} if "n_group" in _fields else {})
+    VARIANTS[f"{_name}_all"] = _type, _fields | _all, _save
 ROUNDED = [f"{name}_all" if name in EXPERTS else name for name in FAMILIES]
 
 

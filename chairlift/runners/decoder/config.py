@@ -5,7 +5,7 @@ Without torch, since the front checks a folder before it starts a worker.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.decoder_family import Bias, DecoderFamily
 from chairlift.folders.expert_rules import ExpertConfig, parse_experts
 from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
+from chairlift.folders.latent_config import LatentConfig, parse_latent
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
@@ -67,9 +68,9 @@ class DecoderConfig:
     rotation. Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the
     residual by `residual_scale`, logits by `logit_scale`; scores and logits may have a cap, as in `HeadShape`.
     `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
-    `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. Files may hold so many
-    `extra_layers`, which predict tokens beyond the next and are not used. `dtype` is the name of the type the
-    folder was saved in.
+    `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. With a `latent` there is one
+    head of keys and values, that which is kept of a token. Files may hold so many `extra_layers`, which predict tokens
+    beyond the next and are not used. `dtype` is the name of the type the folder was saved in.
     """
 
     model_type: str
@@ -100,6 +101,7 @@ class DecoderConfig:
     windows: Windows
     ropes: tuple[RopeConfig, ...]
     experts: ExpertConfig | None
+    latent: LatentConfig | None
     extra_layers: int
     packing: Packing | None
     dtype: str
@@ -159,12 +161,8 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     hidden, layers, heads = (
         positive_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
-    kv_heads = heads if raw.get("num_key_value_heads") is None else positive_size(raw, "num_key_value_heads")
-    if heads % kv_heads:
-        raise UnsupportedModel(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = (family.head_dim or hidden // heads) if raw.get("head_dim") is None else positive_size(raw, "head_dim")
-    if head_dim % 2:
-        raise UnsupportedModel(f"head_dim must be even for rotary embedding, got {head_dim}")
+    latent = parse_latent(raw, heads) if family.latent else None
+    kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
     windows = _windows(raw, family.windows, layers)
 
@@ -197,19 +195,31 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         parallel=flag(family.parallel),
         qk_norm=family.qk_norm if family.qk_norm_if is None or raw.get(family.qk_norm_if) else None,
         activation=_activation(raw, family),
-        attention_scale=_attention_scale(raw, family, head_dim),
+        attention_scale=_attention_scale(raw, family, head_dim) if latent is None else latent.scale,
         embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
         residual_scale=multiplier("residual_multiplier"),
         logit_scale=_logit_scale(raw, family),
         score_cap=_cap(raw, family, "attn_logit_softcapping"),
         logit_cap=_cap(raw, family, "final_logit_softcapping"),
         windows=windows,
-        ropes=_ropes(raw, family, windows, max_positions, head_dim),
+        ropes=_ropes(raw, family, windows, max_positions, head_dim, latent),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
+        latent=latent,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
         packing=_packing(raw, family),
         dtype=_dtype(raw),
     )
+
+
+def _kept_heads(raw: Mapping[str, Any], family: DecoderFamily, hidden: int, heads: int) -> tuple[int, int]:
+    """How many heads of keys and values there are, and their dimensions."""
+    kv_heads = heads if raw.get("num_key_value_heads") is None else positive_size(raw, "num_key_value_heads")
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    head_dim = (family.head_dim or hidden // heads) if raw.get("head_dim") is None else positive_size(raw, "head_dim")
+    if head_dim % 2:
+        raise UnsupportedModel(f"head_dim must be even for rotary embedding, got {head_dim}")
+    return kv_heads, head_dim
 
 
 def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> Packing | None:
@@ -291,13 +301,20 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
 
 
 def _ropes(
-    raw: Mapping[str, Any], family: DecoderFamily, windows: Windows, max_positions: int, head_dim: int
+    raw: Mapping[str, Any],
+    family: DecoderFamily,
+    windows: Windows,
+    max_positions: int,
+    head_dim: int,
+    latent: LatentConfig | None,
 ) -> tuple[RopeConfig, ...]:
     sliding = [window is not None for window in windows]
     found = {
         kind: RopeConfig.parse(family.rope(raw, kind), max_positions, family.rope_theta, family.rotary_share)
         for kind in set(sliding)
     }
+    if latent is not None:
+        found = {kind: replace(rope, share=latent.share) for kind, rope in found.items()}
     for rope in found.values():
         rope.dims(head_dim)
     none = RopeConfig.none(max_positions)

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +15,10 @@ _MADV_POPULATE_WRITE = 23
 _SMALL_PAGE, _HUGE_PAGE = 2**12, 2**21
 # Spans that are kept ready behind the last block in use. A span is a huge page of every array.
 _AHEAD = 4
+# Unless more spans than this are missing, the thread rests after each page, so many times as long as that took: a host
+# that has to find a page first stops the core, whatever the thread's priority, and a step beside which many came one
+# after the other took three times as long.
+_HURRY, _REST = 3, 2.0
 # Bytes of a cache below which nobody would notice.
 _LEAST = 2**25
 
@@ -69,11 +74,15 @@ class KvPages:
             return False
         stop = min(self._ready + self._span, self._num_blocks)
         for address, block_bytes in self._arrays:
+            started = time.thread_time()
             begin = (address + self._ready * block_bytes) // _SMALL_PAGE * _SMALL_PAGE
             end = address + stop * block_bytes
             if _madvise(begin, end - begin, _MADV_POPULATE_WRITE):
                 self._ready = self._num_blocks
                 return False
+            if self._ready + self._span * _HURRY < self._wanted:
+                continue
+            time.sleep(_REST * (time.thread_time() - started))
         self._ready = stop
         return True
 

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from chairlift.core.cost import ExpertReads
 from chairlift.ops.base import DecoderWeights, Forward, Head, Inputs, KVCache
 from chairlift.ops.contract import Ops
+from chairlift.ops.experts import Experts
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.weights import Weights
@@ -39,6 +41,15 @@ class Decoder:
         self.rotations: list[Tensor] = []
         # Does as `forward`, all in one native call; None where there is no such thing.
         self.fused: Forward | None = None
+
+    @property
+    def experts(self) -> ExpertReads | None:
+        """What is read of the experts, if there are any. One that all tokens use is none of them."""
+        mixtures = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, Experts)]
+        if not mixtures or self.config.experts is None:
+            return None
+        held = sum(expert.nbytes for mixture in mixtures for expert in mixture.experts)
+        return ExpertReads(held / self.weight_bytes, self.config.experts.chosen / self.config.experts.count)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""

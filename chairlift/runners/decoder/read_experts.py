@@ -40,7 +40,17 @@ def read_experts(
         return DenseMlp(ops.gated_linear(*gate_up, activation), ops.linear(*down))
 
     return Experts(
-        routing=Routing(count, experts.chosen, experts.scoring, experts.renormalized, experts.least_sum, experts.scale),
+        routing=Routing(
+            count,
+            experts.chosen,
+            experts.scoring,
+            experts.renormalized,
+            experts.least_sum,
+            experts.scale,
+            experts.groups,
+            experts.groups_chosen,
+            experts.group_best,
+        ),
         router=router,
         router_bias=router_bias,
         choice_bias=bias,

@@ -12,6 +12,7 @@ from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Linear, M
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_experts import read_experts
+from chairlift.runners.decoder.read_latent import LatentReader
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Matrix, Weights
 
@@ -86,25 +87,37 @@ class DecoderReader:
         config, norms = self._config, self._config.norms
         hidden = config.hidden_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        order = _rotation_order(config, config.ropes[index])
+        order = None if config.latent is not None else _rotation_order(config, config.ropes[index])
         attention_pre = self._norm_of(prefix, norms.attention_pre, hidden)
         mlp_pre = self._norm_of(prefix, norms.mlp_pre, hidden)
         attention_post = self._norm_of(prefix, norms.attention_post, hidden)
         mlp_post = self._norm_of(prefix, norms.mlp_post, hidden)
+        qkv, out = self._attention(prefix, attention_pre, order)
         return DecoderLayer(
             heads=config.heads(index),
             attention_pre_norm=_weight(attention_pre),
-            qkv=self._qkv(prefix, attention_pre, order),
+            qkv=qkv,
             sinks=self._sinks(f"{prefix}self_attn.sinks"),
             q_norm=self._head_norm(f"{prefix}self_attn.q_norm", query, order),
             k_norm=self._head_norm(f"{prefix}self_attn.k_norm", key, order),
-            out=self._added(prefix + self._names.out, query, config.o_bias),
+            out=out,
             attention_post_norm=_weight(attention_post),
             mlp_pre_norm=_weight(mlp_pre),
             mlp=self._mlp(prefix, index, mlp_pre),
             mlp_post_norm=_weight(mlp_post),
             parallel=config.parallel,
         )
+
+    def _attention(self, prefix: str, before: _Norm | None, order: Tensor | None) -> tuple[Linear, Linear]:
+        """What comes before attention, and after it."""
+        config, out = self._config, prefix + self._names.out
+        if config.latent is None:
+            width = config.num_heads * config.head_dim
+            return self._qkv(prefix, before, order), self._added(out, width, config.o_bias)
+        latent, heads, norm = config.latent, config.num_heads, lambda *named: self._norm(*named).weight
+        reader = LatentReader(latent, heads, self._ops, self._weights, norm)
+        added = self._added(out, heads * latent.value, config.o_bias)
+        return reader.read(f"{prefix}self_attn.", config.hidden_size, config.qkv_bias, added)
 
     def _sinks(self, name: str) -> Tensor | None:
         if not self._config.family.sinks:

@@ -97,7 +97,8 @@ class RopeConfig:
 
     def dims(self, head_dim: int) -> int:
         """How many of a head's dimensions are rotated. Raises UnsupportedModel if they are no pairs."""
-        rotated = int(head_dim * self.share)
+        # A share that is itself a quotient must not fall short of the number that it was made of.
+        rotated = int(head_dim * self.share + 1e-6)
         if rotated % 2 or not rotated:
             raise UnsupportedModel(f"partial_rotary_factor={self.share:g} rotates {rotated} of {head_dim} dimensions")
         for name in _LISTS:

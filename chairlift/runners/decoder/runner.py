@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,16 +18,22 @@ from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.ops.base import AttentionBatch, Inputs, Ints
+from chairlift.ops.base import AttentionBatch, Inputs, Ints, StateSpans
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any_config
 from chairlift.runners.decoder.grammar import GrammarError
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler
-from chairlift.runners.decoder.kv_memory import available_bytes, num_kv_blocks
+from chairlift.runners.decoder.kv_memory import (
+    available_bytes,
+    free_beside_states,
+    num_kv_blocks,
+    num_state_snapshots,
+)
 from chairlift.runners.decoder.kv_pages import KvPages
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
+from chairlift.runners.decoder.recurrent_states import Saves, StateKeeper
 from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
 from chairlift.runners.low_priority import while_computing
@@ -63,6 +70,8 @@ class DecoderRunner:
     def __init__(self, config: SequenceConfig) -> None:
         self.config = config
         self._failed: dict[str, str] = {}
+        # Where layers have states.
+        self._states: StateKeeper | None = None
         # From the first grammar on.
         self._ruled: RuledRows | None = None
         self._prompts: dict[int, tuple[int, int]] = {}
@@ -90,8 +99,7 @@ class DecoderRunner:
         if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
             torch.set_num_threads(config.num_threads or 1)
         bytes_per_token = self.model.kv_bytes_per_token()
-        num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, available_bytes(device))
-        self.model.allocate(num_blocks, config.block_size, max_model_len)
+        num_blocks, num_snapshots = self._allocate(max_model_len, bytes_per_token, available_bytes(device))
         self._pages = KvPages(self.model.caches)
         self.batch = PersistentBatch(config.slots, max_model_len, config.block_size)
         self.sampler = Sampler(config.slots, model_config.vocab_size, config.seed, device, ops)
@@ -106,8 +114,26 @@ class DecoderRunner:
             ops=ops.name if isinstance(model_config, DecoderConfig) else f"{ops.name}, through transformers",
             weight_bytes=self.model.weight_bytes,
             kv_bytes=num_blocks * config.block_size * bytes_per_token,
+            num_snapshots=num_snapshots,
+            experts=self.model.experts,
         )
         return self.info
+
+    def _allocate(self, max_model_len: int, bytes_per_token: int, free: int) -> tuple[int, int | None]:
+        """Make the KV cache, and rows of states if layers have any; return how many blocks and snapshots there are."""
+        config, model = self.config, self.model
+        if isinstance(model, Decoder) or not model.state_bytes:
+            num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, free)
+            model.allocate(num_blocks, config.block_size, max_model_len)
+            return num_blocks, None
+        free = free_beside_states(config, model.state_bytes, free)
+        each = model.state_bytes + config.block_size * bytes_per_token
+        num_snapshots = num_state_snapshots(config, each, free)
+        num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, free, num_snapshots * each)
+        states = model.make_states(2 * config.slots + num_snapshots)
+        model.allocate(num_blocks + num_snapshots, config.block_size, max_model_len)
+        self._states = StateKeeper(states, model.caches, config.slots, num_blocks)
+        return num_blocks, num_snapshots
 
     def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | ForeignConfig) -> None:
         """Files of few bits may take more memory here than on the disk, which nobody expects of them."""
@@ -146,7 +172,10 @@ class DecoderRunner:
             max_context_len=tokens,
         )
         last = torch.arange(1, seqs + 1, device=device) * tokens - 1
-        hidden = self.model.forward(Inputs(torch.zeros_like(positions), attention, last))
+        inputs = Inputs(torch.zeros_like(positions), attention, last)
+        if self._states is not None:
+            inputs.states = StateSpans(list(range(seqs)), [0] * seqs, [tokens * each for each in range(seqs + 1)], {})
+        hidden = self.model.forward(inputs)
         self.model.best(hidden)
 
     def find_grammar(self, grammar: str) -> object | None:
@@ -173,7 +202,7 @@ class DecoderRunner:
             result = StepResult(tokens={}, num_rows=step.total_tokens)
             if step.num_tokens:
                 prepared = self.batch.prepare(step)
-                self._run(prepared, result, began)
+                self._run(prepared, step, result, began)
                 for name in prepared.ids:
                     if name in self._failed:
                         result.errors[name] = self._failed[name]
@@ -181,6 +210,8 @@ class DecoderRunner:
         return result
 
     def _update(self, step: Step) -> None:
+        if self._states is not None:
+            self._states.keep(step, self.batch)
         for name in step.released:
             row = self.batch.remove(name)
             if row is not None:
@@ -201,10 +232,13 @@ class DecoderRunner:
         if min(start.token_ids) < 0 or max(start.token_ids) >= vocab_size:
             self._failed[request.id] = f"the prompt has a token id outside the vocabulary of {vocab_size}"
             # It still takes part in this step, with tokens that can be looked up.
-            harmless = [0] * len(start.token_ids)
-            self.batch.add(Start(request, harmless, start.num_computed_tokens, start.block_table))
+            row = self.batch.add(replace(start, token_ids=[0] * len(start.token_ids)))
+        else:
+            row = self.batch.add(start)
+        if self._states is not None:
+            self._states.begin(row, start, self.config.block_size)
+        if request.id in self._failed:
             return
-        row = self.batch.add(start)
         try:
             self.sampler.add(row, request, start.token_ids)
         except ValueError as error:
@@ -216,7 +250,7 @@ class DecoderRunner:
         if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
 
-    def _run(self, prepared: Prepared, result: StepResult, began: float) -> None:
+    def _run(self, prepared: Prepared, step: Step, result: StepResult, began: float) -> None:
         sampling = prepared.samples
         if self._failed:
             sampling = sampling & np.array([name not in self._failed for name in prepared.ids])
@@ -227,7 +261,9 @@ class DecoderRunner:
             logit_rows = np.unique(
                 np.concatenate([ends, *(np.arange(start, stop) for start, stop, _ in spans.values())])
             )
-        hidden = self.model.forward(prepared.inputs(logit_rows, self.model.device))
+        hidden = self.model.forward(self._inputs(prepared, logit_rows, step.saves))
+        if self._states is not None:
+            self._states.save_tails(prepared, step.saves, self.batch)
         self.batch.commit(prepared)
         prompts: dict[int, list[Logprobs]] = {}
         for index, (start, stop, top) in spans.items():
@@ -249,6 +285,12 @@ class DecoderRunner:
                 rows, names = prepared.rows[indices].tolist(), [prepared.ids[index] for index in indices.tolist()]
                 self._append_forced(self._ruled.say(rows, names, time.perf_counter() - began, result), prepared, result)
 
+    def _inputs(self, prepared: Prepared, logit_rows: Ints, saves: Saves) -> Inputs:
+        inputs = prepared.inputs(logit_rows, self.model.device)
+        if self._states is not None:
+            inputs.states = self._states.spans(prepared, saves, self._ruled)
+        return inputs
+
     def _settle(
         self, ruled: RuledRows, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
     ) -> tuple[Ints, Ints | None]:
@@ -260,6 +302,8 @@ class DecoderRunner:
         self._append_forced(given, prepared, result)
         for name in result.late:
             self.batch.take_back(self.batch.row_of[name])
+            if self._states is not None:
+                self._states.take_back(self.batch.row_of[name])
         kept = np.array([place for place, row in enumerate(rows) if row not in given], np.int64)
         return indices[kept], kept if places is None else places[kept]
 

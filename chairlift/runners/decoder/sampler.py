@@ -123,23 +123,25 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Ints, lengths: Ints, allowed: Tensor | None = None) -> Choice:
         """Choose the next token of each of R sequences, without waiting for the device.
 
-        logits [R, V] in any float dtype, not changed; rows [R]; lengths [R]: tokens that each sequence has so far,
-        which is the position of the new one; of these tokens only those that are `allowed`, as `Ops.exclude` has it.
+        logits [R, V] in any float dtype, which may be changed; rows [R]; lengths [R]: tokens that each sequence has so
+        far, which is the position of the new one; of the vocabulary only what is `allowed`, as `Ops.exclude` has it.
         """
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         logits = logits.float()
-        edited = self._edit(logits, rows, lengths)
+        described = (self._logprobs[rows] >= 0).nonzero()[0]
+        changes = allowed is not None or self._bias or self._stop_ids or self._counts or self._excluded
+        raw = logits.clone() if changes and len(described) else logits
+        self._edit(logits, rows, lengths)
         if allowed is not None:
-            edited = edited.clone() if edited is logits else edited
-            self.ops.exclude(edited, allowed)
-        best, ids = edited.max(-1)
+            self.ops.exclude(logits, allowed)
+        best, ids = self.ops.highest(logits)
         random = self._temperature[rows].nonzero()[0]
         if len(random) == len(rows):
-            ids = self._draw(edited, rows, lengths)
+            ids = self._draw(logits, rows, lengths)
         elif len(random):
             where = self._tensor(random)
-            ids[where] = self._draw(edited[where], rows[random], lengths[random])
-        return self._describe(logits, rows, Choice(ids, best, (self._logprobs[rows] >= 0).nonzero()[0]))
+            ids[where] = self._draw(logits[where], rows[random], lengths[random])
+        return self._describe(raw, rows, Choice(ids, best, described))
 
     def finish(self, choice: Choice, rows: Ints, arrays: Iterator[NDArray[Any]]) -> Sampled:
         """Take what `choice.tensors` are on the host, the next of `arrays`, for the sequences that it was made for.
@@ -165,29 +167,25 @@ class Sampler:
             if excluded is not None:
                 excluded.add(token)
 
-    def _edit(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
-        """Return logits after all that requests ask to change; the given logits themselves if there is nothing."""
+    def _edit(self, logits: Tensor, rows: Ints, lengths: Ints) -> None:
+        """Change logits [R, V] float32 in place as requests ask for."""
         if not (self._bias or self._stop_ids or self._counts or self._excluded):
-            return logits
+            return
         slot_of = rows.tolist()
         biased = [index for index, row in enumerate(slot_of) if row in self._bias]
         stops = [index for index, row in enumerate(slot_of) if row in self._stop_ids]
         stops = [index for index in stops if lengths[index] < self._may_stop[slot_of[index]]]
         counted = [index for index, row in enumerate(slot_of) if row in self._counts]
         excluding = [index for index, row in enumerate(slot_of) if row in self._excluded]
-        if not (biased or stops or counted or excluding):
-            return logits
-        edited = logits.clone()
         if biased:
             ids, values = zip(*(self._bias[slot_of[index]] for index in biased), strict=True)
-            edited[self._pairs(biased, ids)] += torch.from_numpy(np.concatenate(values)).to(self.device)
+            logits[self._pairs(biased, ids)] += torch.from_numpy(np.concatenate(values)).to(self.device)
         if stops:
-            edited[self._pairs(stops, [self._stop_ids[slot_of[index]] for index in stops])] = -torch.inf
+            logits[self._pairs(stops, [self._stop_ids[slot_of[index]] for index in stops])] = -torch.inf
         if counted:
-            apply_penalties(edited, counted, [self._counts[slot_of[index]] for index in counted])
+            apply_penalties(logits, counted, [self._counts[slot_of[index]] for index in counted])
         for index in excluding:
-            self._excluded[slot_of[index]].apply(edited[index : index + 1], self.ops)
-        return edited
+            self._excluded[slot_of[index]].apply(logits[index : index + 1], self.ops)
 
     def _pairs(self, indices: list[int], ids: Sequence[Ints]) -> tuple[Tensor, Tensor]:
         row = np.repeat(np.asarray(indices, np.int64), [len(some) for some in ids])

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.rope import RopeConfig
+from chairlift.runners.decoder.transformers_rotation import Rotation, rotated
 
 NAME = "chairlift"
 # What says nothing of how to attend, or nothing that is not said by the batch.
@@ -37,9 +38,13 @@ class PagedAttention:
         self.batch: AttentionBatch | None = None
         self._ops = ops
         self._caches: dict[int, KVCache] = {}
-        # Queries and keys come rotated, so that all have the first row of a table that turns nothing.
+        self.modules: dict[int, nn.Module] = {}
+        self.rotation = Rotation()
+        # Where queries and keys come rotated all have the first row of a table that turns nothing.
         self._still: AttentionBatch | None = None
         self._tables: dict[int, Tensor] = {}
+        # Where they do not, each has a row of its own.
+        self._turned: AttentionBatch | None = None
 
     def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make the caches of the layers that were noted."""
@@ -58,19 +63,54 @@ class PagedAttention:
         """A pass over these tokens begins."""
         self.batch = batch
         self._still = replace(batch, positions=torch.zeros_like(batch.positions))
+        self._turned = replace(batch, positions=torch.arange(len(batch.positions), device=batch.positions.device))
+        self.rotation.begin()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: HeadShape) -> Tensor:
         """Queries [1, Hq, T, D], keys and values [1, Hkv, T, D] -> [1, T, Hq, D]."""
+        table = self.rotation.take(query, key)
         if not self._caches:
             self.heads[layer] = heads
+            if table is not None:
+                query, key = rotated(query, table), rotated(key, table)
             return _without_cache(query, key, value, heads)
-        assert self._still is not None
         assert self.batch is not None
-        tokens, cache = query.shape[2], self._caches[layer]
-        parts = [each[0].transpose(0, 1).reshape(tokens, -1) for each in (query, key, value)]
-        table = self._tables[heads.head_dim]
-        turned = self._ops.rope_and_write(torch.cat(parts, dim=1), table, self._still, cache, heads)
+        tokens, cache, qkv = query.shape[2], self._caches[layer], _side_by_side(query, key, value)
+        batch = self._still if table is None else self._turned
+        assert batch is not None
+        table = self._tables[heads.head_dim] if table is None else table
+        turned = self._ops.rope_and_write(qkv, table, batch, cache, heads)
         return self._ops.attention(turned, cache, self.batch, heads).view(1, tokens, heads.num_heads, heads.head_dim)
+
+    def attend_rows(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values side by side [T, (Hq + 2 Hkv) * D], which have yet to be rotated -> [T, Hq * D]."""
+        heads, tokens = self.heads[layer], len(qkv)
+        table = self.rotation.table(cos, sin, heads.head_dim)
+        if self._caches:
+            assert self.batch is not None
+            assert self._turned is not None
+            cache = self._caches[layer]
+            turned = self._ops.rope_and_write(qkv, table, self._turned, cache, heads)
+            return self._ops.attention(turned, cache, self.batch, heads).view(tokens, -1)
+        each = qkv.view(1, tokens, -1, heads.head_dim).transpose(1, 2)
+        query, key, value = torch.split(each, [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+        return _without_cache(rotated(query, table), rotated(key, table), value, heads).reshape(tokens, -1)
+
+
+def _side_by_side(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Queries [1, Hq, T, D], keys and values [1, Hkv, T, D] -> [T, (Hq + 2 Hkv) * D], as they lie if they lie so."""
+    (_, num_heads, tokens, dim), num_kv_heads = query.shape, key.shape[1]
+    width, first = (num_heads + 2 * num_kv_heads) * dim, query.storage_offset()
+    starts = first, first + num_heads * dim, first + (num_heads + num_kv_heads) * dim
+    memory = query.untyped_storage().data_ptr()
+    if all(
+        each.untyped_storage().data_ptr() == memory
+        and each.stride()[1:] == (dim, width, 1)
+        and each.storage_offset() == start
+        for each, start in zip((query, key, value), starts, strict=True)
+    ):
+        return query.as_strided((tokens, width), (width, 1), first)
+    return torch.cat([each[0].transpose(0, 1).reshape(tokens, -1) for each in (query, key, value)], dim=1)
 
 
 # Whose pass it is. A process may have several models, each with a thread of its own.
@@ -105,10 +145,13 @@ def attention(
     if size > head_dim:
         raise UnsupportedModel(f"values of {size} numbers a head, keys of {head_dim}: no cache here fits")
     # Zeros make values as long as keys, which is what a layer's cache holds.
-    value = torch.nn.functional.pad(value, (0, head_dim - size))
+    if size < head_dim:
+        value = torch.nn.functional.pad(value, (0, head_dim - size))
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     heads = HeadShape(num_heads, key.shape[1], head_dim, scale, sliding_window)
-    return _current.get().attend(module.layer_idx, query, key, value, heads)[..., :size], None
+    paged = _current.get()
+    paged.modules[module.layer_idx] = module
+    return paged.attend(module.layer_idx, query, key, value, heads)[..., :size], None
 
 
 def _refuse(module: Any, mask: Tensor | None, others: Mapping[str, Any]) -> None:

@@ -5,25 +5,34 @@ The same interface as `Decoder`: what `forward` gives are logits already, since 
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import count_numbers
-from chairlift.ops.base import AttentionBatch, Inputs, KVCache
+from chairlift.ops.base import AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
+from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
-from chairlift.runners.decoder.transformers_parts import put_in
+from chairlift.runners.decoder.transformers_layers import shorten
+from chairlift.runners.decoder.transformers_parts import put_in, set_apart
+from chairlift.runners.decoder.transformers_rotation import give_back, take_over
+from chairlift.runners.decoder.transformers_states import StatefulLayers, probe
 
-# Lengths of the two texts by which a loaded model is checked, and where they are cut.
-_LENGTHS, _CUTS = (12, 9), (7, 4)
+log = logging.getLogger(__name__)
+
+# Lengths of the two texts by which a loaded model is checked, and where they are cut: the last part is one token.
+_LENGTHS, _CUTS = (12, 9), ((0, 0), (7, 4), (11, 8))
 # By how much logits may differ that should be equal, as a share of the largest.
 _CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
@@ -39,6 +48,9 @@ class _Span(NamedTuple):
 class TransformersModel:
     """A loaded model and its KV cache. Raises UnsupportedModel for what can't be honoured, at loading."""
 
+    # What a step reads of them is not known: its modules may compute all of them.
+    experts: ExpertReads | None = None
+
     def __init__(
         self,
         folder: Path,
@@ -51,18 +63,38 @@ class TransformersModel:
         self.config, self.ops, self.dtype, self.device, self.cache_dtype = config, ops, dtype, device, cache_dtype
         self._attention = PagedAttention(ops)
         self._model = _loaded(folder, dtype, device)
-        self._takes_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        parameters = inspect.signature(self._model.forward).parameters
+        self._takes_rows = "logits_to_keep" in parameters
+        self._cache_name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+        self._stateful: StatefulLayers | None = None
         before = self._note_layers()
         packed = put_in(self._model, ops)
         self.weight_bytes = packed + sum(each.nbytes for each in self._model.parameters())
+        now = self._computed()
         if ops.quantization == "none":
-            self._hold_against(before)
+            self._hold_against(before, now)
+        self._leave_rotation(now)
+        self._shorten(now)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
         each = [2 * heads.num_kv_heads * (heads.head_dim * self.cache_dtype.itemsize + scale) for heads in self._heads]
         return sum(each)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what layers remember of a sequence beside keys and values."""
+        return 0 if self._stateful is None else RecurrentStates.bytes_of(self._stateful.shapes)
+
+    def make_states(self, rows: int) -> RecurrentStates:
+        """Have layers keep their states in so many rows, which a pass says by `Inputs.states`."""
+        assert self._stateful is not None
+        with _told(), _quiet():
+            states = self._stateful.allocate(rows, self.device, self.ops)
+        if "tokens" in self._stateful.ways.values():
+            log.warning("its layers go on with a text token by token: chunks and prefix hits are slow")
+        return states
 
     @property
     def caches(self) -> list[KVCache]:
@@ -76,12 +108,16 @@ class TransformersModel:
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Allocate the KV cache, and check what the model computes over it."""
         self._attention.allocate(num_blocks, block_size, self.cache_dtype, self.device)
-        with _told():
+        with _told(), _quiet():
             self._check(num_blocks, block_size, max_model_len)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the logits [R, V] of `inputs.logit_rows`."""
         self._attention.begin(inputs.attention)
+        if self._stateful is not None:
+            assert inputs.states is not None
+            with self._stateful.under_way(inputs.states):
+                return self._pass(inputs.token_ids, inputs.attention.positions, inputs.logit_rows)
         return self._pass(inputs.token_ids, inputs.attention.positions, inputs.logit_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -91,56 +127,98 @@ class TransformersModel:
     def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
         logits = hidden.float()
-        return best_allowed(logits if allowed is None else logits.clone(), allowed)
+        return self.ops.highest(logits) if allowed is None else best_allowed(logits.clone(), allowed)
 
-    def _pass(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        more = {"logits_to_keep": rows} if self._takes_rows else {}
+    def _pass(self, ids: Tensor, positions: Tensor, rows: Tensor, cache: Any = None) -> Tensor:
+        more: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
+        if cache is not None:
+            more[self._cache_name] = cache
         with under_way(self._attention):
             found = self._model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, return_dict=True, **more
+                input_ids=ids[None],
+                position_ids=positions[None],
+                use_cache=cache is not None,
+                return_dict=True,
+                **more,
             )
         logits: Tensor = found.logits[0]
         return logits if self._takes_rows else logits[rows]
 
-    def _short_text(self) -> Tensor:
-        """The logits [V] float32 of a few tokens, computed without a cache."""
+    def _short_text(self, cache: Any = None) -> Tensor:
+        """The logits [V] float32 of a few tokens, computed without our caches."""
         count = min(8, self.config.max_positions)
         ids = torch.arange(count, device=self.device) * 7 % self.config.vocab_size
         with _told():
-            return self._pass(ids, torch.arange(count, device=self.device), ids[-1:] * 0 + count - 1)[0].float()
+            last = ids[-1:] * 0 + count - 1
+            return self._pass(ids, torch.arange(count, device=self.device), last, cache)[0].float()
 
-    def _hold_against(self, before: Tensor) -> None:
-        """Raise UnsupportedModel unless logits are what they were with transformers' own modules."""
-        now = self._short_text()
+    def _hold_against(self, before: Tensor, now: Tensor) -> None:
+        """Raise UnsupportedModel unless logits are what they were before something was put in a module's place."""
         if not (now - before).abs().max() <= _CLOSE[self.dtype] * before.abs().max():
             raise UnsupportedModel("with our products in place of its own it computes something else")
 
+    def _computed(self) -> Tensor:
+        """The logits of a few tokens, with parts of projections side by side unless a module can't take them so."""
+        try:
+            return self._short_text()
+        except UnsupportedModel:
+            set_apart(self._model)
+            return self._short_text()
+
+    def _leave_rotation(self, now: Tensor) -> None:
+        """Have queries and keys rotated where they are written, if that gives the same as it gives now."""
+        modules = self._attention.modules.values()
+        take_over(modules, self._attention.rotation)
+        try:
+            self._hold_against(now, self._short_text())
+        except UnsupportedModel:
+            give_back(modules)
+            self._attention.rotation.begin()
+
+    def _shorten(self, now: Tensor) -> None:
+        """Have layers of the most common shape computed without their modules, if that gives the same as `now`."""
+        layers = shorten(self._model, self._attention, self.ops)
+        try:
+            self._hold_against(now, self._short_text())
+        except UnsupportedModel:
+            give_back(layers)
+        self._attention.rotation.begin()
+
     def _note_layers(self) -> Tensor:
         """Have a few tokens go through, to see what heads there are; return the logits of the last."""
-        found_logits = self._short_text()
         text_config = self._model.config.get_text_config(decoder=True)
+        with _told(), _quiet():
+            found_logits, self._stateful = probe(self._model, text_config, self._short_text)
         layers = text_config.num_hidden_layers
-        if sorted(self._attention.heads) != list(range(layers)):
+        stateful = set() if self._stateful is None else {*self._stateful.ways}
+        # Between layers with states some families have others that are an MLP alone.
+        missing = {*range(layers)} - {*self._attention.heads} - stateful
+        if (missing and not stateful) or not {*self._attention.heads} <= {*range(layers)}:
             found = len(self._attention.heads)
             raise UnsupportedModel(f"of its {layers} layers {found} have an attention that can be taken over")
         if sizes := {heads.head_dim for heads in self._heads} - {self.config.head_dim}:
             raise UnsupportedModel(f"its heads have {min(sizes)} numbers, and by config.json {self.config.head_dim}")
         kinds = getattr(text_config, "layer_types", None) or []
         for layer, kind in enumerate(kinds):
-            if (kind == "sliding_attention") != (self._attention.heads[layer].window is not None):
+            heads = self._attention.heads.get(layer)
+            if heads is not None and (kind == "sliding_attention") != (heads.window is not None):
                 raise UnsupportedModel(f"layer {layer} is of type {kind!r}, but its attention is not told of a window")
         return found_logits
 
     def _check(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Hold texts that are computed in parts, and in company, against the same ones computed alone.
 
-        They differ where a model has more than its attention to remember by: states, convolutions, positions that it
-        counts itself.
+        They differ where a model has more than its attention and its states to remember by, or counts positions itself.
         """
+        if not self._same_in_parts(num_blocks, block_size, max_model_len):
+            problem = "what it computes in parts, or beside others, is not what it computes at once and alone"
+            raise UnsupportedModel(f"{problem}: it remembers by more than its attention")
+
+    def _same_in_parts(self, num_blocks: int, block_size: int, max_model_len: int) -> bool:
         lengths = [min(length, max_model_len) for length in _LENGTHS]
         needed = [-(-length // block_size) for length in lengths]
-        if num_blocks < sum(needed) or min(lengths) < max(_CUTS) + 1:
-            return
+        if num_blocks < sum(needed) or any(length <= cut for length, cut in zip(lengths, _CUTS[-1], strict=True)):
+            return True
         generator = torch.Generator().manual_seed(0)
         texts = [torch.randint(self.config.vocab_size, (length,), generator=generator) for length in lengths]
         blocks = [list(range(needed[0])), list(range(needed[0], sum(needed)))]
@@ -148,13 +226,11 @@ class TransformersModel:
             self._compute([text], [_Span(0, len(text), mine)], block_size)[0]
             for text, mine in zip(texts, blocks, strict=True)
         ]
-        self._compute(texts, [_Span(0, cut, mine) for cut, mine in zip(_CUTS, blocks, strict=True)], block_size)
-        ends = zip(_CUTS, lengths, blocks, strict=True)
-        parts = self._compute(texts, [_Span(cut, length, mine) for cut, length, mine in ends], block_size)
-        for one, other in zip(alone, parts, strict=True):
-            if not (one - other).abs().max() <= _CLOSE[self.dtype] * one.abs().max():
-                problem = "what it computes in parts, or beside others, is not what it computes at once and alone"
-                raise UnsupportedModel(f"{problem}: it remembers by more than its attention")
+        for begins, ends in pairwise([*_CUTS, lengths]):
+            spans = [_Span(*each) for each in zip(begins, ends, blocks, strict=True)]
+            parts = self._compute(texts, spans, block_size)
+        pairs = zip(alone, parts, strict=True)
+        return all((one - other).abs().max() <= _CLOSE[self.dtype] * one.abs().max() for one, other in pairs)
 
     def _compute(self, texts: Sequence[Tensor], spans: Sequence[_Span], block_size: int) -> Tensor:
         """The logits of the last token of each text's span [S, V] float32."""
@@ -176,8 +252,15 @@ class TransformersModel:
             max_query_len=int(counts.max()),
             max_context_len=max(span.stop for span in spans),
         )
+        states = None
+        if self._stateful is not None:
+            rows = list(range(len(spans)))
+            for row, span in enumerate(spans):
+                if not span.first:
+                    self._stateful.states.clear(row)
+            states = StateSpans(rows, [span.first for span in spans], [0, *ends.tolist()], {})
         ids = torch.cat([text[span.first : span.stop] for text, span in zip(texts, spans, strict=True)])
-        return self.forward(Inputs(ids.to(device), batch, (ends - 1).to(device))).float()
+        return self.forward(Inputs(ids.to(device), batch, (ends - 1).to(device), states)).float()
 
 
 def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -186,7 +269,7 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     transformers: Any = import_module("transformers")
     transformers.AttentionInterface.register(NAME, attention)
     safely: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _quiet(transformers):
+    with _quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(folder, **safely)
             with torch.device("meta"):
@@ -225,8 +308,9 @@ def _told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Neither bars nor warnings, which are for those who train."""
+def _quiet() -> Iterator[None]:
+    """Neither bars nor warnings, which are for those who train, or of kernels that are not installed."""
+    transformers: Any = import_module("transformers")
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

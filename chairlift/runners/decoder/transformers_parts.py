@@ -14,8 +14,8 @@ from chairlift.ops.base import DenseMlp, Head, Linear
 from chairlift.ops.contract import Ops
 
 # Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding. Some of these modules
-# are also asked for their weights.
-_ROUTERS = (".gate", ".router", ".router.classifier", ".gate.wg")
+# are also asked for their weights, as are those that Mamba's time steps come from.
+_LEFT = (".gate", ".router", ".router.classifier", ".gate.wg", ".dt_proj")
 _QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")
 _GATE_UP = ("gate_proj", "up_proj")
 # By how much what is tried may differ, as a share of the largest number.
@@ -39,11 +39,18 @@ def put_in(model: Any, ops: Ops) -> int:
         total += _join(module, _QUERY_KEY_VALUE, ops)
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
-        packed = None if name.endswith(_ROUTERS) else _projection_like(module, module is head, ops)
+        packed = None if name.endswith(_LEFT) else _projection_like(module, module is head, ops)
         if packed is not None:
             _replace(model, name, packed)
             total += packed.nbytes
     return total
+
+
+def set_apart(model: Any) -> None:
+    """Have modules get projections that are computed together each in one piece: some look at them in other shapes."""
+    for module in model.modules():
+        if isinstance(module, ProjectionPart):
+            module.joint.apart = True
 
 
 class _PackedLinear(nn.Module):
@@ -61,9 +68,11 @@ class _PackedLinear(nn.Module):
 class _PackedHead(nn.Module):
     """The last projection by our products."""
 
-    def __init__(self, head: Head, width: int) -> None:
+    def __init__(self, head: Head, width: int, like: Tensor) -> None:
         super().__init__()
         self._head, self._width, self.nbytes = head, width, head.nbytes
+        # Some models ask for its type, and nobody for its numbers.
+        self.register_buffer("weight", like.new_empty(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] -> [..., V]."""
@@ -82,23 +91,32 @@ class _Mlp(nn.Module):
         return self._mlp(_rows(x)).view(x.shape)
 
 
-class _RmsNorm(nn.Module):
+class RmsNorm(nn.Module):
     """An RMS norm by our kernel."""
 
-    def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
+    def __init__(self, ops: Ops, scale: Tensor, eps: float, own: nn.Module, weight: Tensor) -> None:
         super().__init__()
-        self._ops, self._scale, self._eps = ops, weight, eps
+        self._ops, self.scale, self.eps, self._dtype = ops, scale, eps, weight.dtype
+        # What it stands for, not as a part of it: for rows of another type, as Mamba's float32.
+        self._own = (own,)
+        # Some layers ask for its type.
+        self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] -> [..., H]."""
-        return self._ops.rms_norm(x.contiguous(), self._scale, self._eps)
+        if x.dtype != self._dtype:
+            found: Tensor = self._own[0](x)
+            return found
+        return self._ops.rms_norm(x.contiguous(), self.scale, self.eps)
 
 
 class _Joint:
     """Projections of the same numbers, one after the other: the first that is asked for computes all of them."""
 
     def __init__(self, linear: Linear, widths: list[int]) -> None:
-        self.linear, self._widths = linear, widths
+        self.linear, self.widths = linear, widths
+        # Whether each is in one piece, and not a part of rows that have all of them.
+        self.apart = False
         # Of what the parts are, and those that nobody has asked for.
         self._of: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
@@ -106,25 +124,26 @@ class _Joint:
     def part(self, index: int, x: Tensor) -> Tensor:
         """Projection `index` of x [..., in]."""
         if self._of is not x or index not in self._parts:
-            found = torch.split(self.linear(_rows(x)), self._widths, dim=1)
+            found = torch.split(self.linear(_rows(x)), self.widths, dim=1)
             self._of = x
-            self._parts = {number: each.contiguous().view(*x.shape[:-1], -1) for number, each in enumerate(found)}
+            parts = [each.contiguous() for each in found] if self.apart else found
+            self._parts = {number: each.reshape(*x.shape[:-1], -1) for number, each in enumerate(parts)}
         part = self._parts.pop(index)
         if not self._parts:
             self._of = None
         return part
 
 
-class _Part(nn.Module):
+class ProjectionPart(nn.Module):
     """One of projections that are computed together."""
 
     def __init__(self, joint: _Joint, index: int) -> None:
         super().__init__()
-        self._joint, self._index = joint, index
+        self.joint, self.index = joint, index
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return self._joint.part(self._index, x)
+        return self.joint.part(self.index, x)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -136,7 +155,7 @@ def _replace(model: Any, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), own, module)
 
 
-def _norm_like(module: Any, ops: Ops) -> _RmsNorm | None:
+def _norm_like(module: Any, ops: Ops) -> RmsNorm | None:
     """An RMS norm in place of one: with its weight as it is, in float32, or with one more."""
     own = dict(module.named_parameters())
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -144,7 +163,7 @@ def _norm_like(module: Any, ops: Ops) -> _RmsNorm | None:
         return None
     weight = own["weight"].detach()
     for scale in (weight, weight.float(), 1 + weight.float()):
-        norm = _RmsNorm(ops, scale.contiguous(), eps)
+        norm = RmsNorm(ops, scale.contiguous(), eps, module, weight)
         if weight.dim() == 1 and _alike(module, norm, weight.shape[0], weight):
             return norm
     return None
@@ -203,7 +222,7 @@ def _join(module: Any, names: tuple[str, ...], ops: Ops) -> int:
         return 0
     joint = _Joint(ops.linear(*_side_by_side(linears)), [linear.out_features for linear in linears])
     for index, name in enumerate(names):
-        setattr(module, name, _Part(joint, index))
+        setattr(module, name, ProjectionPart(joint, index))
     return joint.linear.nbytes
 
 
@@ -214,6 +233,6 @@ def _projection_like(module: Any, is_head: bool, ops: Ops) -> _PackedLinear | _P
         return None
     weight = module.weight if isinstance(module, nn.Linear) else module.weight.T.contiguous()
     if is_head and module.bias is None:
-        return _PackedHead(ops.head(weight.detach()), weight.shape[0])
+        return _PackedHead(ops.head(weight.detach()), weight.shape[0], weight)
     bias = None if module.bias is None else module.bias.detach()
     return _PackedLinear(ops.linear(weight.detach(), bias), weight.shape[0])

@@ -1,0 +1,37 @@
+"""Memory of the KV cache and of states, in closed form."""
+
+import pytest
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.errors import ConfigError
+from chairlift.runners.decoder.kv_memory import free_beside_states, num_kv_blocks, num_state_snapshots
+
+GB = 2**30
+
+
+def config(**settings: object) -> SequenceConfig:
+    return SequenceConfig(**{"model": "m", "max_num_seqs": 4, "block_size": 16} | settings)  # type: ignore[arg-type]
+
+
+def test_states_of_those_that_run_come_first() -> None:
+    assert free_beside_states(config(), 1000, 10**6) == 10**6 - 2 * 4 * 1000
+    with pytest.raises(ConfigError, match="lower max_num_seqs"):
+        free_beside_states(config(), GB, 4 * GB)
+
+
+def test_snapshots_take_a_tenth_of_what_is_free_and_so_many_a_slot() -> None:
+    assert num_state_snapshots(config(), 1000, 10**6) == 100
+    assert num_state_snapshots(config(), 1000, 10**9) == 64 * 4
+    assert num_state_snapshots(config(enable_prefix_caching=False), 1000, 10**9) == 0
+
+
+def test_memory_that_is_given_holds_snapshots_and_blocks() -> None:
+    given = config(kv_cache_gb=1)
+    snapshots = num_state_snapshots(given, GB // 100, 10**12)
+    assert snapshots == 25
+    # 16 tokens of 1,024 bytes each.
+    assert num_kv_blocks(given, 512, 1024, 10**12, snapshots * (GB // 100)) == (GB - 25 * (GB // 100)) // (16 * 1024)
+
+
+def test_where_no_layer_has_keys_blocks_only_count_tokens() -> None:
+    assert num_kv_blocks(config(), 100, 0, 10**9) == 4 * 7
