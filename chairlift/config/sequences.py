@@ -7,6 +7,7 @@ import msgspec
 
 from chairlift.config.choices import check_choices, one_of
 from chairlift.config.units import seconds
+from chairlift.core.cost import CostModel, ExpertReads
 from chairlift.core.queue import ORDERS, QueueOrder
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
@@ -15,6 +16,7 @@ from chairlift.core.sequences.live_settings import LiveSettings
 from chairlift.core.sequences.overload import LoadShedder
 from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.snapshots import SnapshotPool
 from chairlift.errors import ConfigError
 
 # How a model writes calls of tools; "auto" is what its folder says, "none" that it writes none.
@@ -147,13 +149,21 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Who of those who wait is next."""
         return QueueOrder(self.order, self.priority_ageing_ms / 1000, self.order_ageing_ms / 1000)
 
-    def make_scheduler(self, num_blocks: int, block_size: int, max_model_len: int) -> SequenceScheduler:
+    def make_scheduler(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_snapshots: int | None = None,
+        experts: ExpertReads | None = None,
+    ) -> SequenceScheduler:
         """Return a scheduler for a loaded model with so many KV blocks, of so many tokens each.
 
-        One cost model learns for all its budgets.
+        `num_snapshots` is None where no layer has a state, and `experts` where there are none. One cost model learns
+        for all its budgets.
         """
         most, target, step_time = self.max_num_batched_tokens, seconds(self.target_itl_ms), self._step_time
-        meter = LatencyBudget(inf, most)
+        meter = LatencyBudget(inf, most, CostModel(experts=experts))
         budget = None if step_time is None else StepTimeBudget(step_time, most, meter.model)
         return SequenceScheduler(
             make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
@@ -162,6 +172,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             max_num_batched_tokens=most,
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
+            snapshots=None if num_snapshots is None else SnapshotPool(num_snapshots, block_size),
             budget=budget if target is None else LatencyBudget(target, most, meter.model),
             background_budget=LatencyBudget(min(self.background_step_ms / 1000, target or inf), most, meter.model),
             meter=meter,

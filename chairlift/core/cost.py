@@ -22,6 +22,8 @@ _CLIP, _OUTLIER = 2.5, 6.0
 _COMPANY, _CHANGE = 3, 1.0
 # Bounds of the measurement's relative standard deviation, and how fast it is learned.
 _LEAST_NOISE, _MOST_NOISE, _NOISE_RATE = 0.03, 0.3, 0.05
+# How fast it is learned what steps read of the weights.
+_READ_RATE = 0.1
 # A forward pass that seems to take less or more than this many seconds was not timed.
 _SHORTEST, _LONGEST = 1e-7, 1e4
 
@@ -39,8 +41,23 @@ class Coefficients(NamedTuple):
     pair: float
 
 
+class ExpertReads(NamedTuple):
+    """A mixture of experts: the share of its weights that lies in them, and each one's chance that a token takes it."""
+
+    share: float
+    chance: float
+
+    def read(self, tokens: float) -> float:
+        """Return the share of all weights that a step of so many tokens reads, if these choose by themselves."""
+        unread: float = self.share * (1.0 - self.chance) ** tokens
+        return 1.0 - unread
+
+
 class CostModel:
     """Step seconds = a + b * tokens + c * kv_tokens + d * pairs, with a, b, c, d >= 0, fitted as steps come in.
+
+    Where there are `experts` a step costs the share of a that it reads of the weights: one token chooses an eighth of
+    OLMoE's experts, 16 tokens seven eighths.
 
     `kv_tokens` is the sum of the context lengths attended to, once a step's tokens are written: how much of the KV
     cache is read. `pairs` is the sum, over the step's tokens, of the context each one sees: how much arithmetic
@@ -54,12 +71,20 @@ class CostModel:
     out. A coefficient that would turn negative is held at zero, and the others adjusted as if it were known (Simon and
     Chia 2002).
 
-    `coefficients` are the present fit, in seconds.
+    `coefficients` are the present fit, in seconds; that of a step is for steps that read as much as the last ones did.
     `shape` is the first guess's proportions, and `doubt` the variance of each of its terms, relative to its square.
     """
 
-    def __init__(self, shape: tuple[float, float, float, float] = _SHAPE, doubt: float = _OWN) -> None:
+    def __init__(
+        self,
+        shape: tuple[float, float, float, float] = _SHAPE,
+        doubt: float = _OWN,
+        experts: ExpertReads | None = None,
+    ) -> None:
         self.num_observed = 0
+        self._experts = experts
+        # What the last steps read of the weights.
+        self._read = 1.0
         self._shape = shape
         self._doubt = doubt
         self._noise = 0.1
@@ -78,7 +103,7 @@ class CostModel:
         The step already holds `tokens`, `kv_tokens` and `pairs`; the prompt has `computed` tokens in the KV cache.
         """
         _, b, c, d = self.coefficients
-        spare = seconds - self.predict(tokens, kv_tokens, pairs) - c * computed
+        spare = seconds - self.predict(tokens, kv_tokens, pairs) - c * computed - self._unread(tokens)
         if spare < 0:
             return 0
         # n tokens make n * computed + n (n + 1) / 2 pairs, so this is the root of a quadratic (in its stable form).
@@ -86,6 +111,18 @@ class CostModel:
         divisor = linear + sqrt(linear * linear + 2 * d * spare)
         found = 2 * spare / divisor if divisor > 0 else inf
         return int(found) if found < 1e15 else None
+
+    def of_all_weights(self) -> Coefficients:
+        """Return the coefficients, that of a step for steps that read all weights."""
+        return self.coefficients._replace(step=self._theta[0] * self._shape[0])
+
+    def more_for(self, tokens: float) -> float:
+        """Return the seconds of the weights that a step of so many tokens reads more with one token more."""
+        return 0.0 if self._experts is None else self._unread(tokens) * self._experts.chance
+
+    def _unread(self, tokens: float) -> float:
+        """The seconds of the weights that a step of so many tokens leaves alone, and that a prompt would read."""
+        return 0.0 if self._experts is None else self._theta[0] * self._shape[0] * (1.0 - self._experts.read(tokens))
 
     def observe(self, seconds: float, tokens: float, kv_tokens: float, pairs: float | None = None) -> None:
         """Take in what a step took. A step that was not timed (no seconds, or absurdly many) is passed over."""
@@ -95,6 +132,8 @@ class CostModel:
         if not self.num_observed:
             self._guess(seconds / sum(x))
         self.num_observed += 1
+        if self._experts is not None:
+            self._read += _READ_RATE * (self._experts.read(tokens) - self._read)
         predicted = _dot(self._theta, x)
         self._drift(predicted / sum(x))
         along = [_dot(row, x) for row in self._variance]
@@ -109,6 +148,8 @@ class CostModel:
 
     def _features(self, tokens: float, kv_tokens: float, pairs: float | None) -> tuple[float, float, float, float]:
         a, b, c, d = self._shape
+        if self._experts is not None:
+            a *= self._experts.read(tokens)
         return a, b * tokens, c * kv_tokens, d * (kv_tokens if pairs is None else pairs)
 
     def _guess(self, level: float) -> None:
@@ -164,4 +205,5 @@ class CostModel:
 
     def _tell(self) -> None:
         """Set the coefficients to the present fit."""
-        self.coefficients = Coefficients(*(value * unit for value, unit in zip(self._theta, self._shape, strict=True)))
+        found = Coefficients(*(value * unit for value, unit in zip(self._theta, self._shape, strict=True)))
+        self.coefficients = found if self._experts is None else found._replace(step=found.step * self._read)

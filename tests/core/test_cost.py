@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from chairlift.core.cost import Coefficients, CostModel
+from chairlift.core.cost import Coefficients, CostModel, ExpertReads
 
 # A small model on a CPU; a large one on a GPU, where a step costs as much as hundreds of tokens.
 SMALL = Coefficients(0.01, 0.001, 2e-6, 6e-7)
@@ -135,6 +135,69 @@ def test_steps_that_were_not_timed_are_passed_over() -> None:
         model.observe(seconds, *chunk(64))
     assert model.coefficients == before
 
+
+# Experts that are read where some token chooses them, as OLMoE's: 8 of 64, nine tenths of the weights.
+MIXTURE = ExpertReads(0.9, 1 / 8)
+
+
+def mixed(sizes: Sizes) -> float:
+    """Seconds of a mixture's step, whose weights take 40 ms to read."""
+    return truth(Coefficients(0.04 * MIXTURE.read(sizes[0]), 0.0002, 1e-6, 6e-8), sizes)
+
+
+def fed(experts: ExpertReads | None, noise: float = 0.05) -> CostModel:
+    rng, model = random.Random(1), CostModel(experts=experts)
+    feed(model, traffic(rng, 500), lambda sizes: mixed(sizes) * rng.lognormvariate(0, noise))
+    return model
+
+
+def test_what_a_step_reads_of_experts_by_hand() -> None:
+    assert ExpertReads(0.9, 0.125).read(1) == pytest.approx(0.1 + 0.9 * 0.125)
+    assert ExpertReads(0.9, 0.125).read(2) == pytest.approx(0.1 + 0.9 * (1 - 0.875**2))
+    assert ExpertReads(0.9, 0.125).read(10_000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "sizes", [decodes(1, 100), decodes(4, 100), decodes(16, 500), chunk(512), chunk(64, 500, 4, 300)]
+)
+def test_steps_of_a_mixture_are_foreseen_by_the_experts_that_they_read(sizes: Sizes) -> None:
+    assert fed(MIXTURE).predict(*sizes) == pytest.approx(mixed(sizes), rel=0.06)
+
+
+def test_without_that_steps_of_a_few_sequences_look_twice_as_long_as_they_are() -> None:
+    assert fed(None).predict(*decodes(1, 100)) > 1.8 * mixed(decodes(1, 100))
+
+
+def test_what_a_step_costs_by_itself_is_that_of_the_last_steps() -> None:
+    """So whoever knows nothing of experts is right about steps like these."""
+    model = fed(MIXTURE, 0.0)
+    assert model.of_all_weights().step == pytest.approx(0.04, rel=0.05)
+    feed(model, [decodes(2, 100)] * 100, mixed)
+    assert model.coefficients.step == pytest.approx(0.04 * MIXTURE.read(2), rel=0.05)
+    assert model.coefficients[1:] == model.of_all_weights()[1:]
+
+
+LEARNED = fed(MIXTURE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-3, 0.3), st.integers(0, 64), st.integers(0, 4000), st.integers(0, 4000))
+def test_a_prompt_that_joins_a_mixture_s_step_fits(target: float, count: int, context: int, computed: int) -> None:
+    model = LEARNED
+    found = model.tokens_within(target, *decodes(count, context), computed)
+    if found:
+        assert model.predict(*chunk(found, computed, count, context)) <= target * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 20, 100])
+def test_a_decode_that_joins_reads_as_much_more_as_is_said(tokens: int) -> None:
+    model = fed(MIXTURE, 0.0)
+    more = model.predict(tokens + 1, 0, 0) - model.predict(tokens, 0, 0) - model.coefficients.token
+    assert more == pytest.approx(model.more_for(tokens), rel=1e-6, abs=1e-9)
+    assert model.more_for(tokens + 1) < model.more_for(tokens)
+
+
+# What holds of any history
 
 sizes = st.tuples(st.integers(1, 2000), st.integers(0, 10**6), st.integers(0, 10**8))
 histories = st.lists(st.tuples(st.floats(0, 1e4), sizes), max_size=60)

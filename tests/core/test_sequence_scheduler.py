@@ -101,7 +101,7 @@ def test_a_later_request_finds_the_prefix_in_the_cache() -> None:
     step = go(w)
     assert step.num_tokens == {"a": 1, "b": 2}
     assert step.started[0].num_computed_tokens == 8
-    assert (w.scheduler.prefix_hit_tokens, w.scheduler.prefix_queried_tokens) == (8, 19)
+    assert (w.scheduler.prefixes.hit_tokens, w.scheduler.prefixes.queried_tokens) == (8, 19)
 
 
 def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
@@ -186,7 +186,7 @@ def test_who_built_on_a_failed_block_and_was_aborted_leaves_nothing_to_find() ->
     for name in ("c", "d"):
         w.add(make_request(name, [*PREFIX, 1, 2, 3, 4, 5]))
         go(w)
-    assert w.scheduler.prefix_hit_tokens > 0
+    assert w.scheduler.prefixes.hit_tokens > 0
 
 
 def test_what_was_computed_well_before_a_failure_stays_in_the_cache() -> None:
@@ -576,5 +576,5 @@ def test_prefix_hits_are_all_that_there_could_be(block_size: int, together: int)
                 full = range(block_size, done + count + 1, block_size)
                 computed.update(tuple(tokens[:end]) for end in full)
             w.update(w.sample(rng), {})
-    assert w.scheduler.prefix_hit_tokens == hits
+    assert w.scheduler.prefixes.hit_tokens == hits
     assert hits > sum(map(len, waiting)) * (0.5 if together == 1 else 0.3)

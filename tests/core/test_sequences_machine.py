@@ -90,9 +90,12 @@ def count_events(world: World, seen: Counter[str]) -> None:
     seen[world.setup.strategy] += 1
     seen["prompts cut to a step's time"] += world.num_cut
     seen["settings changed"] += world.num_retuned
+    seen["states restored"] += world.runner.num_restored
     for answer in world.answers:
         if isinstance(answer, Step):
             seen["steps"] += 1
+            seen["states saved"] += sum(map(len, answer.saves.values()))
+            seen["states kept"] += len(answer.kept)
             seen["prefix hits"] += sum(start.num_computed_tokens > 0 for start in answer.started)
             seen.update(decision.reason.value for decision in answer.decisions)
             seen["background slots lost"] += sum("its slot" in decision.detail for decision in answer.decisions)
@@ -128,7 +131,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
     if len(seeds) >= 1000:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
         kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
-        kinds += ("prompts cut to a step's time", "settings changed")
+        kinds += ("prompts cut to a step's time", "settings changed", "states restored", "states saved", "states kept")
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 

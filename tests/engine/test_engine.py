@@ -163,7 +163,7 @@ def test_shared_prefix_is_computed_once_even_within_one_step(alone: dict[str, li
     engine = Engine(config(max_num_batched_tokens=1024), DecoderRunner(config()))
     made = run(engine, twins)
     assert all(tokens == alone[job.id] for tokens in made.values())
-    assert engine.scheduler.prefix_hit_tokens == 5 * 128
+    assert engine.scheduler.prefixes.hit_tokens == 5 * 128
 
 
 class Timed(DecoderRunner):

@@ -32,6 +32,7 @@ def draw_setup(dice: Dice) -> Setup:
         max_num_batched_tokens=slots + pick(dice, (0, 1, 4, 16, 64)),
         max_model_len=max_model_len,
         prefix_caching=dice.integer(0, 3) > 0,
+        snapshots=pick(dice, (None, None, None, 0, 1, 2, 5, 20)),
         budget=pick(dice, (None, None, dice.integer(0, 2**16), 0.02)),
         step_time=pick(dice, (None, 0.001, 0.005, 0.02)),
         knows_cost=dice.integer(0, 3) > 0,

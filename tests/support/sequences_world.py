@@ -22,9 +22,11 @@ from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
 from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
 from chairlift.core.sequences.policy import make_policy
+from chairlift.core.sequences.prefixes import Hit
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import block_hash, root_hash
+from chairlift.core.sequences.snapshots import SnapshotPool
 
 STRATEGIES = ("none", "static", "dynamic", "continuous")
 PLACED = {Reason.ADMITTED, Reason.RESUMED, Reason.PREEMPTED}
@@ -36,7 +38,7 @@ class Setup(NamedTuple):
 
     `budget`, and that of background requests, is None, the seed of a random one, or a step's seconds; without one live
     requests may have a `step_time` in seconds, whose cost model may know from the start what tokens cost here. With a
-    `size_ageing` the shortest are first.
+    `size_ageing` the shortest are first. Where there are `snapshots` layers have states.
     """
 
     strategy: str = "continuous"
@@ -47,6 +49,7 @@ class Setup(NamedTuple):
     max_num_batched_tokens: int = 64
     max_model_len: int = 128
     prefix_caching: bool = True
+    snapshots: int | None = None
     budget: int | float | None = None
     step_time: float | None = None
     knows_cost: bool = False
@@ -75,6 +78,7 @@ class Setup(NamedTuple):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
+            snapshots=None if self.snapshots is None else SnapshotPool(self.snapshots, self.block_size),
             budget=budget,
             background_budget=self.step_budget(self.background),
             meter=meter,
@@ -120,10 +124,18 @@ def make_request(id: str, prompt: list[int] | int, max_tokens: int = 8, **fields
     return Request(id=id, prompt_ids=prompt, max_tokens=max_tokens, **fields)
 
 
+class Copied(NamedTuple):
+    """A snapshot: the number of all tokens that a state has seen, and what lies in the slots behind full blocks."""
+
+    state: int
+    tail: list[int]
+
+
 class FakeRunner:
     """Rebuilds every block table from the steps alone, as a real runner must, and knows what lies in each slot.
 
-    A slot holds a number that stands for (salt, all tokens up to and including its own), or `GARBAGE`.
+    A slot holds a number that stands for (salt, all tokens up to and including its own), or `GARBAGE`. So does the
+    state of a sequence, whose last number it is.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -135,6 +147,10 @@ class FakeRunner:
         self.prefixes: dict[str, list[int]] = {}
         # Who computes its last token again, which lies in the cache already: failing changes nothing of it.
         self.again: set[str] = set()
+        self.has_states = setup.snapshots is not None
+        self.states: dict[str, int | None] = {}
+        self.snapshots: dict[int, Copied] = {}
+        self.num_restored = 0
         self._numbers: dict[Any, int] = {}
 
     def _number(self, before: Any, tokens: list[int]) -> list[int]:
@@ -147,6 +163,9 @@ class FakeRunner:
 
     def prepare(self, step: Step) -> None:
         """Take in who left, who starts and who got blocks, in the order that a runner does."""
+        assert step.kept.keys() <= {*step.released}, "kept, though it did not leave"
+        for name, slot in step.kept.items():
+            self.copy(name, self.computed[name], slot)
         for name in step.released:
             assert name in self.tables, f"{name} was released without being here"
             del self.tables[name], self.tokens[name], self.computed[name], self.prefixes[name]
@@ -158,12 +177,42 @@ class FakeRunner:
             self.tokens[name] = list(start.token_ids)
             self.computed[name] = start.num_computed_tokens
             self.prefixes[name] = self._number(start.request.cache_salt, start.token_ids)
+            self.restore(name, start.snapshot)
         fresh = {start.request.id for start in step.started}
         for name, blocks in step.new_blocks.items():
             assert blocks
             assert name not in fresh, "a table given whole was also extended"
             self.tables[name] += blocks
         assert step.num_tokens.keys() <= self.tables.keys(), "whoever has tokens was started"
+
+    def copy(self, name: str, num_tokens: int, slot: int) -> None:
+        """Copy the state after so many tokens, which may be behind those computed, as of a pass that goes by."""
+        assert self.has_states
+        full = num_tokens - num_tokens % self.block_size
+        tail = [self._slot(name, position) for position in range(full, num_tokens)]
+        seen = self.states[name] if num_tokens == self.computed[name] else self.prefixes[name][num_tokens - 1]
+        assert seen is not None
+        self.snapshots[slot] = Copied(seen, [GARBAGE if each is None else each for each in tail])
+
+    def restore(self, name: str, snapshot: int | None) -> None:
+        """Give a sequence the state that it starts with, and what its first block that is not full begins with."""
+        computed = self.computed[name]
+        assert (snapshot is not None) == (self.has_states and computed > 0), "begins with tokens, but without a state"
+        self.states[name] = None
+        if snapshot is not None:
+            self.num_restored += 1
+            found = self.snapshots[snapshot]
+            self.states[name] = found.state
+            assert found.state == self.prefixes[name][computed - 1], f"{name} begins with a state of another text"
+            full = computed - computed % self.block_size
+            for position, number in zip(range(full, computed), found.tail, strict=True):
+                self.slots[self._place(name, position)] = number
+
+    def _place(self, name: str, position: int) -> int:
+        return self.tables[name][position // self.block_size] * self.block_size + position % self.block_size
+
+    def _slot(self, name: str, position: int) -> int | None:
+        return self.slots[self._place(name, position)]
 
     def compute(self, step: Step, failed: set[str]) -> set[str]:
         """Write all KV, then read all of it as attention does; return who read what a failed request wrote."""
@@ -196,9 +245,33 @@ class FakeRunner:
                     slot = table[position // size] * size + position % size
                     slots[slot] = GARBAGE
                     spoilt.add(slot)
+            self._move_state(step, name, context, name in failed or name in tainted)
             self.computed[name] = context
         self.again -= step.num_tokens.keys()
         return tainted
+
+    def _move_state(self, step: Step, name: str, context: int, spoilt: bool) -> None:
+        """Have a state see the tokens of this step, and copy it where it is saved."""
+        before, prefixes = self.computed[name], self.prefixes[name]
+        assert step.saves.keys() <= step.num_tokens.keys()
+        if spoilt:
+            self.states[name] = GARBAGE
+        elif self.has_states:
+            known = prefixes[before - 1] if before else None
+            assert self.states[name] == known, f"{name} goes on with a state that is not its own"
+            self.states[name] = prefixes[context - 1]
+        for position, slot in step.saves.get(name, ()):
+            assert before < position <= context, f"{name} does not come by {position}"
+            self.copy(name, position, slot)
+            if spoilt:
+                self.snapshots[slot] = self.snapshots[slot]._replace(state=GARBAGE)
+
+    def take_back(self, name: str) -> None:
+        """Have a sequence's last token computed again."""
+        self.again.add(name)
+        self.computed[name] -= 1
+        if self.has_states:
+            self.states[name] = self.prefixes[name][self.computed[name] - 1] if self.computed[name] else None
 
     def due(self, name: str) -> bool:
         """Whether all tokens of a sequence are computed, so that it samples the next."""
@@ -342,9 +415,8 @@ class World:
         sampled = {n: tokens[n] for n in step.num_tokens if n in due - late and n in tokens}
         for name in sampled:
             self.runner.append(name, sampled[name])
-        self.runner.again |= late
         for name in late:
-            self.runner.computed[name] -= 1
+            self.runner.take_back(name)
         self.late = self.late - set(step.num_tokens) | late
         for name in aborts:
             self.abort(name)
@@ -418,6 +490,8 @@ class World:
         running, admitted, behind = scheduler.running, scheduler.admitted, scheduler.background.running
         pool = scheduler.pool
         pool.check()
+        if scheduler.prefixes.snapshots is not None:
+            scheduler.prefixes.snapshots.check()
         held: Counter[int] = Counter()
         for sequence in running + behind:
             held.update(sequence.block_table)
@@ -527,7 +601,7 @@ def check_step(world: World, step: Step, before: Before) -> None:
         record = world.records[start.request.id]
         assert start.request is record.request
         assert start.token_ids == record.tokens, "what is started is not what its client has seen"
-        assert start.num_computed_tokens % setup.block_size == 0
+        assert start.num_computed_tokens % setup.block_size == 0 or setup.snapshots is not None
         assert start.num_computed_tokens < len(start.token_ids), "nothing is left to compute"
         reads = (
             setup.prefix_caching and record.request.use_prefix_cache and record.request.params.prompt_logprobs is None
@@ -740,8 +814,7 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
         case Reason.ITL:
             assert scheduler.budget is not None
             assert scheduler._limit is scheduler.budget
-            hits = _hits(world, decision.request_id)
-            assert scheduler.budget.capacity(len(hits) * setup.block_size) < 1
+            assert scheduler.budget.capacity(_hit(world, decision.request_id).num_tokens) < 1
         case Reason.BLOCKS:
             assert victims_of(world, step)[0] or _lacks_blocks(world, decision.request_id)
             assert not scheduler.background.running, "a live request waits for blocks that background ones hold"
@@ -758,23 +831,27 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert not scheduler.waiting.closed
 
 
-def _hits(world: World, name: str) -> list[int]:
-    """The cached blocks that a waiting request would start with."""
+def _hit(world: World, name: str) -> Hit:
+    """What a waiting request would start with."""
     setup, record = world.setup, world.records[name]
     request = record.request
     if not setup.prefix_caching or not request.use_prefix_cache or request.params.prompt_logprobs is not None:
-        return []
+        return Hit([], 0)
+    if setup.snapshots is not None:
+        # That they are of this text is checked as one begins with them.
+        return world.scheduler.prefixes.match(world.scheduler._sequences[name])
     hashes, parent = [], root_hash(request.cache_salt)
     for end in range(setup.block_size, len(record.tokens), setup.block_size):
         parent = block_hash(parent, record.tokens[end - setup.block_size : end])
         hashes.append(parent)
-    return world.scheduler.pool.match(hashes)
+    blocks = world.scheduler.pool.match(hashes)
+    return Hit(blocks, len(blocks) * setup.block_size)
 
 
 def _lacks_blocks(world: World, name: str) -> bool:
     """Whether a request's known tokens don't fit beside those running, each left one block to grow by."""
     setup, scheduler, record = world.setup, world.scheduler, world.records[name]
     kept = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) + 1 for s in scheduler.running)
-    hits = _hits(world, name)
+    hits = _hit(world, name).blocks
     free = scheduler.pool.num_free - sum(scheduler.pool.ref_count[block] == 0 for block in hits)
     return setup.blocks_for(len(record.tokens)) - len(hits) > free - kept

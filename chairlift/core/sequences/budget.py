@@ -164,7 +164,8 @@ class LatencyBudget:
         if self._given_out or not self.model.num_observed:
             return -inf
         _, token, kv_token, pair = self.model.coefficients
-        self._decode, self._decode_kv = token, kv_token + pair
+        # One that joins has experts read that nobody has chosen yet; those who follow it, fewer.
+        self._decode, self._decode_kv = token + self.model.more_for(self._holds[0]), kv_token + pair
         return self.target - self.model.predict(*self._holds)
 
     def _time_for(self, computed: int, read: int) -> int:

@@ -194,13 +194,15 @@ class Start(msgspec.Struct):
     """All that a runner needs to begin (or, after a preemption, begin again) a sequence.
 
     `token_ids` is the prompt and whatever was generated before a preemption; the first `num_computed_tokens` of them
-    already lie in the KV cache, in the first blocks of `block_table`.
+    already lie in the KV cache, in the first blocks of `block_table`. Where layers have states these are to be found in
+    a `snapshot`, with the keys and values of those tokens that fill no block.
     """
 
     request: Request
     token_ids: list[int]
     num_computed_tokens: int
     block_table: list[int]
+    snapshot: int | None = None
 
 
 class Step(msgspec.Struct):
@@ -208,7 +210,9 @@ class Step(msgspec.Struct):
 
     Background requests follow in the same order, save for those that run but are left out of this step.
     `started` come before their first pass; `new_blocks` are appended to the block table of a request that already runs.
-    `released` ended or were preempted since the last step: a runner drops all it holds for them.
+    `released` ended or were preempted since the last step: a runner drops all it holds for them. Before that, and
+    before anybody starts, it copies the states of some, which are `kept`, to these snapshots. During the pass it
+    `saves` states of requests, as they are after so many of their tokens, in these snapshots.
     """
 
     id: int
@@ -217,6 +221,8 @@ class Step(msgspec.Struct):
     new_blocks: dict[str, list[int]]
     released: list[str]
     decisions: list[Decision]
+    kept: dict[str, int] = {}
+    saves: dict[str, list[tuple[int, int]]] = {}
 
     @property
     def total_tokens(self) -> int:

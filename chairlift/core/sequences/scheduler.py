@@ -16,11 +16,13 @@ from chairlift.core.finished import Finished
 from chairlift.core.queue import QueueOrder, WaitingQueue
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
-from chairlift.core.sequences.blocks import BlockPool, PrefixCache
+from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudget
 from chairlift.core.sequences.policy import Admission, Policy
+from chairlift.core.sequences.prefixes import PrefixCache
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.snapshots import SnapshotPool
 
 _rank = attrgetter("rank")
 _SAMPLED = 8  # Of steps that no budget is for, one in so many is metered.
@@ -44,6 +46,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         max_num_batched_tokens: int = 512,
         max_model_len: int = 2048,
         enable_prefix_caching: bool = True,
+        snapshots: SnapshotPool | None = None,
         budget: StepBudget | None = None,
         background_budget: StepBudget | None = None,
         meter: LatencyBudget | None = None,
@@ -54,7 +57,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching)
+        self.prefixes = PrefixCache(pool, block_size, enable_prefix_caching, snapshots)
         self.budget = budget
         self.meter = meter or LatencyBudget(inf, max_num_batched_tokens)
         self.order = order or QueueOrder()
@@ -64,8 +67,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.background = BackgroundSequences(background_budget)
         self.ask_again: float | None = None
         self.waiting_decision: Decision | None = None
-        self.prefix_queried_tokens = 0
-        self.prefix_hit_tokens = 0
         self.num_preemptions = 0
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
@@ -117,8 +118,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         last = step.decisions[-1] if step.decisions else None
         if last is not None and not self._sequences[last.request_id].request.background:
             # Admitting somebody after a preemption would take the very blocks that were just found missing.
-            head = self._head()
-            if head is not None:
+            if (head := self._head()) is not None:
                 detail = f"{last.request_id} was just preempted: {last.detail}"
                 self.waiting_decision = Decision(Reason.BLOCKS, head.id, detail, self.num_waiting)
         elif self.num_waiting:
@@ -141,6 +141,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             self._learner.end(self.running + others, step)
         self.num_steps += 1
         step.released, self._released = self._released, []
+        step.kept = self.prefixes.take_kept()
         return step
 
     def update(self, step: Step, result: StepResult, now: float) -> list[Finished]:
@@ -167,6 +168,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             else:
                 end = sequence.take_unevenly(num_tokens, result)
             if end is not None:
+                if request_id not in result.errors:
+                    self.prefixes.keep(sequence)
                 self._remove(sequence)
                 finished.append(end)
         return finished
@@ -257,8 +260,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             if computed > len(sequence.block_table) * block_size and not self._grow(step, sequence, given):
                 break  # it gave way itself, and was the last
             num_tokens[sequence.id] = given
-            if computed // block_size > sequence.num_published:
-                self.prefixes.publish(sequence, computed)
+            if computed >= sequence.news_at:
+                self.prefixes.publish(step, sequence, computed)
 
     def _begin_budget(self) -> StepBudget | None:
         """The step's budget, at the moment at which the first asks for it; None if there is none for this step."""
@@ -294,6 +297,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def _preempt(self, step: Step, victim: Sequence, detail: str) -> None:
         """Take back a sequence's slot and blocks for a more urgent one."""
+        self.prefixes.keep(victim)
         self._put_back(victim)
         self.num_preemptions += 1
         step.decisions.append(Decision(Reason.PREEMPTED, victim.id, detail))
@@ -325,8 +329,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         slots = 0 if self.policy.closes_batch else admission.slots
         budget = self.max_num_batched_tokens - step.total_tokens
         while True:
-            sequence = self._head()
-            if sequence is None:
+            if (sequence := self._head()) is None:
                 return
             refusal = self._refusal(step, sequence, admission, slots, budget)
             if refusal is not None:
@@ -360,11 +363,11 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if budget < 1:
             detail = f"the step's {self.max_num_batched_tokens} tokens are given out"
             return Decision(Reason.TOKENS, sequence.id, detail, count)
-        hits = self.prefixes.match(sequence)
+        hit = self.prefixes.match(sequence)
         limit = self._limit or self._begin_budget()
-        if limit is not None and limit.capacity(len(hits) * self.block_size) < 1:
+        if limit is not None and limit.capacity(hit.num_tokens) < 1:
             return Decision(Reason.ITL, sequence.id, limit.explain(), count)
-        while lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=len(self.running)):
+        while lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hit.blocks, kept=len(self.running)):
             victim = self.background.youngest()
             if victim is None:
                 return Decision(Reason.BLOCKS, sequence.id, lack, count)
@@ -373,36 +376,33 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def _start(self, step: Step, sequence: Sequence, budget: int, now: float) -> int:
         """Give a sequence its first blocks and tokens; return how many tokens."""
-        hits = self.prefixes.match(sequence)
-        for block in hits:
-            self.pool.share(block)
-        computed = len(hits) * self.block_size
+        hit = self.prefixes.match(sequence)
+        self.prefixes.begin(sequence, hit)
+        computed = hit.num_tokens
         given = min(len(sequence.token_ids) - computed, budget)
         limit = self.background.budget if sequence.request.background else self._limit
         if limit is not None:
             given = limit.grant(computed, given, starts=True)
-        missing = self._blocks_for(computed + given) - len(hits)
-        sequence.block_table = hits + [self.pool.take() for _ in range(missing)]
+        missing = self._blocks_for(computed + given) - len(hit.blocks)
+        sequence.block_table = hit.blocks + [self.pool.take() for _ in range(missing)]
         sequence.num_computed_tokens = computed
         sequence.known_at_start = len(sequence.token_ids)
-        sequence.num_published = len(hits)
         resumed = sequence.started is not None
         if not resumed:
             sequence.started = now
             sequence.num_cached_tokens = computed
-            if self.prefixes.may_read(sequence):
-                self.prefix_queried_tokens += len(sequence.token_ids)
-                self.prefix_hit_tokens += computed
+            self.prefixes.count(sequence, computed)
         if sequence.request.background:
             self.background.running.append(sequence)
         else:
             insort(self.running, sequence, key=_rank)
         step.num_tokens[sequence.id] = given
-        step.started.append(Start(sequence.request, list(sequence.token_ids), computed, list(sequence.block_table)))
+        token_ids, table = list(sequence.token_ids), list(sequence.block_table)
+        step.started.append(Start(sequence.request, token_ids, computed, table, hit.snapshot))
         reason = Reason.RESUMED if resumed else Reason.ADMITTED
         detail = f"{given} of {len(sequence.token_ids)} tokens, {computed} found in the prefix cache"
         step.decisions.append(Decision(reason, sequence.id, detail))
-        self.prefixes.publish(sequence, computed + given)
+        self.prefixes.publish(step, sequence, computed + given)
         return given
 
     # BackgroundSequences
@@ -449,8 +449,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             step.num_tokens[sequence.id] = given
             budget -= given
             served.append(sequence)
-            if (computed + given) // block_size > sequence.num_published:
-                self.prefixes.publish(sequence, computed + given)
+            if computed + given >= sequence.news_at:
+                self.prefixes.publish(step, sequence, computed + given)
         background.take_turns(served)
         return refusal
 
@@ -462,13 +462,13 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
             others = len(self.running) + len(background.running)
             if others + len(self.admitted) >= self.policy.slots:
                 return Reason.SLOTS, f"all {self.policy.slots} slots are taken"
-            hits = self.prefixes.match(sequence)
-            if budget < 1 or (limit is not None and limit.capacity(len(hits) * self.block_size) < 1):
+            hit = self.prefixes.match(sequence)
+            if budget < 1 or (limit is not None and limit.capacity(hit.num_tokens) < 1):
                 return Reason.TOKENS, background.spent(budget, self.max_num_batched_tokens)
             lost = next((decision for decision in step.decisions if decision.reason is Reason.PREEMPTED), None)
             if lost is not None:
                 return Reason.BLOCKS, f"{lost.request_id} was just preempted: {lost.detail}"
-            if lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hits, kept=others):
+            if lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hit.blocks, kept=others):
                 return Reason.BLOCKS, lack
             background.waiting.pop()
             budget -= self._start(step, sequence, budget, now)

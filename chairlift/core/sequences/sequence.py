@@ -25,7 +25,11 @@ def block_hash(parent: BlockHash, token_ids: Iterable[int]) -> BlockHash:
 
 
 class Sequence:
-    """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks."""
+    """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks.
+
+    `saves_at`: the numbers of tokens after which its state is yet to be kept, the next one last. `news_at`: the number
+    of computed tokens at which others may find more of it.
+    """
 
     __slots__ = (
         "arrival",
@@ -34,11 +38,13 @@ class Sequence:
         "hashes",
         "id",
         "known_at_start",
+        "news_at",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_published",
         "rank",
         "request",
+        "saves_at",
         "started",
         "stop_ids",
         "token_ids",
@@ -58,6 +64,8 @@ class Sequence:
         self.block_table: list[int] = []
         self.hashes: list[BlockHash] = []
         self.num_published = 0
+        self.saves_at: list[int] = []
+        self.news_at = 0
         self.started: float | None = None
 
     @property
@@ -70,6 +78,7 @@ class Sequence:
         self.block_table = []
         self.num_computed_tokens = 0
         self.num_published = 0
+        self.saves_at = []
 
     def take(self, tokens: list[int] | None, ended: bool = False) -> Finished | None:
         """Append what was sampled, and drop from `tokens` what is behind an end; say if that ends the sequence.

@@ -132,7 +132,7 @@ def main(address: str, config_json: str) -> int:
     config = msgspec.json.decode(config_json, type=ItemConfig)
     # Only a user's own code may start processes.
     line = Lifeline(guards=config.kind == "python")
-    context = zmq.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.set_hwm(0)
@@ -154,7 +154,6 @@ def main(address: str, config_json: str) -> int:
     ItemWorker(runner, info, socket, line).serve()
     runner.close()
     socket.close(linger=0)
-    context.term()
     return 0
 
 

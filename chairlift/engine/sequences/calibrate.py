@@ -61,7 +61,12 @@ def calibrate(
 
 
 def timed_steps(
-    wanted: Probe, runner: SequenceRunner, info: SequenceInfo, slots: int, max_num_batched_tokens: int
+    wanted: Probe,
+    runner: SequenceRunner,
+    info: SequenceInfo,
+    slots: int,
+    max_num_batched_tokens: int,
+    params: SamplingParams = _PARAMS,
 ) -> list[TimedStep]:
     """Run the steps of a probe, cut to what fits, as `calibrate` does; none if nothing does."""
     probe = _fitted(wanted, info, slots, max_num_batched_tokens)
@@ -69,7 +74,7 @@ def timed_steps(
         return []
     found, width = [], probe.width
     names = [f"calibration-{index}" for index in range(width)]
-    for step, computed, count in _steps(probe, names, info):
+    for step, computed, count in _steps(probe, names, info, params):
         seconds = runner.execute(step).seconds
         read, pairs = computed + count, count * computed + count * (count + 1) // 2
         found.append(TimedStep(width, width * count, width * read, width * pairs, seconds))
@@ -86,22 +91,24 @@ def _fitted(probe: Probe, info: SequenceInfo, slots: int, max_num_batched_tokens
     return None if context < 0 else Probe(width, context, chunk, probe.decodes)
 
 
-def _steps(probe: Probe, names: list[str], info: SequenceInfo) -> Iterator[tuple[Step, int, int]]:
+def _steps(
+    probe: Probe, names: list[str], info: SequenceInfo, params: SamplingParams
+) -> Iterator[tuple[Step, int, int]]:
     """Yield each step, the tokens that each sequence has computed before it, and those that it computes."""
     computed = probe.context
     for count in (probe.chunk, *(1 for _ in range(probe.decodes))):
         step = Step(-1, dict.fromkeys(names, count), [], {}, [], [])
         if computed == probe.context:
-            step.started = _starts(probe, names, info)
+            step.started = _starts(probe, names, info, params)
         yield step, computed, count
         computed += count
 
 
-def _starts(probe: Probe, names: list[str], info: SequenceInfo) -> list[Start]:
+def _starts(probe: Probe, names: list[str], info: SequenceInfo, params: SamplingParams) -> list[Start]:
     prompt = [0] * (probe.context + probe.chunk)
     width = -(-(len(prompt) + probe.decodes) // info.block_size)
     starts = []
     for index, name in enumerate(names):
-        request = Request(id=name, prompt_ids=prompt, params=_PARAMS, max_tokens=probe.decodes + 1, arrival=0.0)
+        request = Request(id=name, prompt_ids=prompt, params=params, max_tokens=probe.decodes + 1, arrival=0.0)
         starts.append(Start(request, prompt, probe.context, list(range(index * width, (index + 1) * width))))
     return starts

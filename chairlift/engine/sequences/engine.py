@@ -55,7 +55,8 @@ class Engine:
         self.clock = clock
         self.info: SequenceInfo = runner.load()
         info, most = self.info, config.max_num_batched_tokens
-        self.scheduler = config.make_scheduler(info.num_blocks, info.block_size, info.max_model_len)
+        sizes = info.num_blocks, info.block_size, info.max_model_len, info.num_snapshots, info.experts
+        self.scheduler = config.make_scheduler(*sizes)
         self._progress: dict[str, _Progress] = {}
         # Who waits for a grammar, by its text; what was compiled in another thread; and what those hold who are here.
         self._unprepared: dict[str, list[Request]] = {}
@@ -266,8 +267,8 @@ class Engine:
             waiting_reason=waiting.reason.value if waiting else None,
             kv_blocks_used=scheduler.pool.num_used,
             kv_blocks_total=scheduler.pool.num_blocks,
-            prefix_queried_tokens=scheduler.prefix_queried_tokens,
-            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            prefix_queried_tokens=scheduler.prefixes.queried_tokens,
+            prefix_hit_tokens=scheduler.prefixes.hit_tokens,
             preemptions=scheduler.num_preemptions,
             steps=scheduler.num_steps,
             cost=CostStats.of(budget) if self._has_target and isinstance(budget, LatencyBudget) else None,

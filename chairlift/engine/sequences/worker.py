@@ -224,7 +224,7 @@ def main(address: str, config_json: str, turns: str = "") -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
     start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     line = Lifeline()
-    context = zmq.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.set_hwm(0)
@@ -251,7 +251,6 @@ def main(address: str, config_json: str, turns: str = "") -> int:
     worker.run()
     engine.close()
     socket.close(linger=0)
-    context.term()
     return 0
 
 

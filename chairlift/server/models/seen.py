@@ -263,6 +263,7 @@ def _of_sequences(service: SequenceService) -> SequenceQuestion:
         max_num_batched_tokens=config.max_num_batched_tokens,
         cost=Coefficients(0.0, 0.0, 0.0, 0.0),
         steps=[],
+        num_snapshots=info.num_snapshots,
     )
     return SequenceQuestion(
         requests=[],
