@@ -66,11 +66,13 @@ def main() -> None:
             port = free_port()
             with running([*command, "--port", str(port)], port, ready, env, timeout=600):
                 target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-                replay(target, traffic("steps", args)[0][:WARM_UP], "completions", PromptMaker(args.vocab, 1), 60.0)
+                warm_up = traffic("steps", args)[0][:WARM_UP]
+                replay(target, warm_up, "completions", PromptMaker(args.vocab, "warm-up"), 60.0)
                 for kind in args.traffics:
                     requests, phases = traffic(kind, args)
                     print(f"round {number}: {name}, {kind}", file=sys.stderr)
-                    load = replay(target, requests, "completions", PromptMaker(args.vocab, number), args.drain)
+                    prompts = PromptMaker(args.vocab, f"{number} {kind}")
+                    load = replay(target, requests, "completions", prompts, args.drain)
                     for row in rows(load, phases, Slo(args.target_ttft_ms, args.target_itl_ms)):
                         recording.add({"server": name, "round": number, "traffic": kind, **row})
     print(markdown(recording.results))

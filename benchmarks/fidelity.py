@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -28,13 +27,13 @@ from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, figures
-from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.load import Load
+from chairlift.bench.measure_front import front_cost
 from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
-from chairlift.plan.resampler import StepTimes
 from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulator import simulate
@@ -58,9 +57,8 @@ FIGURES = {
     "E2E p99 ms": "e2e_ms.p99",
 }
 NO_TARGET = Slo(1e9, 1e9)
-TICKS = os.sysconf("SC_CLK_TCK")
-# Sequences at most that decode beside each other, and the tokens of each, to see how much the front slows steps down.
-_CROWDED, _ANSWER = 32, 128
+# Sequences at most that decode beside each other, and how long that takes, to see how much the front slows steps down.
+_CROWDED, _FRONT_SECONDS = 32, 30.0
 # Requests that come at once, to see how many can be answered a second.
 _CROWD = 400
 
@@ -104,7 +102,8 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     command += ["--port", str(port), "--data-dir", "", *flags]
     with running(command, port, "/health/ready", checkout):
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-        front = front_cost(target, args.vocab, profile, min(_CROWDED, max(config.slots, 2)))
+        crowd = min(_CROWDED, config.slots)
+        front = front_cost(target, front_pid(port), profile, crowd, _FRONT_SECONDS, vocab=args.vocab)
         recording.results["front"] = msgspec.to_builtins(front)
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
@@ -136,61 +135,6 @@ def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
     return profile
 
 
-def front_cost(target: Target, vocab: int, profile: SequenceProfile, crowd: int) -> FrontCost:
-    """What the front takes for a request, a prompt's token and an answer's, and by how much it slows down its worker.
-
-    That follows from how much longer steps of one and of `crowd` sequences take than those measured alone: what is
-    the same for both is a step's, and the rest counts for each second that the front works beside them, with what the
-    client and the messages take of the same cores.
-    """
-    pid = front_pid(target.port)
-    alone, alone_load = _used(pid, target, vocab, [(16, 1)] * 200, 1)
-    long, _ = _used(pid, target, vocab, [(512, 1)] * 60, 1)
-    _, one_load = _used(pid, target, vocab, [(16, _ANSWER)] * 6, 1)
-    many, many_load = _used(pid, target, vocab, [(16, _ANSWER)] * (3 * crowd), crowd)
-    request = max(alone / 200, 0.0)
-    prompt_token = max((long / 60 - request) / 496, 0.0)
-    output_token = max((many / (3 * crowd) - request) / (_ANSWER - 1), 1e-7)
-    times = StepTimes(profile, random.Random(0))
-
-    def longer(load: Load, count: int) -> float:
-        read = count * (16 + _ANSWER // 2)
-        step = fmean(times.seconds(count, read, read) + times.gap(count) for _ in range(200))
-        pace: float = figures(load, NO_TARGET)["tpot_ms"]["p50"] / 1000
-        return pace - step
-
-    alone_by, crowded_by = longer(one_load, 1), longer(many_load, crowd)
-    contention = min(max((crowded_by - alone_by) / ((crowd - 1) * output_token), 0.0), 4.0)
-    step = max(alone_by - contention * output_token, 0.0)
-    first = figures(alone_load, NO_TARGET)["ttft_ms"]["p50"] / 1000
-    prefill = fmean(times.seconds(16, 16, 136) + times.gap(1) for _ in range(200))
-    hop = max((first - prefill - request - output_token) / 2, 2e-5)
-    return FrontCost(
-        request=request,
-        prompt_token=prompt_token,
-        output_token=output_token,
-        hop=hop,
-        contention=contention,
-        step=step,
-    )
-
-
-def _used(pid: int, target: Target, vocab: int, jobs: list[tuple[int, int]], concurrency: int) -> tuple[float, Load]:
-    """The seconds of processor time that the front spent on requests of these lengths."""
-    prompts = PromptMaker(vocab, random.randrange(2**32))
-    requests = [
-        target.request(prompts.token_ids(TraceRequest(arrival=0.0, input_length=prompt), number), output)
-        for number, (prompt, output) in enumerate(jobs)
-    ]
-    closed_loop(target, requests[:concurrency], concurrency, "warm-up")
-    before = cpu_seconds(pid)
-    load = closed_loop(target, requests, concurrency, "front")
-    failed = [outcome.error for outcome in load.outcomes if outcome.error]
-    if failed:
-        raise SystemExit(f"the server failed {len(failed)} of {len(jobs)} requests: {failed[0]}")
-    return cpu_seconds(pid) - before, load
-
-
 def front_pid(port: int) -> int:
     """The child of this process that listens on a port: the server that was started here."""
     mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
@@ -198,12 +142,6 @@ def front_pid(port: int) -> int:
         if str(port).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return pid
     raise SystemExit("the server's process is not there")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, its threads included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def wanted(args: argparse.Namespace, max_model_len: int) -> list[TraceRequest]:

@@ -1,13 +1,14 @@
 """Whether `chairlift plan` names the best settings: python benchmarks/plan_sweep.py MODEL_DIR --out FILE
 [--traffics NAME ...]
 
-The model is measured once. For each traffic and target `chairlift plan` is run as anybody runs it, and timed. Then a
-server with each of the `grid`'s settings, and one with each plan's, meets the same traffic at shares of the rates that
-the plans promise. A setting's goodput is the most requests a second that were inside the target at any of these rates:
-the first token in time, and 95% of the gaps between two.
+For each traffic and target `chairlift plan` is run as anybody runs it, and timed; the first of them measures the model,
+and saves that for the others. Then a server with each of the `grid`'s settings, and one with each plan's, meets the
+same traffic at shares of the rates that the plans promise. A setting's goodput is the most requests a second that were
+inside the target at any of these rates: the first token in time, and 95% of the gaps between two.
 Settings that at the lowest rate reach less than half of the best plan's goodput are spared the others. What is best of
 so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, and
-only these decide.
+only these decide. At the end the simulator meets the same requests with each of the settings: how many pairs of them it
+puts in the order in which they really are.
 """
 
 import argparse
@@ -19,24 +20,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines import SERVED_NAME
-from fidelity import at_load, front_cost, measured
+from fidelity import at_load, settings_of, simulated
 from server_process import free_port, running
 from tqdm import tqdm
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, ttft
-from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
+from chairlift.bench.load import closed_loop
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.case import changed
-from chairlift.plan.machine_profile import FrontCost, MachineProfile
+from chairlift.plan.machine_profile import MachineProfile, SequenceProfile
 from chairlift.plan.planner import as_flags
 from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.trace import TraceRequest, fitted
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
@@ -48,22 +51,23 @@ TRAFFICS = {
 }
 # What a target is called, and milliseconds to the first token and between two.
 TARGETS = {"brisk": Slo(600.0, 50.0), "patient": Slo(2000.0, 120.0)}
-# Of the rate that a plan promises.
-SHARES = (0.9, 1.1)
+# Of the rate that a plan promises. The highest is more than it should hold, so that settings which hold more are seen.
+SHARES = (0.9, 1.1, 1.3)
 # Rates so near to each other are one.
 _NEAR = 0.06
 NAMES = (
     Column("traffic", "traffic", "{}"),
     Column("target", "target", "{}"),
     Column("settings", "settings", "{}"),
-    Column("stage", "measured", "{}"),
 )
 COLUMNS = (Column("goodput", "inside the target/s", "{:.2f}"),)
 _WARM_UP = 8
+# Of KV memory, and the prompts that fill it, for a model of 135m: so many of so many tokens.
+_KV_GB, _FILL = 0.5, (32, 700)
+# By how much of the larger, more than noise, two goodputs differ that have an order.
+_APART = 0.15
 # Of the gaps between tokens, as `chairlift plan` has it.
 _PERCENTILE = 0.95
-# Sequences at most that decode beside each other, to see how much the front slows steps down.
-_CROWD = 32
 
 
 class Job(NamedTuple):
@@ -78,31 +82,24 @@ def main() -> None:
     recording = Recording(start("plan_sweep", vars(args), args.model), args.out)
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile.json"
-        measure(args, profile)
         for traffic in args.traffics:
             trace = fitted(synthetic(TRAFFICS[traffic], args.trace_seconds), args.max_model_len)
             path = Path(folder) / "trace.jsonl"
             write_trace(path, trace)
-            plans = {target: plan_of(args, profile, path, target, recording) for target in TARGETS}
-            sweep(args, traffic, trace, plans, recording)
+            plans = {target: plan_of(args, profile, traffic, path, target, recording) for target in TARGETS}
+            sweep(args, traffic, trace, plans, recording, profile)
     print(markdown(recording.results))
 
 
-def measure(args: argparse.Namespace, path: Path) -> None:
-    """Measure the model and the front, and save what `chairlift plan` reads."""
-    flags = _common(args)
-    model = measured(args, flags)
-    with _serving(args, ()) as target:
-        front: FrontCost = front_cost(target, args.vocab, model, _CROWD)
-    MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: model}).save(path)
-
-
-def plan_of(args: argparse.Namespace, profile: Path, trace: Path, target: str, recording: Recording) -> dict[str, Any]:
+def plan_of(
+    args: argparse.Namespace, profile: Path, traffic: str, trace: Path, target: str, recording: Recording
+) -> dict[str, Any]:
     """The strategy that a plan chooses, with its settings and rate."""
     slo, out = TARGETS[target], profile.with_name("plan.json")
     command = [sys.executable, "-m", "chairlift.cli", "plan", args.model, "--profile", str(profile)]
     command += ["--trace", str(trace), "--ttft-ms", f"{slo.ttft_ms:g}", "--itl-ms", f"{slo.tpot_ms:g}"]
-    command += [*_common(args), "--out", str(out)]
+    command += [*_common(args), "--measure-seconds", f"{args.measure_seconds:g}", "--out", str(out)]
+    measures = not profile.exists()
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
@@ -110,8 +107,12 @@ def plan_of(args: argparse.Namespace, profile: Path, trace: Path, target: str, r
     chosen = next((each for each in plan["strategies"] if each["strategy"] == plan["chosen"]), None)
     if chosen is None:
         raise SystemExit(f"no setting keeps the target {target!r}: choose others")
-    kept = {name: chosen[name] for name in ("strategy", "settings", "rate")} | {"target": target, "seconds": seconds}
-    recording.results.setdefault("plans", []).append({**kept, "trace": trace.name})
+    kept = {name: chosen[name] for name in ("strategy", "settings", "rate")} | {
+        "target": target,
+        "seconds": seconds,
+        "measures": measures,
+    }
+    recording.results.setdefault("plans", []).append({**kept, "traffic": traffic})
     return kept
 
 
@@ -121,11 +122,12 @@ def sweep(
     trace: Sequence[TraceRequest],
     plans: dict[str, dict[str, Any]],
     recording: Recording,
+    profile: Path,
 ) -> None:
     """Measure the plans and the whole grid once, then the plans and the best again."""
     own = [Job(plan_name(target), tuple(as_flags(plan["settings"]))) for target, plan in plans.items()]
     rates = merged(share * plan["rate"] for plan in plans.values() for share in SHARES)
-    jobs = [*own, *grid(args.model)]
+    jobs = [*own, *spread(grid(args.model), args.most)]
     reached: dict[str, dict[str, float]] = {}
     least = dict.fromkeys(TARGETS, 0.0)
     with tqdm(total=len(jobs) + args.rounds * (len(own) + args.best * len(TARGETS)), desc=traffic) as bar:
@@ -137,13 +139,37 @@ def sweep(
                 for target in TARGETS:
                     least[target] = max(least[target], 0.5 * found[target][0])
             bar.update()
-        final = finalists(own, jobs, reached, args.best)
+        final = finalists(own, jobs, reached, args.best) if args.rounds else []
         bar.total = len(jobs) + args.rounds * len(final)
         for number in range(1, args.rounds + 1):
             for job in final if number % 2 else final[::-1]:
                 found = goodputs(args, job, trace, rates, None, args.seconds, number + 1)
                 _add(recording, traffic, job, "again", number, found)
                 bar.update()
+    for job in tqdm(jobs, desc=f"{traffic}, simulated"):
+        count = max(len(run["at_each_rate"]) for run in recording.results["runs"] if _is_of(run, traffic, job, "once"))
+        _add(recording, traffic, job, "simulated", 1, foretold(args, job, trace, rates[:count], profile))
+
+
+def foretold(
+    args: argparse.Namespace, job: Job, trace: Sequence[TraceRequest], rates: Sequence[float], profile: Path
+) -> dict[str, list[float]]:
+    """What `goodputs` would be by the simulator."""
+    machine = MachineProfile.load(profile)
+    (model,) = machine.models.values()
+    assert isinstance(model, SequenceProfile)
+    config = settings_of(args.model, [*_common(args), *job.flags])
+    simulable = SequenceCase(model, tuple(trace), front=machine.front).model(config)
+    found: dict[str, list[float]] = {target: [] for target in TARGETS}
+    for rate in rates:
+        load = simulated(simulable, machine.front, at_load(trace, rate, args.seconds), args.drain)
+        for name, slo in TARGETS.items():
+            found[name].append(sum(kept(each, slo) for each in load.outcomes) / args.seconds)
+    return found
+
+
+def _is_of(run: dict[str, Any], traffic: str, job: Job, stage: str) -> bool:
+    return (run["traffic"], run["settings"], run["stage"]) == (traffic, job.name, stage)
 
 
 def plan_name(target: str) -> str:
@@ -182,6 +208,13 @@ def grid(model: str) -> list[Job]:
     return [Job(" ".join(each).replace("--", "") or "defaults", each) for each in dict.fromkeys(flags)]
 
 
+def spread(jobs: list[Job], most: int | None) -> list[Job]:
+    """So many of them, evenly from the first to the last; all, if it is not said how many."""
+    if most is None or most >= len(jobs):
+        return jobs
+    return [jobs[round(place * (len(jobs) - 1) / (most - 1))] for place in range(most)]
+
+
 def goodputs(
     args: argparse.Namespace,
     job: Job,
@@ -189,23 +222,40 @@ def goodputs(
     rates: Sequence[float],
     least: dict[str, float] | None,
     seconds: float,
-    seed: int,
+    number: int,
 ) -> dict[str, list[float]]:
     """For each target the requests a second that were inside it, at each rate that was measured.
 
-    With `least` the first rate is the last where it brings less than that for all targets.
+    With `least` the first rate is the last where it brings less than that for all targets. The prompts are those of
+    round `number`, others at each rate.
     """
     found: dict[str, list[float]] = {target: [] for target in TARGETS}
     with _serving(args, job.flags) as target:
-        replay(target, at_load(trace, 4.0, _WARM_UP / 4.0), "completions", PromptMaker(args.vocab, 1), 60.0)
+        _warm_up(args, target, trace)
         for rate in rates:
             sent = at_load(trace, rate, seconds)
-            load = replay(target, sent, "completions", PromptMaker(args.vocab, seed), args.drain)
+            prompts = PromptMaker(args.vocab, f"{number} {rate:g}")
+            load = replay(target, sent, "completions", prompts, args.drain)
             for name, slo in TARGETS.items():
                 found[name].append(sum(kept(each, slo) for each in load.outcomes) / seconds)
             if least is not None and all(found[name][0] < least[name] for name in TARGETS):
                 break
     return found
+
+
+def _warm_up(args: argparse.Namespace, target: Target, trace: Sequence[TraceRequest]) -> None:
+    """Have all of the KV memory used once, as it is in a server that has been there for a while.
+
+    A machine that lends its memory page by page, as a virtual one does, slows down whoever is the first to use it.
+    """
+    prompts = PromptMaker(args.vocab, "warm-up")
+    replay(target, at_load(trace, 4.0, _WARM_UP / 4.0), "completions", prompts, 60.0)
+    count, tokens = _FILL
+    requests = [
+        target.request(prompts.token_ids(TraceRequest(arrival=0.0, input_length=tokens), _WARM_UP + number), 1)
+        for number in range(count)
+    ]
+    closed_loop(target, requests, count, "filling the KV memory")
 
 
 def kept(outcome: Outcome, slo: Slo) -> bool:
@@ -233,7 +283,7 @@ def _add(recording: Recording, traffic: str, job: Job, stage: str, number: int, 
 
 
 def _common(args: argparse.Namespace) -> list[str]:
-    return ["--dtype", "bfloat16", "--max-model-len", str(args.max_model_len)]
+    return ["--dtype", "bfloat16", "--max-model-len", str(args.max_model_len), "--kv-cache-gb", f"{_KV_GB:g}"]
 
 
 @contextmanager
@@ -249,8 +299,12 @@ def _serving(args: argparse.Namespace, flags: Sequence[str]) -> Iterator[Target]
 
 
 def markdown(results: Results) -> str:
-    """The plans, how they stand to the best of the sweep, and all that was measured."""
-    lines = [f"{caption(results)}; {_targets()}:", "\n".join(_ratios(results)), table(results["runs"], NAMES, COLUMNS)]
+    """The plans, how they stand to the best of the sweep, and all that was measured again, which decides."""
+    said = [*_ratios(results), *_orders(results)]
+    again = [run for run in results["runs"] if run["stage"] == "again"]
+    count = len({run["settings"] for run in results["runs"]})
+    lines = [f"{caption(results)}; {_targets()}:", "\n".join(said)]
+    lines += [f"Those of {count} settings that were measured again:", table(again, NAMES, COLUMNS)] if again else []
     return "\n\n".join(lines)
 
 
@@ -273,10 +327,37 @@ def _ratios(results: Results) -> list[str]:
         planned = medians[plan_name(target)]
         share = planned / medians[best]
         lines.append(f"- {traffic}, {target}: planned {planned:.2f}/s, {share:.2f} of the best ({best})")
-    seconds = [each["seconds"] for each in results.get("plans", [])]
-    if seconds:
-        lines.append(f"- a plan took {min(seconds):.0f} to {max(seconds):.0f} s, from a measured profile")
+        of_this = [plan for plan in results["plans"] if plan.get("traffic", traffic) == traffic]
+        lines += [f"  (the plan says {plan['rate']:.2f}/s)" for plan in of_this if plan.get("target") == target]
+    for measures, how in ((True, "measuring included"), (False, "from a measured profile")):
+        seconds = [each["seconds"] for each in results.get("plans", []) if each.get("measures", False) == measures]
+        if seconds:
+            lines.append(f"- a plan took {min(seconds):.0f} to {max(seconds):.0f} s, {how}")
     return lines
+
+
+def _orders(results: Results) -> list[str]:
+    """A line for each traffic and target: how many pairs of settings the simulator puts in their real order."""
+    real: dict[tuple[str, str], dict[str, float]] = {}
+    foreseen: dict[tuple[str, str], dict[str, float]] = {}
+    for run in results["runs"]:
+        kinds = {"once": real, "simulated": foreseen}
+        if run["stage"] in kinds:
+            kinds[run["stage"]].setdefault((run["traffic"], run["target"]), {})[run["settings"]] = run["goodput"]
+    lines = []
+    for (traffic, target), found in real.items():
+        said = foreseen.get((traffic, target), {})
+        pairs = [pair for pair in combinations(found, 2) if {*pair} <= said.keys()]
+        ordered = [sorted(pair, key=found.__getitem__) for pair in pairs]
+        apart = [(low, high) for low, high in ordered if _differ(found[low], found[high])]
+        right = sum(said[low] < said[high] for low, high in apart)
+        if apart:
+            lines.append(f"- {traffic}, {target}: {right} of {len(apart)} pairs over {_APART:.0%} apart in their order")
+    return lines
+
+
+def _differ(low: float, high: float) -> bool:
+    return high - low > _APART * high
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -286,7 +367,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long requests come at each rate")
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--best", type=int, default=3, help="how many of the grid are measured again, for each target")
-    parser.add_argument("--rounds", type=int, default=3, help="of those that are measured again")
+    parser.add_argument("--rounds", type=int, default=3, help="of those that are measured again; 0: none are")
+    parser.add_argument("--most", type=int, help="settings of the grid, spread evenly (default: all)")
     parser.add_argument("--trace-seconds", type=float, default=200.0, help="of made-up traffic that a plan sees")
     parser.add_argument("--measure-seconds", type=float, default=40.0)
     parser.add_argument("--max-model-len", type=int, default=2048)

@@ -108,9 +108,8 @@ class Machine:
 
 def weights_of(config: DecoderConfig) -> tuple[list[Weights], Weights]:
     """The weights of the layers, as they are fused, and of the head."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, experts = config.hidden_size, config.experts
-    found = [Weights((query + 2 * key, hidden), config.num_layers), Weights((hidden, query), config.num_layers)]
+    found = [Weights(shape, config.num_layers) for shape in _of_attention(config)]
 
     def mlp(width: int, layers: int, count: int = 1, chosen: int = 1) -> None:
         if width and layers:
@@ -123,6 +122,20 @@ def weights_of(config: DecoderConfig) -> tuple[list[Weights], Weights]:
         mlp(experts.width, with_experts, experts.count, experts.chosen)
         mlp(experts.shared_width, with_experts)
     return found, Weights((config.vocab_size, hidden), 1)
+
+
+def _of_attention(config: DecoderConfig) -> list[Shape]:
+    """Shapes of a layer's projections before and after attention; heads with weights of their own count together."""
+    hidden, latent = config.hidden_size, config.latent
+    if latent is None:
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return [(query + 2 * key, hidden), (hidden, query)]
+    queries = config.num_heads * (latent.plain + latent.rotated)
+    shapes = [((latent.query_rank or queries) + latent.width, hidden)]
+    if latent.query_rank is not None:
+        shapes.append((queries, latent.query_rank))
+    up = [(config.num_heads * latent.rank, latent.plain), (config.num_heads * latent.value, latent.rank)]
+    return [*shapes, *up, (hidden, config.num_heads * latent.value)]
 
 
 def measure_bandwidth(size: int) -> float:

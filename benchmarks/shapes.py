@@ -57,6 +57,60 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # Latent attention: Youtu-LLM's heads, half of them, in half its width.
+    "youtu-0.3b": (
+        "youtu",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # With states: short convolutions, and linear attention.
+    "lfm2-350m": (
+        "lfm2",
+        {
+            "vocab_size": 65536,
+            "hidden_size": 1024,
+            "intermediate_size": 4608,
+            "block_auto_adjust_ff_dim": False,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "layer_types": [
+                *("conv", "conv", "full_attention", "conv", "conv", "full_attention", "conv", "conv", "full_attention"),
+                *("conv", "full_attention", "conv", "full_attention", "conv", "full_attention", "conv"),
+            ],
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-0.8b": (
+        "qwen3_5_text",
+        {
+            "vocab_size": 248320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
     # SmolLM 3's proportions in a tenth of its size.
     "smollm3-300m": (
         "smollm3",

@@ -5,8 +5,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
@@ -14,6 +12,7 @@ from urllib.parse import urlsplit
 
 from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
 from chairlift.hub.name import hub_name
+from chairlift.own_server import own_server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S, _FETCH_S = 10.0, 30.0
@@ -58,23 +57,8 @@ def _served(folder: str) -> Iterator[str]:
     """A server of the folder, and its URL."""
     if not os.path.isdir(folder) and hub_name(folder) is None:
         raise InvalidRequest(f"{folder!r} is neither a URL nor a folder, nor a name of the Hub, as organization/model")
-    command = [sys.executable, "-m", "chairlift.cli", "serve", folder, "--port", "0"]
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda *_: sys.exit(1))
-    # In a group of its own, since Ctrl-C is meant for an answer.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as server:
-        try:
-            assert server.stdout is not None
-            url = None
-            for line in server.stdout:
-                url = line.split(" at ")[-1].strip().removesuffix("/v1") if " at http" in line else url
-                if url and line.startswith("Chairlift serves "):
-                    break
-            else:
-                raise Unavailable(f"{folder} can't be served")
-            yield url
-        finally:
-            server.terminate()
+    with own_server(folder) as server:
+        yield server.url
 
 
 class ChatEndpoint(NamedTuple):

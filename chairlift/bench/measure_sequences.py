@@ -30,7 +30,9 @@ _CONTEXTS = (16, 256, 1024, 4096)
 _CHUNKS = (8, 32, 64, 128, 256, 512, 1024, 2048)
 _DECODES = 3
 _LONGEST_PROMPT, _MEAN_OUTPUT = 512, 32
-_PARAMS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+# What the API does for those who say nothing: with a temperature a step sees all logits, and not just the likeliest.
+TEMPERATURE = 1.0
+_PARAMS = SamplingParams(temperature=TEMPERATURE, max_tokens=None, ignore_eos=True)
 
 
 class TimedRunner(RunnerAround):
@@ -79,7 +81,7 @@ def measure_sequences(
     began = time.monotonic()
     try:
         steps: list[StepSample] = []
-        for sample in _probed(engine, config, seed):
+        for sample in _probed(engine, config, params, seed):
             steps.append(sample)
             passed = (time.monotonic() - began) / seconds
             on_progress(min(passed, 1.0))
@@ -100,10 +102,12 @@ def measure_sequences(
         num_blocks=engine.info.num_blocks,
         block_size=engine.info.block_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        cost=fit_steps(steps).coefficients,
+        cost=fit_steps(steps, engine.info.experts).of_all_weights(),
         steps=steps,
         weight_bytes=engine.info.weight_bytes,
         kv_bytes=engine.info.kv_bytes,
+        num_snapshots=engine.info.num_snapshots,
+        experts=engine.info.experts,
     )
 
 
@@ -113,14 +117,14 @@ def check_seconds(seconds: float) -> None:
         raise ConfigError(f"a measurement takes more than 0 and at most {MOST_SECONDS:g} seconds, got {seconds:g}")
 
 
-def _probed(engine: Engine, config: SequenceConfig, seed: int) -> Iterator[StepSample]:
+def _probed(engine: Engine, config: SequenceConfig, params: SamplingParams, seed: int) -> Iterator[StepSample]:
     """Steps of single shapes, in an order of which each part has some of all; those that do not fit are cut or left."""
     probes = [Probe(width, context, 1, _DECODES) for width, context in product(_WIDTHS, _CONTEXTS)]
     probes = [probe for probe in probes if probe.width <= config.slots]
     probes += [Probe(1, context, chunk, 0) for context, chunk in product((0, 1024), _CHUNKS)]
     random.Random(seed).shuffle(probes)
     # What lies in KV memory that nobody has touched yet takes longer to read, once.
-    limits = engine.info, config.slots, config.max_num_batched_tokens
+    limits = engine.info, config.slots, config.max_num_batched_tokens, params
     for touch in (Probe(config.slots, 1024, 1, 1), Probe(1, 0, 64, 1)):
         timed_steps(touch, engine.runner, *limits)
     fits = True

@@ -1,6 +1,7 @@
 """The model that `chairlift plan` is asked about, its settings, and how it is measured."""
 
 import argparse
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ SETTINGS = (
 )
 # What is measured: as many sequences, and as long steps, as a plan may propose; and as many items.
 _MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 64, 2048, 64
+# Of the time of a measurement, what the front has.
+_FRONT = 0.3
 # Gives a seat to whoever comes: what measuring, and requests without company, take.
 OPEN = "continuous"
 _MOST_EXAMPLES = 10_000
@@ -129,6 +132,8 @@ def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
 
 
 def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfile:
+    """The engine by itself, and then a server of the same model, for what its front takes."""
+    from chairlift.bench.measure_front import measure_front
     from chairlift.bench.measure_sequences import check_seconds, measure_sequences
     from chairlift.runners.check_model import check_model
     from chairlift.runners.decoder.runner import DecoderRunner
@@ -140,8 +145,20 @@ def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfil
         config, OPEN, _MEASURED_SLOTS, max_num_batched_tokens=_MEASURED_TOKENS, step_time_ms=0.0, target_itl_ms=None
     )
     with progress_bar("measure") as progress:
-        profile = measure_sequences(wide, DecoderRunner(wide), seconds, on_progress=progress)
-    return MachineProfile(machine=machine_in_words(), models={Path(config.model).name: profile})
+        profile = measure_sequences(
+            wide, DecoderRunner(wide), (1 - _FRONT) * seconds, on_progress=lambda share: progress((1 - _FRONT) * share)
+        )
+        _free_memory()
+        front = measure_front(wide, profile, _FRONT * seconds, lambda share: progress(1 - _FRONT + _FRONT * share))
+    return MachineProfile(machine=machine_in_words(), front=front, models={Path(config.model).name: profile})
+
+
+def _free_memory() -> None:
+    """Have nothing left of a model, since another process loads it now."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _measured_items(config: ItemConfig, seconds: float, examples: list[Any]) -> MachineProfile:

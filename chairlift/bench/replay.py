@@ -26,9 +26,13 @@ _FIRST_ID = 10
 
 
 class PromptMaker:
-    """Prompts with the lengths and the common prefixes of a trace's, as token ids or as words."""
+    """Prompts with the lengths and the common prefixes of a trace's, as token ids or as words.
 
-    def __init__(self, vocab: int = _DEFAULT_VOCAB, seed: int = 0) -> None:
+    Those of one `seed` begin alike, whatever their lengths. A server that has met them has them in its prefix cache and
+    looks faster than it is, so what is sent to it next needs another seed.
+    """
+
+    def __init__(self, vocab: int = _DEFAULT_VOCAB, seed: int | str = 0) -> None:
         if vocab <= _FIRST_ID:
             raise ConfigError(f"--vocab must be more than {_FIRST_ID}, got {vocab}")
         self._ids = range(_FIRST_ID, vocab)
@@ -125,7 +129,9 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--vocab", type=int, default=_DEFAULT_VOCAB, help="prompts use the token ids below")
     parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request; oip: its body")
     parser.add_argument("--api-key", help="sent as Authorization: Bearer")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument(
+        "--seed", type=int, help="of the prompts (default: another each time, as a server has those that it met cached)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the results as JSON")
     parser.add_argument("--requests-out", type=Path, metavar="FILE", help="save what became of each request as JSONL")
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
@@ -134,6 +140,8 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def main(args: argparse.Namespace) -> int:
     """Replay a trace and print what clients felt."""
     trace = _wanted(args)
+    if args.seed is None:
+        args.seed = random.randrange(2**32)
     target = make_target(args.url, args.model, args.api, args.extra, args.api_key)
     load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
     hidden = {"run", "command", "bench", "json", "out", "requests_out", "api_key"}

@@ -4,6 +4,9 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+# Events between two questions whether all is over.
+_ASKED_EVERY = 256
+
 
 class Agenda:
     """Events to come, in order of time.
@@ -21,9 +24,14 @@ class Agenda:
         """Call `event` at a moment; one that has passed is now."""
         heapq.heappush(self._events, (max(moment, self.now), last, next(self._serial), event))
 
-    def run(self) -> None:
-        """Go from event to event until none is left."""
+    def run(self, over: Callable[[], bool] | None = None) -> bool:
+        """Go from event to event until none is left, or `over`, which is asked now and then; return whether it was."""
         events = self._events
-        while events:
+        for number in count(1):
+            if not events:
+                break
             self.now, _, _, event = heapq.heappop(events)
             event()
+            if over is not None and number % _ASKED_EVERY == 0 and over():
+                return True
+        return False

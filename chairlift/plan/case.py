@@ -13,6 +13,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.bottleneck import Limit
 from chairlift.plan.figures import Latencies, latencies, report
 from chairlift.plan.items import ItemModel
+from chairlift.plan.judge import Judge
 from chairlift.plan.machine_profile import FrontCost, ProfileT
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulated_run import SimulatedRun
@@ -128,8 +129,11 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         return self.summed_up(config, self.run(config, rate, count, replicas), rate)
 
     def keeps(self, config: ConfigT, rate: float, count: int) -> bool:
-        """Whether the targets are kept at a rate."""
-        return not self.targets.missed(latencies(self.run(config, rate, count), self.targets.percentile))
+        """Whether the targets are kept at a rate; a run ends as soon as it is certain that they are not."""
+        trace = self.at(rate, count)
+        judge = Judge(self.targets, trace)
+        run = simulate([self.model(config)], trace, front=self.front, seed=self.seed, over=judge.has_missed)
+        return not judge.missed and not self.targets.missed(latencies(run, self.targets.percentile))
 
     def capacity(self, config: ConfigT, count: int) -> float:
         """Return the requests a second that are answered where there are always enough of them."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from chairlift.core.cost import Coefficients
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.errors import ConfigError
 
 # Fewer than this tell too little to draw from.
@@ -42,7 +42,9 @@ class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
     """A language model on its machine. Steps are in the order in which they were recorded.
 
     `cost` is what steps are predicted to take; how far the recorded ones are from that, simulated ones will be too.
-    Of memory it had `weight_bytes` and `kv_bytes`; 0 where nobody noted that.
+    Where it has `experts`, the cost of a step is that of one which reads them all.
+    Of memory it had `weight_bytes` and `kv_bytes`; 0 where nobody noted that. Where layers have states it had room for
+    `num_snapshots` of them.
     """
 
     model: str
@@ -54,6 +56,8 @@ class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
     steps: list[StepSample]
     weight_bytes: int = 0
     kv_bytes: int = 0
+    num_snapshots: int | None = None
+    experts: ExpertReads | None = None
 
 
 class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
@@ -132,6 +136,11 @@ def _check_sequences(where: str, model: SequenceProfile) -> None:
     for field in ("max_model_len", "num_blocks", "block_size", "max_num_batched_tokens"):
         if getattr(model, field) < 1:
             raise ValueError(f"{where}.{field} must be at least 1, got {getattr(model, field)}")
+    if (model.num_snapshots or 0) < 0:
+        raise ValueError(f"{where}.num_snapshots must be at least 0, got {model.num_snapshots}")
+    for field, value in zip(ExpertReads._fields, model.experts or (), strict=False):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{where}.experts.{field} must be from 0 to 1, got {value}")
     for field, value in zip(Coefficients._fields, model.cost, strict=True):
         _check_seconds(f"{where}.cost.{field}", value)
     _check_count(f"{where}.steps", model.steps)

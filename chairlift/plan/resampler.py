@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chairlift.core.cost import CostModel
+from chairlift.core.cost import Coefficients, CostModel, ExpertReads
 from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
 # Of the recorded ones, so many that are nearest in shape are drawn from.
@@ -96,7 +96,7 @@ class StepTimes:
     """
 
     def __init__(self, profile: SequenceProfile, rng: random.Random, within: float | None = None) -> None:
-        self._cost = profile.cost
+        self._cost, self._experts = profile.cost, profile.experts
         steps = [step for step in profile.steps if self._expected(step.tokens, step.kv_tokens, step.pairs) > 0]
         self._ratios = Resampler(
             [(step.tokens, step.kv_tokens) for step in steps],
@@ -129,8 +129,7 @@ class StepTimes:
         return self._gap_line(sequences) * self._gap_ratios.draw(sequences)
 
     def _expected(self, tokens: int, kv_tokens: int, pairs: int) -> float:
-        step, token, kv_token, pair = self._cost
-        return step + token * tokens + kv_token * kv_tokens + pair * pairs
+        return _seconds(self._cost, self._experts, tokens, kv_tokens, pairs)
 
     def _gap_line(self, sequences: float) -> float:
         return self._gap + self._gap_sequence * sequences
@@ -175,9 +174,21 @@ def thinned(profile: ProfileT, most: int) -> ProfileT:
     return msgspec.structs.replace(profile, **{name: kept})
 
 
-def fit_steps(steps: Sequence[StepSample]) -> CostModel:
+def expected_seconds(profile: SequenceProfile, tokens: int, kv_tokens: int, pairs: int) -> float:
+    """Return what a step is predicted to take; arguments as in `CostModel.predict`."""
+    return _seconds(profile.cost, profile.experts, tokens, kv_tokens, pairs)
+
+
+def _seconds(cost: Coefficients, experts: ExpertReads | None, tokens: int, kv_tokens: int, pairs: int) -> float:
+    step, token, kv_token, pair = cost
+    if experts is not None:
+        step *= experts.read(tokens)
+    return step + token * tokens + kv_token * kv_tokens + pair * pairs
+
+
+def fit_steps(steps: Sequence[StepSample], experts: ExpertReads | None = None) -> CostModel:
     """Return a cost model that has seen recorded steps, those of all shapes mixed, so that none comes last."""
-    model = CostModel()
+    model = CostModel(experts=experts)
     order = random.Random(0).sample(range(len(steps)), len(steps))
     for index in order + order:
         step = steps[index]

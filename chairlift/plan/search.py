@@ -1,24 +1,27 @@
 """The best settings of each strategy, by successive halving: many are tried on little traffic, the best on more.
 
-All of them meet the same requests, and the same draws of the machine's moods (common random numbers), so that what is
+Each time some go first, and what does not keep the targets at a rate near theirs is not looked at further (a race). All
+of them meet the same requests, and the same draws of the machine's moods (common random numbers), so that what is
 compared is the settings. Nothing depends on how fast this runs or in how many processes: the same case has one outcome.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from chairlift.plan.case import PlanCase, changed, highest_rate
 
-# Of those tried in a round the best quarter goes on to the next, which has four times the traffic.
-_KEEP = 4
-_ROUNDS = 3
+# Of those tried on little traffic the best quarter is tried on four times as much. Less than that would not do: few
+# requests are never a crowd, and to them all settings look alike.
+_KEEP, _KEPT_AT_LEAST = 4, 4
 # What the last round simulates: so many tokens of output, or items, in so many requests.
 _WORK, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
-# The first round, however long answers are.
-_LEAST_FIRST = 16
-# Precision of the highest rate, by round.
-_PRECISION = (0.12, 0.06, 0.03)
+# Little traffic, however long answers are.
+_LEAST_FIRST = 64
+# On little traffic every fifth goes first, and the others must keep the targets at this share of the best one's rate.
+_FIRST, _FLOOR = 5, 0.5
+# Precision of the highest rate, on little traffic and on all.
+_COARSE, _FINE = 0.1, 0.03
 # Rates that differ by less are equal, and then the fewest settings to change are best.
 _ALIKE = 0.02
 
@@ -39,6 +42,8 @@ class _Job(NamedTuple):
     config: Any
     requests: int
     precision: float
+    # A rate at which the targets must be kept for the highest to be of interest.
+    floor: float = 0.0
 
 
 def num_requests(case: PlanCase[Any, Any]) -> int:
@@ -48,8 +53,8 @@ def num_requests(case: PlanCase[Any, Any]) -> int:
 
 
 def num_trials(candidates: Mapping[str, Sequence[Any]]) -> int:
-    """Return how many settings all rounds try together."""
-    return sum(_kept(len(configs), number) for configs in candidates.values() for number in range(_ROUNDS))
+    """Return how many settings both rounds try together."""
+    return sum(len(configs) + _num_kept(configs) for configs in candidates.values())
 
 
 def search(
@@ -62,41 +67,60 @@ def search(
 
     Those of strategies of which nothing keeps the targets are left out, and count as done.
     """
-    left = {strategy: list(configs) for strategy, configs in candidates.items()}
-    trials: dict[str, list[Trial]] = {}
-    for number in range(_ROUNDS):
-        jobs = [_job(case, config, number) for configs in left.values() for config in configs]
-        for _ in range(sum(_kept(len(configs), number) for configs in candidates.values()) - len(jobs)):
+
+    def tried(jobs: Mapping[str, Sequence[_Job]]) -> dict[str, list[Trial]]:
+        rates = iter(mapper(_highest, [job for each in jobs.values() for job in each]))
+        return {strategy: [_tried(job, rates, on_trial) for job in each] for strategy, each in jobs.items()}
+
+    count = num_requests(case)
+    little = min(max(count // _KEEP, _LEAST_FIRST), count)
+    ahead = tried(
+        {s: [_Job(case, each, little, _COARSE) for each in found[::_FIRST]] for s, found in candidates.items()}
+    )
+    behind = {}
+    for strategy, found in candidates.items():
+        floor = _FLOOR * max(each.rate for each in ahead[strategy])
+        rest = [config for index, config in enumerate(found) if index % _FIRST]
+        behind[strategy] = [_Job(case, each, little, _COARSE, floor) for each in rest]
+    first = _ranked(candidates, ahead, tried(behind))
+    best = tried({s: [_Job(case, found[0].config, count, _FINE)] for s, found in first.items()})
+    others = {}
+    for strategy, found in first.items():
+        kept = _num_kept(found)
+        floor = (1 - _ALIKE) * best[strategy][0].rate
+        # Where none of them keeps the targets at all, one is enough to show that on more traffic.
+        rest = [each.config for each in found[1:kept]] if found[0].rate else []
+        others[strategy] = [_Job(case, each, count, _FINE, floor) for each in rest]
+        for _ in range(kept - 1 - len(rest)):
             on_trial()
-        rates = []
-        for rate in mapper(_highest, jobs):
-            rates.append(rate)
-            on_trial()
-        found = iter(rates)
-        for strategy, configs in left.items():
-            tried = [Trial(config, next(found)) for config in configs]
-            # Of equals those that change least go on, and of these the first: nothing depends on chance.
-            trials[strategy] = sorted(tried, key=lambda each: (-each.rate, len(changed(each.config))))
-            kept = _kept(len(candidates[strategy]), number + 1)
-            if trials[strategy][0].rate == 0:
-                # None of them keeps the targets at all: one is enough to show that on more traffic.
-                kept = 1
-            left[strategy] = [each.config for each in trials[strategy][:kept]]
-    return {strategy: simplest(found) for strategy, found in trials.items()}
+    return {strategy: simplest(found) for strategy, found in _ranked(candidates, best, tried(others)).items()}
 
 
-def _kept(count: int, number: int) -> int:
-    """How many of so many candidates are in a round, counted from 0."""
-    kept: int = -(-count // _KEEP**number)
-    return kept
+def _ranked(
+    candidates: Mapping[str, Sequence[Any]], ahead: Mapping[str, list[Trial]], behind: Mapping[str, list[Trial]]
+) -> dict[str, list[Trial]]:
+    """Of equals those that change least come first, and of these who was tried first: nothing depends on chance."""
+    return {
+        strategy: sorted(
+            [*ahead[strategy], *behind[strategy]], key=lambda each: (-each.rate, len(changed(each.config)))
+        )
+        for strategy in candidates
+    }
 
 
-def _job(case: PlanCase[Any, Any], config: Any, number: int) -> _Job:
-    count = num_requests(case) // _KEEP ** (_ROUNDS - 1 - number)
-    return _Job(case, config, max(count, _LEAST_FIRST), _PRECISION[number])
+def _num_kept(configs: Sequence[Any]) -> int:
+    return max(-(-len(configs) // _KEEP), min(len(configs), _KEPT_AT_LEAST))
+
+
+def _tried(job: _Job, rates: Iterator[float], on_trial: Callable[[], object]) -> Trial:
+    trial = Trial(job.config, next(rates))
+    on_trial()
+    return trial
 
 
 def _highest(job: _Job) -> float:
+    if job.floor and not job.case.keeps(job.config, job.floor, job.requests):
+        return 0.0
     return highest_rate(job.case, job.config, job.requests, job.precision)
 
 

@@ -12,7 +12,7 @@ from chairlift.core.queue import QueueLimit
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult, Unservable, check_fits
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.plan.machine_profile import SequenceProfile
-from chairlift.plan.resampler import StepTimes
+from chairlift.plan.resampler import StepTimes, expected_seconds
 from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
 from chairlift.plan.trace import prompt_ids
 from chairlift.plan.virtual_machine import VirtualMachine
@@ -56,7 +56,8 @@ class VirtualSequences:
         rng = random.Random(seed)
         self._times = StepTimes(profile, rng) if model.times is None else model.times.fresh(rng)
         longest = min(config.max_model_len or profile.max_model_len, profile.max_model_len)
-        self.scheduler = config.make_scheduler(profile.num_blocks, profile.block_size, longest)
+        sizes = profile.num_blocks, profile.block_size, longest, profile.num_snapshots, profile.experts
+        self.scheduler = config.make_scheduler(*sizes)
         self.shedder = config.make_shedder()
         self._sheds = config.target_ttft_ms is not None
         self._limits = {False: QueueLimit(model.max_waiting), True: QueueLimit(model.max_waiting)}
@@ -86,10 +87,9 @@ class VirtualSequences:
         )
 
     def _calibrate(self, profile: SequenceProfile) -> None:
-        step, token, kv_token, pair = profile.cost
         for tokens, read, pairs in _CALIBRATION:
             if tokens <= profile.max_num_batched_tokens:
-                seconds = step + token * tokens + kv_token * read + pair * pairs
+                seconds = expected_seconds(profile, tokens, read, pairs)
                 self.scheduler.meter.model.observe(seconds, tokens, read, pairs)
 
     # The front

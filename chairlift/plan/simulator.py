@@ -4,7 +4,7 @@ The schedulers, the admission and the shares of the machine are the server's own
 was recorded. So a simulation says what this very code would decide, some hundred times faster than it would happen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from chairlift.errors import ConfigError
 from chairlift.plan.agenda import Agenda
@@ -25,8 +25,9 @@ def simulate(
     front: FrontCost | None = None,
     replicas: int = 1,
     seed: int = 0,
+    over: Callable[[SimulatedRun, float], bool] | None = None,
 ) -> SimulatedRun:
-    """Let the models meet a trace, to the last request.
+    """Let the models meet a trace, to the last request, or until `over`, which now and then sees the run and the time.
 
     Several models share each machine, turn by turn. Each of the `replicas` is such a machine with its own front; a
     request goes to the one that has the fewest of its model. The same arguments give the same outcome.
@@ -36,7 +37,7 @@ def simulate(
         raise ConfigError(f"a simulation needs a model and a replica, got {len(models)} and {replicas}")
     if len({model.name for model in models}) < len(models):
         raise ConfigError("two of the models have the same name")
-    return _Simulation(models, front or FrontCost(), replicas, seed).run(iter(trace))
+    return _Simulation(models, front or FrontCost(), replicas, seed).run(iter(trace), over)
 
 
 class _Simulation:
@@ -54,17 +55,21 @@ class _Simulation:
             ]
         self._only = models[0].name if len(models) == 1 else None
 
-    def run(self, trace: Iterator[TraceRequest]) -> SimulatedRun:
+    def run(
+        self, trace: Iterator[TraceRequest], over: Callable[[SimulatedRun, float], bool] | None = None
+    ) -> SimulatedRun:
         """Serve all requests."""
-        self._expect(trace, 0.0)
-        self._agenda.run()
-        self._check_ended()
         steps = {
             (name, number): replica.steps
             for name, replicas in self._replicas.items()
             for number, replica in enumerate(replicas)
         }
-        return SimulatedRun(self._requests, steps, sum(machine.front.busy for machine in self._machines))
+        outcome = SimulatedRun(self._requests, steps)
+        self._expect(trace, 0.0)
+        if not self._agenda.run(None if over is None else lambda: over(outcome, self._agenda.now)):
+            self._check_ended()
+        outcome.front_seconds = sum(machine.front.busy for machine in self._machines)
+        return outcome
 
     def _expect(self, trace: Iterator[TraceRequest], last: float) -> None:
         """Have the next request arrive at its moment."""

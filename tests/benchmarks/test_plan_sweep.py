@@ -23,6 +23,17 @@ def test_the_grid_has_forty_settings_of_all_strategies_that_a_server_takes() -> 
     assert set(strategies) == {"continuous", "dynamic", "static", "none"}
 
 
+def test_a_few_settings_are_of_all_strategies_too() -> None:
+    jobs = plan_sweep.grid("model")
+    few = plan_sweep.spread(jobs, 12)
+    assert len(few) == 12
+    assert (few[0], few[-1]) == (jobs[0], jobs[-1])
+    assert {dict(zip(job.flags[::2], job.flags[1::2], strict=False)).get("--strategy") for job in few} == {
+        *(None, "dynamic", "static", "none")
+    }
+    assert plan_sweep.spread(jobs, None) == plan_sweep.spread(jobs, 100) == jobs
+
+
 def test_rates_that_are_near_are_one() -> None:
     assert plan_sweep.merged([5.0, 4.0, 4.1, 5.6, 5.2]) == [4.0, 5.0, 5.6]
 
@@ -52,6 +63,18 @@ def test_only_later_rounds_decide() -> None:
         f"- chat, {target}: planned 4.00/s, 0.80 of the best (lucky)",
         "- a plan took 31 to 60 s, from a measured profile",
     ]
+
+
+def test_pairs_that_differ_by_more_than_noise_have_an_order() -> None:
+    real, said = {"a": 1.0, "b": 1.1, "c": 2.0, "d": 3.0}, {"a": 1.0, "b": 1.0, "c": 3.0, "d": 2.0}
+    runs = [
+        {"traffic": "chat", "target": "brisk", "settings": name, "stage": stage, "goodput": goodput}
+        for stage, values in (("once", real), ("simulated", said))
+        for name, goodput in values.items()
+    ]
+    # a and b are as good as each other; c and d are the wrong way round.
+    lines = plan_sweep._orders({"runs": runs})
+    assert lines == ["- chat, brisk: 4 of 5 pairs over 15% apart in their order"]
 
 
 def test_a_request_is_inside_if_nearly_all_gaps_are() -> None:

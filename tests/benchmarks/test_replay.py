@@ -121,6 +121,22 @@ def test_the_command_prints_a_table_and_saves_what_it_saw(
     assert all(len(each["times"]) == 1 and each["error"] is None for each in found)
 
 
+def test_a_server_never_meets_the_same_prompts_twice_unless_it_is_told_the_seed(
+    fake: FakeServer, tmp_path: Path
+) -> None:
+    """What it has in its prefix cache would make it look faster than it is."""
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    write_trace(tmp_path / "trace.jsonl", TRACE[2:])
+    out = tmp_path / "out.json"
+    command = ["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), "--model", "m", "--out", str(out)]
+    assert main(command) == 0
+    seed = json.loads(out.read_text())["settings"]["seed"]
+    assert main(command) == 0
+    assert main([*command, "--seed", str(seed)]) == 0
+    first, second, again = (body["prompt"] for body in fake.bodies)
+    assert first == again != second
+
+
 def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.status, fake.pieces = "429 Too Many Requests", [b"full"]
     write_trace(tmp_path / "trace.jsonl", TRACE)

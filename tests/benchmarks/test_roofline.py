@@ -24,7 +24,9 @@ def in_layers(folder: Path) -> int:
     return total
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3_window", "qwen2_moe", "glm4_moe", "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen3_window", "qwen2_moe", "glm4_moe", "ernie4_5_moe", "youtu", "deepseek_v2"]
+)
 def test_all_weights_are_counted_once(variant: str) -> None:
     layers, head = roofline.weights_of(read_config(model_folder(variant)))
     assert sum(each.layers * each.size * each.count for each in layers) == in_layers(model_folder(variant))

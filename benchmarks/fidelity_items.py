@@ -1,0 +1,247 @@
+"""How true the simulator is for models that answer in one call: `fidelity.py` for an embedder, or for a Python class.
+
+    python benchmarks/fidelity_items.py MODEL [--loads 0.5 0.85 0.95 1.1] [--out FILE] [-- SETTINGS]
+
+MODEL is a folder, whose texts go to TEI's /embed, or FILE.py:Class, of which each item is `--item`. First its calls are
+measured, in a process of its own; then the front, by what its process takes for short texts, long ones, and several in
+a request, and by how much longer a crowd takes than the calls alone. Capacity is what the simulator says it is, and
+each of the `--loads` a share of it. Requests come in bursts.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+from engines import SERVED_NAME
+from fidelity import COLUMNS, NAMES, at_load, front_pid
+from server_process import free_port, running
+
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.measure_front import cpu_seconds
+from chairlift.bench.plan_subject import open_items
+from chairlift.bench.raw_results import Recording, Results, caption, start, table
+from chairlift.bench.replay import PromptMaker, make_target, replay
+from chairlift.config.flags import add_flags
+from chairlift.config.items import ItemConfig
+from chairlift.config.settings import load
+from chairlift.plan.item_case import ItemCase
+from chairlift.plan.items import ItemModel
+from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile
+from chairlift.plan.simulator import simulate
+from chairlift.plan.trace import TraceRequest, duration
+from chairlift.plan.traffic import Traffic, synthetic
+
+# Words of a text: `[CLS]` and `[SEP]` come on top, for the simulator as for the server.
+_ADDED = 2
+_SHORT, _LONG, _MANY = 8, 200, 8
+_CROWD = 800
+_CLIENTS = 128
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    cut = given.index("--") if "--" in given else len(given)
+    args, flags = _parser().parse_args(given[:cut]), given[cut + 1 :]
+    if args.measure_into:
+        measure(args, flags)
+    else:
+        print(markdown(compare(args, flags)))
+
+
+def settings_of(model: str, flags: list[str]) -> ItemConfig:
+    """The settings that flags of `chairlift serve` give a model that answers in one call."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    found = load({**vars(parser.parse_args(flags)), "model": model}, {}, Path.cwd(), "").models[0].config
+    if not isinstance(found, ItemConfig):
+        raise SystemExit(f"{model} writes texts: fidelity.py is for those")
+    return found
+
+
+def measure(args: argparse.Namespace, flags: list[str]) -> None:
+    """Measure the model and save its profile."""
+    from chairlift.bench.measure_items import measure_items
+    from chairlift.runners.make_runner import make_runner
+
+    config = open_items(settings_of(args.model, flags))
+    examples = [json.loads(args.item)] if _is_class(args.model) else []
+    profile = measure_items(config, make_runner(config), args.measure_seconds, examples=examples)
+    MachineProfile(machine="this one", models={"": profile}).save(args.measure_into)
+
+
+def compare(args: argparse.Namespace, flags: list[str]) -> Results:
+    """Measure, serve, replay and simulate; each load's figures are saved as they come."""
+    config = settings_of(args.model, flags)
+    recording = Recording(start("fidelity_items", {**vars(args), "server": flags}, args.model), args.out)
+    profile, port = measured(args, flags), free_port()
+    command = [sys.executable, "-m", "chairlift.cli", "serve", args.model, "--served-model-name", SERVED_NAME]
+    command += ["--port", str(port), "--data-dir", "", *flags]
+    length = "constant:1" if _is_class(args.model) else f"lognormal:{args.median}:{4 * args.median}"
+    trace = synthetic(Traffic(arrivals="gamma:100:3", input_length=length), 200.0)
+    trace = [msgspec.structs.replace(each, input_length=min(each.input_length, args.longest)) for each in trace]
+    with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
+        target, api = target_of(args, port)
+        front = front_cost(args, target, api, config, profile)
+        recording.results["front"] = msgspec.to_builtins(front)
+        case = ItemCase(profile, tuple(map(tokens_of, trace)), front=front)
+        capacity = case.capacity(config, _CROWD)
+        recording.results["capacity"] = capacity
+        for share in args.loads:
+            sent = at_load(trace, share * capacity, args.seconds)
+            real = replay(target, sent, api, PromptMaker(seed=random.randrange(2**32)), args.drain)
+            seen = simulated(case.model(config), front, list(map(tokens_of, sent)))
+            for row in rows(real, seen, duration(sent)):
+                recording.add({"trace": "bursts", "load": share} | row)
+    return recording.results
+
+
+def measured(args: argparse.Namespace, flags: list[str]) -> ItemProfile:
+    """The model's profile, measured in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        command = [sys.executable, __file__, args.model, "--measure-into", str(path), "--item", args.item]
+        command += ["--measure-seconds", f"{args.measure_seconds:g}", "--", *flags]
+        subprocess.run(command, check=True)
+        profile = MachineProfile.load(path).models[""]
+    assert isinstance(profile, ItemProfile)
+    return profile
+
+
+def target_of(args: argparse.Namespace, port: int) -> tuple[Target, str]:
+    """Where requests go, and in which of the replay's protocols."""
+    url = f"http://127.0.0.1:{port}"
+    if not _is_class(args.model):
+        return make_target(url, SERVED_NAME, "tei"), "tei"
+    body = {"instances": [json.loads(args.item)]}
+    return Target.of(url, SERVED_NAME, body, f"/v1/models/{SERVED_NAME}:predict"), "oip"
+
+
+def front_cost(
+    args: argparse.Namespace, target: Target, api: str, config: ItemConfig, profile: ItemProfile
+) -> FrontCost:
+    """What the front takes for a request, a token and an item, and by how much it slows down its worker."""
+    pid = front_pid(target.port)
+    prompts = PromptMaker(seed=1)
+
+    def requests(count: int, items: int, words: int) -> list[bytes]:
+        wanted = TraceRequest(arrival=0.0, input_length=words)
+        texts = [[prompts.text(wanted, items * number + index) for index in range(items)] for number in range(count)]
+        return [target.post({} if api == "oip" else {"inputs": each}) for each in texts]
+
+    # Many at once, as under load: who comes alone wakes the front for itself.
+    short, crowd = _used(pid, target, requests(_CROWD, 1, _SHORT), _CLIENTS)
+    token = item = 0.0
+    if api != "oip":
+        long, _ = _used(pid, target, requests(_CROWD // 4, 1, _LONG), _CLIENTS)
+        many, _ = _used(pid, target, requests(_CROWD // 4, _MANY, _SHORT), _CLIENTS)
+        token = max((long - short) / (_LONG - _SHORT), 0.0)
+        item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
+    request = max(short - item - token * (_SHORT + _ADDED), 1e-6)
+    front = FrontCost(request=request, prompt_token=token, item=item)
+    _, one_load = _used(pid, target, requests(200, 1, _SHORT), 1)
+    alone = float(np.median([each.ended - each.due for each in one_load.outcomes]))
+    size = float(_SHORT + _ADDED) if config.kind == "encoder" else 1.0
+    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
+    hop = max((alone - profile.call - profile.size * size - short - waited) / 2, 2e-5)
+    taken = max(each.ended for each in crowd.outcomes) - min(each.due for each in crowd.outcomes)
+    words = [TraceRequest(arrival=0.0, input_length=_SHORT + _ADDED)] * _CROWD
+    calls = _CROWD / ItemCase(profile, tuple(words), front=FrontCost(hop=hop)).capacity(config, _CROWD)
+    contention = min(max((taken - calls) / (_CROWD * short), 0.0), 4.0)
+    return msgspec.structs.replace(front, hop=hop, contention=contention)
+
+
+def _used(pid: int, target: Target, requests: Sequence[bytes], clients: int) -> tuple[float, Load]:
+    """The seconds of processor time that the front spent on each of these requests."""
+    closed_loop(target, requests[: 2 * clients], clients, "warm-up")
+    before = cpu_seconds(pid)
+    done = closed_loop(target, requests, clients, "front")
+    failed = [outcome.error for outcome in done.outcomes if outcome.error]
+    if failed:
+        raise SystemExit(f"the server failed {len(failed)} of {len(requests)} requests: {failed[0]}")
+    return (cpu_seconds(pid) - before) / len(requests), done
+
+
+def tokens_of(request: TraceRequest) -> TraceRequest:
+    """A text of so many words as the server's tokenizer has it."""
+    return msgspec.structs.replace(request, input_length=request.input_length + _ADDED)
+
+
+def simulated(model: ItemModel, front: FrontCost, trace: Sequence[TraceRequest]) -> Load:
+    """A simulated run as the load generator would have seen it."""
+    outcomes = []
+    for life in simulate([model], trace, front=front).requests:
+        due = life.request.arrival
+        outcome = Outcome(due, due, life.end or due, [life.end or due], 1)
+        if life.end is None:
+            outcome.error = "refused"
+        outcomes.append(outcome)
+    return Load(0.0, duration(trace), outcomes, 0.0)
+
+
+def rows(real: Load, seen: Load, seconds: float) -> list[dict[str, Any]]:
+    """Each figure of both, and by how many percent the simulated one is off."""
+    one, other = summed_up(real, seconds), summed_up(seen, seconds)
+    return [
+        {
+            "figure": title,
+            "real": one[title],
+            "simulated": other[title],
+            "error_percent": 100 * (other[title] / one[title] - 1) if one[title] else None,
+        }
+        for title in one
+    ]
+
+
+def summed_up(load: Load, seconds: float) -> dict[str, float]:
+    """Answers a second while requests came, and how long they took in milliseconds, from when they were due."""
+    answered = [each for each in load.outcomes if each.error is None]
+    taken = [1000 * (each.ended - each.due) for each in answered]
+    return {
+        "answers/s": sum(each.ended <= load.began + seconds for each in answered) / seconds,
+        **{f"p{q} ms": float(np.percentile(taken, q)) for q in (50, 95)},
+        "mean ms": fmean(taken),
+        "failed": float(len(load.outcomes) - len(answered)),
+    }
+
+
+def markdown(results: Results) -> str:
+    """What was measured around the table."""
+    costs = {name: value for name, value in results["front"].items() if value and name != "contention"}
+    front = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in costs.items())
+    about = f"front: {front}, contention {results['front']['contention']:.2f}; capacity {results['capacity']:.0f}/s"
+    return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+
+
+def _is_class(model: str) -> bool:
+    return ".py:" in model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="an embedder's folder, or FILE.py:Class")
+    parser.add_argument("--item", default="[1.0, 2.0]", metavar="JSON", help="what a Python class is sent")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long requests come at each load")
+    parser.add_argument("--drain", type=float, default=60.0)
+    parser.add_argument(
+        "--median", type=int, default=24, help="words of a text; the 95th percentile is four times that"
+    )
+    parser.add_argument("--longest", type=int, default=200, help="words at most")
+    parser.add_argument("--measure-seconds", type=float, default=20.0)
+    parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

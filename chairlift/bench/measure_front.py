@@ -1,0 +1,180 @@
+"""What the front takes for a request and a token, and by how much it slows its worker down: seen on a server."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.latency import Slo, figures
+from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.measure_sequences import TEMPERATURE
+from chairlift.bench.replay import PromptMaker
+from chairlift.config.sequences import SequenceConfig
+from chairlift.errors import RequestFailed
+from chairlift.own_server import own_server
+from chairlift.plan.case import changed
+from chairlift.plan.machine_profile import FrontCost, SequenceProfile
+from chairlift.plan.planner import as_flags
+from chairlift.plan.resampler import StepTimes
+from chairlift.plan.trace import TraceRequest
+
+_NAME = "measured"
+# Token ids below this are in every vocabulary.
+_VOCAB = 100
+_TICKS = os.sysconf("SC_CLK_TCK")
+_NO_TARGET = Slo(1e9, 1e9)
+# Prompts and answers in tokens, and requests at most: short ones, long prompts, long answers of one and of a crowd.
+_SHORT, _LONG, _ANSWER, _LEAST_ANSWER, _CROWD = 16, 512, 128, 8, 32
+_MOST_SHORT, _MOST_LONG, _MOST_ALONE, _MOST_ROUNDS = 200, 60, 6, 3
+# What each of these may take of the time, and how many times as long all of them.
+_SHARES = (0.15, 0.2, 0.25, 0.4)
+_TOO_LONG = 2.0
+_MOST_CONTENTION, _LEAST_HOP_S = 4.0, 2e-5
+
+
+class _FrontLoad(NamedTuple):
+    """Requests of so many tokens, of which `crowd` are sent at once."""
+
+    prompt: int
+    answer: int
+    crowd: int
+    number: int
+
+
+def measure_front(
+    config: SequenceConfig, profile: SequenceProfile, seconds: float, on_progress: Callable[[float], object]
+) -> FrontCost:
+    """Serve a model that was measured alone, and see what its front takes, in about so many seconds.
+
+    Where nobody says what time a process takes, it counts as free. Raises Unavailable if the model can't be served, and
+    RequestFailed with the server's error.
+    """
+    if not Path("/proc/self/stat").exists():
+        return FrontCost()
+    flags = [*as_flags(changed(config)), "--served-model-name", _NAME, "--data-dir", ""]
+    with own_server(config.model, flags, {"CHAIRLIFT_LOG_LEVEL": "error"}) as server:
+        target = Target.of(server.url, _NAME)
+        return front_cost(target, server.pid, profile, min(_CROWD, config.slots), seconds, on_progress=on_progress)
+
+
+def front_cost(
+    target: Target,
+    pid: int,
+    profile: SequenceProfile,
+    crowd: int,
+    seconds: float,
+    *,
+    vocab: int = _VOCAB,
+    on_progress: Callable[[float], object] = lambda share: None,
+) -> FrontCost:
+    """What the front takes, which is process `pid`, for a request, a prompt's token and an answer's, and what it costs.
+
+    That follows from how much longer steps of one and of `crowd` sequences take than those measured alone: what is
+    the same for both is a step's, and the rest counts for each second that the front works beside them, with what the
+    client and the messages take of the same cores. Of a model so slow that this would take twice the time it counts as
+    free: next to such steps it is. Raises RequestFailed with the first error of the server.
+    """
+    times = StepTimes(profile, random.Random(0))
+    jobs = _jobs(times, max(crowd, 2), seconds, profile.max_model_len)
+    if sum(_seconds(times, job) * (1 + job.number // job.crowd) for job in jobs) > _TOO_LONG * seconds:
+        on_progress(1.0)
+        return FrontCost()
+    used, loads = [], []
+    for number, job in enumerate(jobs, 1):
+        cpu, load = _used(pid, target, vocab, job)
+        used.append(cpu)
+        loads.append(load)
+        on_progress(sum(_SHARES[:number]))
+    short, long, one, many = jobs
+    request = max(used[0] / short.number, 0.0)
+    prompt_token = max((used[1] / long.number - request) / max(long.prompt - short.prompt, 1), 0.0)
+    output_token = max((used[3] / many.number - request) / (many.answer - 1), 1e-7)
+
+    def longer(load: Load, job: _FrontLoad) -> float:
+        pace: float = figures(load, _NO_TARGET)["tpot_ms"]["p50"] / 1000
+        return pace - _decode(times, job)
+
+    alone_by, crowded_by = longer(loads[2], one), longer(loads[3], many)
+    contention = min(max((crowded_by - alone_by) / ((many.crowd - 1) * output_token), 0.0), _MOST_CONTENTION)
+    first = figures(loads[0], _NO_TARGET)["ttft_ms"]["p50"] / 1000
+    hop = (first - _prefill(times, short) - request - output_token) / 2
+    return FrontCost(
+        request=request,
+        prompt_token=prompt_token,
+        output_token=output_token,
+        hop=max(hop, _LEAST_HOP_S),
+        contention=contention,
+        step=max(alone_by - contention * output_token, 0.0),
+    )
+
+
+def _jobs(times: StepTimes, crowd: int, seconds: float, max_model_len: int) -> list[_FrontLoad]:
+    """What fits into the time, by what was measured alone: shorter answers, and fewer requests, of a slower model."""
+    room = max(max_model_len // 2, 1)
+    short, long = min(_SHORT, room), min(_LONG, room)
+    first, second, third, fourth = (share * seconds for share in _SHARES)
+    step = _decode(times, _FrontLoad(short, _ANSWER, crowd, 0))
+    answer = max(min(int(fourth / (2 * step)), _ANSWER, room), min(_LEAST_ANSWER, room), 2)
+    alone = _FrontLoad(short, answer, 1, 0)
+
+    def count(job: _FrontLoad, limit: float, most: int) -> _FrontLoad:
+        # Once more, before it counts.
+        return job._replace(number=job.crowd * min(max(int(limit / _seconds(times, job)) - 1, 1), most))
+
+    return [
+        count(_FrontLoad(short, 1, 1, 0), first, _MOST_SHORT),
+        count(_FrontLoad(long, 1, 1, 0), second, _MOST_LONG),
+        count(alone, third, _MOST_ALONE),
+        count(alone._replace(crowd=crowd), fourth, _MOST_ROUNDS),
+    ]
+
+
+def _seconds(times: StepTimes, job: _FrontLoad) -> float:
+    """What it takes to answer as many requests as are sent at once."""
+    return _prefill(times, job) + (job.answer - 1) * _decode(times, job)
+
+
+def _decode(times: StepTimes, job: _FrontLoad) -> float:
+    """Seconds of a step with a token for each, and of the time to the next, measured alone."""
+    read = job.crowd * (job.prompt + job.answer // 2)
+    return fmean(times.seconds(job.crowd, read, read) + times.gap(job.crowd) for _ in range(200))
+
+
+def _prefill(times: StepTimes, job: _FrontLoad) -> float:
+    """Seconds of the step, or of the steps one after the other, with the prompts of all."""
+    read, pairs = job.prompt, job.prompt * (job.prompt + 1) // 2
+    return job.crowd * fmean(times.seconds(job.prompt, read, pairs) + times.gap(1) for _ in range(200))
+
+
+def _used(pid: int, target: Target, vocab: int, job: _FrontLoad) -> tuple[float, Load]:
+    """The seconds of processor time that a process spent on requests of these lengths."""
+    prompts = PromptMaker(vocab, random.randrange(2**32))
+    requests = [
+        target.request(
+            prompts.token_ids(TraceRequest(arrival=0.0, input_length=job.prompt), number),
+            job.answer,
+            temperature=TEMPERATURE,
+        )
+        for number in range(job.number)
+    ]
+    _answered(target, requests[: job.crowd], job.crowd)
+    before = cpu_seconds(pid)
+    load = _answered(target, requests, job.crowd)
+    return cpu_seconds(pid) - before, load
+
+
+def _answered(target: Target, requests: Sequence[bytes], crowd: int) -> Load:
+    load = closed_loop(target, requests, crowd, "front")
+    errors = [outcome.error for outcome in load.outcomes if outcome.error]
+    if errors:
+        raise RequestFailed(f"the server failed {len(errors)} of {len(requests)} requests: {errors[0]}")
+    return load
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,45 @@
+"""A server as a child process, for as long as a command needs one of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from chairlift.errors import Unavailable
+
+
+class OwnServer(NamedTuple):
+    """Where it listens, without the path of its API, and the process that does."""
+
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def own_server(
+    model: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[OwnServer]:
+    """Serve a model on a free port of this machine until the end of the block. Raises Unavailable if that can't be."""
+    command = [sys.executable, "-m", "chairlift.cli", "serve", model, "--port", "0", *arguments]
+    # Where this command is told to end, so is the server.
+    before = {ending: signal.signal(ending, lambda *_: sys.exit(1)) for ending in (signal.SIGTERM, signal.SIGHUP)}
+    env = {**os.environ, **(environment or {})}
+    # In a group of its own: Ctrl-C is meant for the command, which ends it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0, env=env) as server:
+        try:
+            assert server.stdout is not None
+            url = None
+            for line in server.stdout:
+                url = line.split(" at ")[-1].strip().removesuffix("/v1") if " at http" in line else url
+                if url and line.startswith("Chairlift serves "):
+                    break
+            else:
+                raise Unavailable(f"{model} can't be served")
+            yield OwnServer(url, server.pid)
+        finally:
+            server.terminate()
+            for ending, handler in before.items():
+                signal.signal(ending, handler)

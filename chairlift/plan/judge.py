@@ -1,0 +1,59 @@
+"""Whether a simulation that still goes on can keep its targets."""
+
+from collections.abc import Sequence
+from math import ceil, inf
+
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun
+from chairlift.plan.targets import LatencyTargets
+from chairlift.plan.trace import TraceRequest
+
+
+class Judge:
+    """Counts who has missed a target, until that are more than the percentile lets miss it whatever else comes.
+
+    It never says so of a run that would keep its targets to the end.
+    """
+
+    def __init__(self, targets: LatencyTargets, trace: Sequence[TraceRequest]) -> None:
+        self.missed = False
+        self._targets = targets
+        live = [request for request in trace if not request.background]
+        self._may_miss = self._spare(len(live))
+        self._gaps_may_miss = self._spare(sum(max(request.output_length, 1) - 1 for request in live))
+        self._wide_gaps = 0
+        # Requests that have not ended, as far as the run had come when it was looked at last.
+        self._open: list[SimulatedRequest] = []
+        self._seen = 0
+        self._late = dict.fromkeys(("ttft", "e2e"), 0)
+
+    def _spare(self, samples: int) -> int:
+        return samples - ceil(samples * self._targets.percentile / 100)
+
+    def has_missed(self, run: SimulatedRun, now: float) -> bool:
+        """Look at what is new in a run, at its time `now`; return whether it has missed a target for certain."""
+        lives = [*self._open, *run.requests[self._seen :]]
+        self._seen = len(run.requests)
+        self._open = []
+        late = dict(self._late)
+        for life in lives:
+            if life.request.background:
+                continue
+            ended = life.end is not None or life.shed_at is not None or life.refusal is not None
+            slow = {"ttft": self._waited(life, life.first, now), "e2e": self._waited(life, life.end, now)}
+            for name, waited in slow.items():
+                late[name] += waited > getattr(self._targets, name)
+            if not ended:
+                self._open.append(life)
+                continue
+            self._late = {name: self._late[name] + (slow[name] > getattr(self._targets, name)) for name in slow}
+            if life.end is not None and self._targets.itl < inf:
+                self._wide_gaps += sum(gap > self._targets.itl for gap in run.token_gaps(life))
+        self.missed = max(late.values()) > self._may_miss or self._wide_gaps > self._gaps_may_miss
+        return self.missed
+
+    @staticmethod
+    def _waited(life: SimulatedRequest, since: float | None, now: float) -> float:
+        if since is not None:
+            return since - life.request.arrival
+        # Whoever gets no answer waits for ever.
+        return inf if life.shed_at is not None or life.refusal is not None else now - life.request.arrival

@@ -1,0 +1,82 @@
+"""What the front takes is seen on a real server, in the time that there is for it."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from support.serve_process import language_model
+from support.simulated import exact_profile
+
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.measure_front import _jobs, _seconds, front_cost, measure_front
+from chairlift.bench.measure_sequences import measure_sequences
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import Coefficients
+from chairlift.errors import Unavailable
+from chairlift.plan.machine_profile import FrontCost, MachineProfile
+from chairlift.plan.resampler import StepTimes
+from chairlift.runners.decoder.runner import DecoderRunner
+
+
+def times(step: float) -> StepTimes:
+    return StepTimes(exact_profile(Coefficients(step, step / 100, 0.0, 0.0)), random.Random(0))
+
+
+def servers() -> set[int]:
+    """Children of this process that run the product's commands: other files' tests may have left theirs running."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in children if b"chairlift.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_a_fast_model_is_sent_as_many_requests_as_are_of_use() -> None:
+    jobs = _jobs(times(1e-5), 32, 10.0, 4096)
+    assert [(job.prompt, job.answer, job.crowd, job.number) for job in jobs] == [
+        (16, 1, 1, 200),
+        (512, 1, 1, 60),
+        (16, 128, 1, 6),
+        (16, 128, 32, 96),
+    ]
+
+
+@pytest.mark.parametrize("step", [0.01, 0.05, 0.2])
+def test_a_slow_model_is_sent_less(step: float) -> None:
+    jobs = _jobs(times(step), 32, 10.0, 4096)
+    assert all(job.number >= job.crowd for job in jobs)
+    for job, share in zip(jobs, (0.15, 0.2, 0.25, 0.4), strict=True):
+        rounds = job.number // job.crowd
+        assert rounds == 1 or (1 + rounds) * _seconds(times(step), job) <= share * 10.0
+
+
+def test_of_a_model_that_would_take_too_long_the_front_counts_as_free() -> None:
+    target = Target.of("http://127.0.0.1:9", "nobody listens")
+    assert front_cost(target, 0, exact_profile(Coefficients(2.0, 0.02, 0.0, 0.0)), 32, 10.0) == FrontCost()
+
+
+def test_prompts_and_answers_fit_into_a_short_context() -> None:
+    assert all(job.prompt + job.answer <= 40 for job in _jobs(times(1e-5), 4, 10.0, 40))
+
+
+@pytest.mark.processes
+def test_the_front_of_a_server_takes_something_and_the_server_is_gone_afterwards(tmp_path: Path) -> None:
+    config = SequenceConfig(
+        model=str(language_model(tmp_path / "model")), max_model_len=400, kv_cache_gb=0.01, num_threads=1
+    )
+    profile = measure_sequences(config, DecoderRunner(config), 2.0)
+    heard: list[float] = []
+    before = servers()
+    front = measure_front(config, profile, 2.0, heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == pytest.approx(1.0)
+    assert 0 < front.request < 1
+    assert 0 < front.output_token < front.request
+    assert front != FrontCost()
+    MachineProfile(machine="", front=front, models={"tiny": profile}).check()
+    assert servers() <= before
+
+
+@pytest.mark.processes
+def test_a_model_that_can_not_be_served_is_told(tmp_path: Path) -> None:
+    config = SequenceConfig(model=str(tmp_path / "nothing"))
+    with pytest.raises(Unavailable, match="can't be served"):
+        measure_front(config, exact_profile(), 1.0, lambda share: None)
