@@ -32,6 +32,8 @@ ON_EVERY_ISA = ["llama_biases", "qwen3_window", "gemma3", "olmo2", "qwen2_moe_al
 EXACT = 0.001
 # Of experts that are all chosen each rounds what it is given, and what it gives: that many more steps to take.
 EXACT_EXPERTS = 0.003
+# What a cache of 8 bits rounds the other way is read by all that follow, by up to 1% of them; what reads none of it is exact.
+EXACT_EXPERTS_8_BIT_CACHE, UNTOUCHED = 0.006, 1e-5
 WITH_ALL_EXPERTS = [name for name in ROUNDED if name.endswith("_all")]
 KINDS: list[tuple[str, dict[str, str], float]] = [
     ("bfloat16", {}, 0.02),
@@ -125,7 +127,14 @@ def test_a_fused_pass_is_that_of_its_operations(
     model = make_model(model_folder(variant), dtype, **settings)
     expected = run(model, fused=False)
     found = run(model, fused=True)
-    assert_near(found, expected, EXACT_EXPERTS if (variant in WITH_ALL_EXPERTS and share == EXACT) else share)
+    if variant not in WITH_ALL_EXPERTS or share != EXACT:
+        assert_near(found, expected, share)
+    elif "kv_cache_dtype" not in settings:
+        assert_near(found, expected, EXACT_EXPERTS)
+    else:
+        assert_near(found, expected, EXACT_EXPERTS_8_BIT_CACHE)
+        apart = torch.cat([(one - other).abs().mean(1) for one, other in zip(found, expected, strict=True)])
+        assert (apart < UNTOUCHED).float().mean() >= 0.25
     assert [len(hidden) for hidden in found] == [3, 0, 58, 4, 1]
     torch.set_num_threads(2)
     for one, other in zip(run(model, fused=True), found, strict=True):
