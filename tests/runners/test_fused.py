@@ -32,7 +32,7 @@ ON_EVERY_ISA = ["llama_biases", "qwen3_window", "gemma3", "olmo2", "qwen2_moe_al
 EXACT = 0.001
 # Of experts that are all chosen each rounds what it is given, and what it gives: that many more steps to take.
 EXACT_EXPERTS = 0.003
-# What a cache of 8 bits rounds the other way is read by all that follow, by up to 1% of them; what reads none of it is exact.
+# What a cache of 8 bits rounds the other way moves all that read it, by up to 1%; what reads none of it is exact.
 EXACT_EXPERTS_8_BIT_CACHE, UNTOUCHED = 0.006, 1e-5
 WITH_ALL_EXPERTS = [name for name in ROUNDED if name.endswith("_all")]
 KINDS: list[tuple[str, dict[str, str], float]] = [
