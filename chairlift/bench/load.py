@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,8 +15,6 @@ from tqdm import tqdm
 from chairlift.bench.completion_stream import Outcome, Target, stream
 
 REDRAW_SECONDS = 0.5
-# What the loop's timers count in, and may be early or late by.
-_TIMER = 1e-3
 # Between two looks at whether a run may end early.
 _LOOK_SECONDS = 0.25
 
@@ -67,9 +66,10 @@ def open_loop(
         tasks: list[asyncio.Task[None]] = []
 
         async def send_and_wait() -> None:
-            for offset, request in arrivals:
-                await _until(began + offset)
-                tasks.append(asyncio.create_task(_follow(target, request, began + offset, bar, outcomes)))
+            with _rung([began + each.offset for each in arrivals]) as passing:
+                for offset, request in arrivals:
+                    await passing.acquire()
+                    tasks.append(asyncio.create_task(_follow(target, request, began + offset, bar, outcomes)))
             await asyncio.sleep(began + seconds - time.perf_counter())
             if tasks:
                 await asyncio.wait(tasks, timeout=drain)
@@ -113,11 +113,28 @@ async def _done(task: asyncio.Task[None], give_up: Callable[[], bool]) -> bool:
     return True
 
 
-async def _until(moment: float) -> None:
-    """Sleep, and for the last millisecond only let others go first: the loop's timers know no shorter time."""
-    await asyncio.sleep(moment - time.perf_counter() - _TIMER)
-    while time.perf_counter() < moment:
-        await asyncio.sleep(0)
+@contextmanager
+def _rung(moments: Sequence[float]) -> Iterator[asyncio.Semaphore]:
+    """Let one more pass at each of these moments.
+
+    The loop's own timers count whole milliseconds, and to look at the clock meanwhile takes a core from a server that is
+    on the same machine: so a thread sleeps until then.
+    """
+    loop, passing, stopped = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
+
+    def ring() -> None:
+        for moment in moments:
+            if stopped.wait(max(moment - time.perf_counter(), 0.0)):
+                return
+            loop.call_soon_threadsafe(passing.release)
+
+    thread = threading.Thread(target=ring, name="arrivals", daemon=True)
+    thread.start()
+    try:
+        yield passing
+    finally:
+        stopped.set()
+        thread.join()
 
 
 async def _follow(target: Target, request: bytes, due: float, bar: tqdm, outcomes: list[Outcome]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,17 @@ def test_open_loop_sends_everything_whether_or_not_answers_come(fake: FakeServer
     assert (row["requests"], row["failed"], row["tokens"], row["inside_percent"]) == (40, 0, 80, 100)
     assert row["offered"] == pytest.approx(200)
     assert sorted(body["prompt"][0] for body in fake.bodies) == list(range(40))
+
+
+def test_no_request_leaves_before_its_moment_and_those_of_one_moment_all_leave(fake: FakeServer) -> None:
+    fake.pieces = [event("a"), usage(1), END]
+    target = fake.target()
+    offsets = [0.0, 0.0, 0.0123, 0.0123, 0.0301]
+    arrivals = [Arrival(offset, target.request([i], 1)) for i, offset in enumerate(offsets)]
+    load = open_loop(target, arrivals, 0.04, drain=10)
+    assert sorted(each.due - load.began for each in load.outcomes) == pytest.approx(offsets)
+    assert all(each.sent >= each.due for each in load.outcomes)
+    assert not [thread for thread in threading.enumerate() if thread.name == "arrivals"]
 
 
 def test_an_open_loop_ends_when_it_is_given_up(fake: FakeServer) -> None:
