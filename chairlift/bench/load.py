@@ -117,8 +117,8 @@ async def _done(task: asyncio.Task[None], give_up: Callable[[], bool]) -> bool:
 def _rung(moments: Sequence[float]) -> Iterator[asyncio.Semaphore]:
     """Let one more pass at each of these moments.
 
-    The loop's own timers count whole milliseconds, and to look at the clock meanwhile takes a core from a server that is
-    on the same machine: so a thread sleeps until then.
+    The loop's own timers count whole milliseconds, and to look at the clock meanwhile takes a core from a server on the
+    same machine: so a thread sleeps until then.
     """
     loop, passing, stopped = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
 
