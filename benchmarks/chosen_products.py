@@ -55,17 +55,13 @@ extern "C" double seconds_of(long times) {
 #pragma omp parallel
     {
         const vec factor = vec{} + 0.999f, added = vec{} + 0.001f;
-        vec sums[COUNT];
-        for (int i = 0; i < COUNT; i++) sums[i] = vec{} + float(i);
+        SUMS
 #pragma omp barrier
 #pragma omp master
         began = omp_get_wtime();
-        for (long t = 0; t < times; t++)
-#pragma GCC unroll 32
-            for (int i = 0; i < COUNT; i++) {
-                sums[i] = sums[i] * factor + added;
-                asm volatile("" : REGISTER(sums[i]));
-            }
+        for (long t = 0; t < times; t++) {
+            STEPS
+        }
 #pragma omp barrier
 #pragma omp master
         ended = omp_get_wtime();
@@ -161,9 +157,12 @@ def fma_rate(level: str) -> float:
     _, flags, count, size = LEVELS[level]
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "loop.cpp", Path(folder) / "loop.so"
-        source.write_text(_LOOP)
+        # An array of sums would stay in memory.
+        sums = [f"vec s{i} = vec{{}} + {i}.0f;" for i in range(count)]
+        steps = [f's{i} = s{i} * factor + added; asm volatile("" : REGISTER(s{i}));' for i in range(count)]
+        source.write_text(_LOOP.replace("SUMS", " ".join(sums)).replace("STEPS", "\n".join(steps)))
         command = [os.environ.get("CXX", "c++"), "-O2", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", *flags]
-        command += [f"-DCOUNT={count}", f"-DBYTES={size}", str(source), "-o", str(library)]
+        command += [f"-DBYTES={size}", str(source), "-o", str(library)]
         subprocess.run(command, check=True)
         loop = ctypes.CDLL(str(library)).seconds_of
         loop.restype, loop.argtypes = ctypes.c_double, [ctypes.c_long]
