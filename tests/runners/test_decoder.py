@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.foreign_factory import greedy
 from support.model_factory import EXACT, EXPERTS, FAMILIES, ROUNDED, model_folder, reference_model
 
 from chairlift.runners.decoder.runner import DecoderRunner
@@ -18,12 +19,7 @@ def expected(variant: str) -> dict[str, list[int]]:
     """Greedy continuations by transformers, one prompt at a time with its own KV cache."""
     model, found = reference_model(variant), {}
     for name, prompt in prompts().items():
-        out = model(torch.tensor([prompt]), use_cache=True)
-        tokens = [int(out.logits[0, -1].argmax())]
-        while len(tokens) < NUM_OUTPUT:
-            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
-            tokens.append(int(out.logits[0, -1].argmax()))
-        found[name] = tokens
+        found[name] = greedy(model, prompt, NUM_OUTPUT)
     return found
 
 

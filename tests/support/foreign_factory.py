@@ -1,6 +1,7 @@
 """Small random-weight models of families that transformers computes, written by transformers."""
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,8 @@ def foreign_folder(model_type: str, name: str, dtype: str = "float32") -> Path:
 @torch.no_grad()
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """What transformers goes on with, by its own cache. Bamba counts positions wrongly there unless told of them."""
-    name = "cache_params" if hasattr(model, "backbone") and "mamba" in model.config.model_type else "past_key_values"
+    parameters = inspect.signature(model.forward).parameters
+    name = next(each for each in ("cache", "past_key_values", "cache_params") if each in parameters)
     cache, tokens, known = None, list(prompt), 0
     while len(tokens) < len(prompt) + count:
         new = torch.tensor([tokens[known:]])

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # Lengths of the two texts by which a loaded model is checked, and where they are cut: the last part is one token.
 _LENGTHS, _CUTS = (12, 9), ((0, 0), (7, 4), (11, 8))
+# What forward passes have called the cache: transformers from 5.24 on, before that, and some of Mamba's kin still.
+_CACHE_NAMES = "cache", "past_key_values", "cache_params"
 # By how much logits may differ that should be equal, as a share of the largest.
 _CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
@@ -65,7 +67,7 @@ class TransformersModel:
         self._model = _loaded(folder, dtype, device)
         parameters = inspect.signature(self._model.forward).parameters
         self._takes_rows = "logits_to_keep" in parameters
-        self._cache_name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+        self._cache_name = next((each for each in _CACHE_NAMES if each in parameters), _CACHE_NAMES[-1])
         self._stateful: StatefulLayers | None = None
         before = self._note_layers()
         packed = put_in(self._model, ops)
