@@ -109,7 +109,8 @@ class BuildKernels(build_ext):
                 progress.count(isa)
         defines = [(f"HAVE_{isa.upper()}", "1") for isa in INSTRUCTION_SETS if isa in objects]
         others = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
-        others += self.compile("pauses.cpp", "pauses", FLAGS, [])
+        for name in ("pauses", "page_supply"):
+            others += self.compile(f"{name}.cpp", name, FLAGS, [])
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         kernels = [each for compiled in objects.values() for each in compiled]
@@ -140,7 +141,7 @@ class AnyPythonWheel(bdist_wheel):
 
 if __name__ == "__main__":
     headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
-    sources = ["native/kernels.cpp", "native/dispatch.cpp", "native/pauses.cpp"]
+    sources = ["native/kernels.cpp", "native/dispatch.cpp", "native/pauses.cpp", "native/page_supply.cpp"]
     setup(
         ext_modules=[Extension("chairlift.ops._native", sources, depends=headers, optional=True)],
         cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},

@@ -6,7 +6,9 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -330,6 +332,19 @@ _SIGNATURES = {
     "chairlift_gated_delta": [POINTER, POINTER, INT32],
     "chairlift_mamba2": [POINTER, POINTER, INT32],
     "chairlift_exclude": [POINTER, INT64, INT64, POINTER, INT64],
+    "chairlift_end_pauses": [INT32],
+    "chairlift_end_supply": [POINTER],
+}
+# What others return, and take.
+_RETURNING: dict[str, tuple[Any, list[Any]]] = {
+    "chairlift_begin_pauses": (INT32, [INT32, POINTER, POINTER]),
+    "chairlift_count_pauses": (INT64, []),
+    "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64]),
+    "chairlift_supply": (INT64, [POINTER, INT64]),
+    "chairlift_faster": (ctypes.c_char_p, [ctypes.c_char_p, ctypes.c_char_p]),
+    "chairlift_select": (ctypes.c_char_p, [ctypes.c_char_p]),
+    "chairlift_format": (ctypes.POINTER(FormatInfoStruct), [INT32]),
+    "chairlift_layout": (INT64, [ctypes.POINTER(ctypes.POINTER(FieldStruct))]),
 }
 
 
@@ -357,6 +372,15 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     return library, isa.decode()
 
 
+@cache
+def find_library() -> ctypes.CDLL | None:
+    """Return the library, for what can do without it where it is not built or does not fit."""
+    try:
+        return load_library()[0]
+    except (OSError, ConfigError, StaleLibrary):
+        return None
+
+
 # What was measured, by the names of both: once for a process.
 _measured: dict[tuple[bytes, bytes], bytes] = {}
 
@@ -370,23 +394,10 @@ def _faster(library: ctypes.CDLL, first: bytes, second: bytes) -> bytes:
 
 def _declare(library: ctypes.CDLL) -> None:
     """Say what the functions take and return. Raises AttributeError if the library lacks one."""
-    for name, arguments in _SIGNATURES.items():
+    functions = {name: (None, arguments) for name, arguments in _SIGNATURES.items()} | _RETURNING
+    for name, (result, arguments) in functions.items():
         function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = None
-    library.chairlift_begin_pauses.argtypes = [INT32, POINTER, POINTER]
-    library.chairlift_begin_pauses.restype = INT32
-    library.chairlift_end_pauses.argtypes = [INT32]
-    library.chairlift_end_pauses.restype = None
-    library.chairlift_count_pauses.argtypes = []
-    library.chairlift_count_pauses.restype = INT64
-    library.chairlift_faster.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-    library.chairlift_faster.restype = ctypes.c_char_p
-    library.chairlift_select.argtypes = [ctypes.c_char_p]
-    library.chairlift_select.restype = ctypes.c_char_p
-    library.chairlift_format.argtypes = [INT32]
-    library.chairlift_format.restype = ctypes.POINTER(FormatInfoStruct)
-    library.chairlift_layout.argtypes = [ctypes.POINTER(ctypes.POINTER(FieldStruct))]
+        function.argtypes, function.restype = arguments, result
 
 
 def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structure]]) -> None:

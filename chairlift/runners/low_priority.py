@@ -6,10 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from functools import cache
 
-from chairlift.errors import ConfigError, StaleLibrary
-from chairlift.ops.native import load_library
+from chairlift.ops.native import find_library
 
 _LOWEST_PRIORITY = 19
 # Until when models of this process are at work, by the monotonic clock, in nanoseconds: what pauses looks at it.
@@ -39,7 +37,7 @@ def hold_back(thread: threading.Thread) -> None:
     It does not pause while it holds the interpreter's lock, but with any other lock: none that somebody waits for.
     """
     lower(thread)
-    library = _library()
+    library = find_library()
     if library is None:
         return
     with _lock:
@@ -61,11 +59,3 @@ def while_computing() -> Iterator[None]:
         yield
     finally:
         _busy_until.value = time.monotonic_ns() + _BETWEEN_STEPS
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        return load_library()[0]
-    except (OSError, ConfigError, StaleLibrary):
-        return None

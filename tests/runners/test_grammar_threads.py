@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -11,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarTokenizer
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarTokenizer
 from chairlift.runners.decoder.grammar_threads import GrammarCompiler, LookAhead
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -20,6 +21,12 @@ VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"
 @pytest.fixture(scope="module")
 def words() -> GrammarTokenizer:
     return GrammarTokenizer(Path(demo_path()), VOCAB)
+
+
+def is_aside(ahead: LookAhead, follower: Follower) -> bool:
+    """Whether a thread of its own advances it."""
+    aside = ahead._aside.get(follower)
+    return aside is not None and aside.thread is not None
 
 
 def test_one_that_is_left_alone_costs_the_others_no_waiting(words: GrammarTokenizer) -> None:
@@ -53,7 +60,7 @@ def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
     ahead.post([follower])
     while not lowered:
         time.sleep(0.001)
-    assert follower in ahead._slow
+    assert is_aside(ahead, follower)
     ahead.close()
 
 
@@ -110,13 +117,40 @@ def test_who_posts_starts_no_threads(words: GrammarTokenizer, monkeypatch: pytes
     slowed, plain = threading.Event(), follower.advance
     follower.advance = lambda: slowed.wait(60) and plain()  # type: ignore[method-assign]
     for _ in range(3):
+        slowed.clear()
         ahead.post([follower])
-        while follower not in ahead._slow:
+        while not is_aside(ahead, follower):
             time.sleep(0.001)
         slowed.set()
         while follower.busy:
             time.sleep(0.001)
     assert starters == {"starter"}
+    ahead.close()
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="needs a thread's clock")
+def test_one_that_took_long_comes_back_once_it_does_not(
+    words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have had no core. One that takes long again and again has to be quick ever more often."""
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads.hold_back", lambda thread: None)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 600)
+    ahead, follower = LookAhead(), words.compile('start: "a" "b"').follow([], True)
+
+    def work(seconds: float) -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < seconds or (seconds and not is_aside(ahead, follower)):
+            time.sleep(0)
+        follower.busy = False
+
+    was_aside = []
+    for seconds in (0.0, 0.003, 0.003, 0.0, 0.0, 0.003, 0.0, 0.0, 0.0):
+        follower.advance = partial(work, seconds)  # type: ignore[method-assign]
+        ahead.post([follower])
+        while follower.busy or not ahead._idle.is_set():
+            time.sleep(0.001)
+        was_aside.append(is_aside(ahead, follower))
+    assert was_aside == [False, True, True, False, False, True, True, False, False]
     ahead.close()
 
 
@@ -145,7 +179,7 @@ def test_threads_of_what_nobody_waits_for_count_as_long_as_they_go_on(words: Gra
         follower.advance = lambda: gate.wait(60)  # type: ignore[method-assign]
         ahead.post([follower])
         assert ahead._idle.wait(60)
-        while follower not in ahead._slow and follower.error is None:
+        while not is_aside(ahead, follower) and follower.error is None:
             time.sleep(0.001)
         ahead.forget(follower)
     assert [follower.error is None for follower in followers] == [True] * 4 + [False] * 2

@@ -2,22 +2,26 @@
 
 import ctypes
 import gc
-import threading
+import os
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from chairlift.ops.base import HeadShape
-from chairlift.ops.native import LIBRARY
+from chairlift.ops.native import LIBRARY, find_library
 from chairlift.runners.decoder import kv_pages
 from chairlift.runners.decoder.kv_pages import KvPages
 
 HEADS = HeadShape(4, 4, 64, 1.0)
 PAGE = 4096
+TASKS = Path("/proc/self/task")
 
-pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+pytestmark = pytest.mark.skipif(
+    not LIBRARY.exists() or not TASKS.exists(), reason="needs Linux, and the native library"
+)
 
 
 def caches(num_blocks: int, layers: int = 2) -> list[tuple[torch.Tensor, ...]]:
@@ -64,27 +68,47 @@ def test_blocks_are_there_a_little_before_they_are_used() -> None:
     assert all(there(array, 15_999) for array in arrays)
 
 
+def num_threads() -> int:
+    """Of this process, those that Python does not know of among them."""
+    return len(list(TASKS.iterdir()))
+
+
 def test_its_thread_ends_with_the_cache() -> None:
-    before = set(threading.enumerate())
+    before = num_threads()
     every = caches(16_000)
     pages = KvPages(every)
-    mine = [thread for thread in threading.enumerate() if thread not in before]
+    until(lambda: num_threads() == before + 1)
     memory, owner = weakref.ref(every[0][0]), weakref.ref(pages)
     del pages, every
     gc.collect()
-    until(lambda: owner() is None and memory() is None)
-    until(lambda: not any(thread.is_alive() for thread in mine))
+    assert (owner(), memory()) == (None, None)
+    until(lambda: num_threads() == before)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux")
+def test_its_thread_is_as_urgent_as_any() -> None:
+    """It holds the lock of the process's memory, which others wait for while it has no core."""
+    before = set(TASKS.iterdir())
+    every = caches(16_000)
+    pages = KvPages(every)
+    until(lambda: there(every[0][0], pages._span - 1))
+    # A listing may miss a thread while another one ends.
+    new: set[Path] = set()
+    until(lambda: new.update(set(TASKS.iterdir()) - before) or new)
+    assert {os.sched_getscheduler(int(task.name)) for task in new} == {os.SCHED_OTHER}
+    assert not pages.is_done
 
 
 def test_a_small_cache_has_no_thread() -> None:
-    before = threading.active_count()
+    before = num_threads()
     pages = KvPages(caches(16))
+    assert pages.is_done
     pages.use(15)
-    assert threading.active_count() == before
+    assert num_threads() == before
 
 
-def test_a_system_that_can_not_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_pages, "_madvise", lambda *_: -1)
+def test_without_a_thread_pages_come_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find_library(), "chairlift_begin_supply", lambda *_: None)
     pages = KvPages(caches(16_000))
-    until(lambda: pages.is_done)
+    assert pages.is_done
     pages.use(5)

@@ -57,8 +57,10 @@ class _Stopwatch:
     def shows_long(self, patience: float = 1) -> bool:
         """Whether others should no longer wait for it."""
         long = _LONG_WITHOUT_CLOCK if self._clock is None else _LONG
-        if time.monotonic() - self.began > patience * long:
-            return True
+        return time.monotonic() - self.began > patience * long or self.shows_much(patience)
+
+    def shows_much(self, patience: float = 1) -> bool:
+        """Whether it took more of a core than others should wait for."""
         if self._clock is None:
             return False
         try:
@@ -67,11 +69,24 @@ class _Stopwatch:
             return False
 
 
+@dataclass(slots=True)
+class _Aside:
+    """A follower that took long, so often, and the thread that has it now: none once it goes with the others again.
+
+    It does so after `still_quick` times that it did not take long, one for the first time and then twice as many.
+    """
+
+    thread: "_FollowerThread | None"
+    times: int = 1
+    still_quick: int = 1
+
+
 class LookAhead:
     """Advances followers, one after the other, in a thread.
 
     One that takes long is left alone with that thread, which then gets what time others leave; another thread goes on
-    with the rest. `post`, `wait`, `tend`, `forget` and `close` belong to one thread, and start none themselves.
+    with the rest. It may have been for want of a core, so it comes back to them once it no longer does. `post`, `wait`,
+    `tend`, `forget` and `close` belong to one thread, and start none themselves.
     """
 
     def __init__(self) -> None:
@@ -84,7 +99,7 @@ class LookAhead:
         # Of what follows. Threads of followers that nobody waits for any more are `_forgotten` until they end.
         self._lock = threading.RLock()
         self._thread: _FollowerThread | None = None
-        self._slow: dict[Follower, _FollowerThread] = {}
+        self._aside: dict[Follower, _Aside] = {}
         self._forgotten: list[_FollowerThread] = []
 
     def post(self, followers: Sequence[Follower]) -> None:
@@ -92,10 +107,9 @@ class LookAhead:
         for follower in followers:
             follower.busy = True
         with self._lock:
-            quick = [each for each in followers if each not in self._slow] if self._slow else followers
-            for follower in followers if len(quick) < len(followers) else ():
-                if follower in self._slow:
-                    self._advance_aside(follower)
+            quick = followers
+            if self._aside:
+                quick = [each for each in followers if not self._advance_aside(each)]
             if not quick:
                 return
             self._idle.clear()
@@ -117,16 +131,25 @@ class LookAhead:
         self._thread = _FollowerThread(self._queue, self)
         STARTER.start(self._thread, self._thread.fail)
 
-    def _advance_aside(self, follower: Follower) -> None:
-        """Have a thread of its own advance a follower that took long. The lock is held."""
+    def _advance_aside(self, follower: Follower) -> bool:
+        """Have a thread of its own advance a follower, if it takes long; return whether it does. The lock is held."""
+        aside = self._aside.get(follower)
+        if aside is None or aside.thread is None:
+            return False
         own: _Followers = SimpleQueue()
         own.put(follower)
-        self._slow[follower] = thread = _FollowerThread(own, self, follower)
+        aside.thread = thread = _FollowerThread(own, self, follower)
         STARTER.start(thread, thread.fail)
+        return True
 
     def was_advanced(self, thread: "_FollowerThread") -> None:
         """Take note that a thread has done with its follower, or with all that it had."""
         with self._lock:
+            aside = None if thread.follower is None else self._aside.get(thread.follower)
+            if aside is not None and aside.thread is thread and not thread.watch.shows_much():
+                aside.still_quick -= 1
+                if not aside.still_quick:
+                    aside.thread = None
             thread.follower = None
             if thread is self._thread and self._queue.empty():
                 self._idle.set()
@@ -157,13 +180,15 @@ class LookAhead:
             if thread is None or follower is None:
                 return
             self._forgotten = [each for each in self._forgotten if each.follower is not None]
-            has_room = len(self._slow) + len(self._forgotten) < _MOST_SLOW
+            num_slow = sum(aside.thread is not None for aside in self._aside.values())
+            has_room = num_slow + len(self._forgotten) < _MOST_SLOW
             if not thread.watch.shows_long(1 if has_room else _PATIENCE):
                 return
             thread.once = True
             hold_back(thread)
             if has_room:
-                self._slow[follower] = thread
+                times = self._aside[follower].times + 1 if follower in self._aside else 1
+                self._aside[follower] = _Aside(thread, times, still_quick=2 ** (times - 1))
             else:
                 self._forgotten.append(thread)
                 follower.give_up("its grammar takes long, and so do others that are being followed; send it again")
@@ -181,16 +206,17 @@ class LookAhead:
         """Fail those of the given ones that take too long."""
         now = time.monotonic()
         for follower in waited_for:
-            slow = self._slow.get(follower)
-            if slow is not None and follower.busy and now - slow.watch.began > _TOO_LONG:
+            aside = self._aside.get(follower)
+            thread = None if aside is None else aside.thread
+            if thread is not None and follower.busy and now - thread.watch.began > _TOO_LONG:
                 follower.give_up(f"its grammar needs more than {_TOO_LONG:g} s to say which tokens may be next")
 
     def forget(self, follower: Follower) -> None:
         """Nobody waits for this one any more."""
         with self._lock:
-            thread = self._slow.pop(follower, None)
-            if thread is not None:
-                self._forgotten.append(thread)
+            aside = self._aside.pop(follower, None)
+            if aside is not None and aside.thread is not None:
+                self._forgotten.append(aside.thread)
 
     def close(self) -> None:
         """End the threads once they are idle."""
