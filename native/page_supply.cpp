@@ -1,37 +1,37 @@
-// Memory of the KV cache that is there before it is used, by a thread that rests most of the time.
+// Memory of the KV cache that is there before it is used, by a thread that runs only where others leave time, and by a
+// second one, as urgent as any, where they leave too little.
 //
-// It has no low priority, and is none of the interpreter's threads: it holds the lock of the process's memory while it
-// is supplied a page, which others need to grow their heaps. A thread that runs only where others leave time would lose
-// its core to the model's threads meanwhile, for as long as a step takes, and everyone else would wait that long.
+// The first loses its core to the model's threads for as long as a step takes, so it must hold nothing meanwhile that
+// others wait for: it is none of the interpreter's threads, and it writes to the memory instead of asking the system
+// to supply it: a fault holds the lock of its own mapping, MADV_POPULATE_WRITE that of all the process's memory, for
+// which everyone waits who grows a heap.
 #include <cstdint>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #if defined(__linux__)
-#include <sys/mman.h>
+#include <sched.h>
+#include <sys/utsname.h>
 #include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
-
 namespace {
 
 constexpr uint64_t SMALL_PAGE = 4096;
-// Unless more spans than this are missing, the thread rests after each page, so many times as long as that took: a host
-// that has to find a page first stops the core, and a step beside which many came one after the other took three times
-// as long.
-constexpr int64_t HURRY = 3, REST = 4;
+// A thread rests after each page, so many times as long as that took, unless even what is in use is not there: a host
+// that has to find a page first stops the core, whatever the thread's priority, and a step beside which many came one
+// after the other took three times as long.
+constexpr int64_t REST = 2;
 
 struct Array {
     uint64_t address;
@@ -40,11 +40,12 @@ struct Array {
 
 struct Supply {
     std::vector<Array> arrays;
-    int64_t num_blocks, span;
+    int64_t num_blocks, span, lead;
     std::mutex mutex;
     std::condition_variable changed;
     std::atomic<int64_t> wanted{0}, ready{0};
     std::atomic<bool> ended{false};
+    std::thread idle, urgent;
 };
 
 std::chrono::nanoseconds thread_time() {
@@ -53,75 +54,105 @@ std::chrono::nanoseconds thread_time() {
     return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
-// Supplies one more span. Returns false if the system can't.
-bool supply_span(Supply &supply) {
-    const int64_t first = supply.ready, stop = std::min(first + supply.span, supply.num_blocks);
-    for (const Array &array : supply.arrays) {
-        if (supply.ended) return true;
-        const auto started = thread_time();
-        const uint64_t begin = (array.address + first * array.block_bytes) / SMALL_PAGE * SMALL_PAGE;
-        const uint64_t end = array.address + stop * array.block_bytes;
-        if (madvise(reinterpret_cast<void *>(begin), end - begin, MADV_POPULATE_WRITE)) return false;
-        if (first + supply.span * HURRY >= supply.wanted) std::this_thread::sleep_for(REST * (thread_time() - started));
+// Writes to each page, and changes nothing: the model may be writing there as well. A page that nobody has used is zero.
+void touch(const Supply &supply, uint64_t begin, uint64_t end) {
+    for (uint64_t page = begin; page < end && !supply.ended; page += SMALL_PAGE) {
+        uint8_t zero = 0;
+        __atomic_compare_exchange_n(reinterpret_cast<uint8_t *>(page), &zero, 0, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
     }
-    supply.ready = stop;
-    return true;
 }
 
-void keep_ready(std::shared_ptr<Supply> supply) {
-    while (supply->ready < supply->num_blocks) {
-        {
-            std::unique_lock<std::mutex> lock(supply->mutex);
-            supply->changed.wait(lock, [&] { return supply->ended || supply->ready < supply->wanted; });
-        }
-        if (supply->ended) return;
-        if (!supply_span(*supply)) supply->ready = supply->num_blocks;
+void supply_span(Supply &supply) {
+    const int64_t first = supply.ready, stop = std::min(first + supply.span, supply.num_blocks);
+    for (const Array &array : supply.arrays) {
+        if (supply.ended) return;
+        const auto started = thread_time();
+        touch(supply, array.address + first * array.block_bytes, array.address + stop * array.block_bytes);
+        if (first + supply.span + supply.lead >= supply.wanted)
+            std::this_thread::sleep_for(REST * (thread_time() - started));
     }
+    const std::lock_guard<std::mutex> lock(supply.mutex);
+    supply.ready = std::max<int64_t>(supply.ready, stop);
+}
+
+// Whether a fault holds the lock of its own mapping alone, which is so from Linux 6.4 on.
+bool faults_alone() {
+    utsname system;
+    int major = 0, minor = 0;
+    if (uname(&system) || std::sscanf(system.release, "%d.%d", &major, &minor) != 2) return false;
+    return major > 6 || (major == 6 && minor >= 4);
+}
+
+// Keeps all that is wanted ready, or all but what the other thread has the time for.
+void keep_ready(Supply &supply, bool is_urgent) {
+    const sched_param lowest{};
+    const int64_t lead = is_urgent ? supply.lead : 0;
+    if (!is_urgent && faults_alone()) sched_setscheduler(0, SCHED_IDLE, &lowest);
+    while (supply.ready < supply.num_blocks) {
+        {
+            std::unique_lock<std::mutex> lock(supply.mutex);
+            supply.changed.wait(lock, [&] { return supply.ended || supply.ready < supply.wanted - lead; });
+        }
+        if (supply.ended) return;
+        supply_span(supply);
+    }
+}
+
+void end(Supply &supply) {
+    {
+        const std::lock_guard<std::mutex> lock(supply.mutex);
+        supply.ended = true;
+        supply.changed.notify_all();
+    }
+    for (std::thread *thread : {&supply.idle, &supply.urgent})
+        if (thread->joinable()) thread->join();
 }
 
 } // namespace
 
 // Begins to supply `count` arrays, of which each has `num_blocks` blocks of so many bytes from its address on, `span`
-// blocks at a time, as far as they are wanted. Returns what the others take; null if no thread can be started.
+// blocks at a time, as far as they are wanted; what is wanted but the last `lead` blocks is urgent. Returns what the
+// others take; null if no thread can be started.
 EXPORT void *chairlift_begin_supply(const uint64_t *addresses, const int64_t *block_bytes, int64_t count,
-                                    int64_t num_blocks, int64_t span) {
-    auto supply = std::make_shared<Supply>();
+                                    int64_t num_blocks, int64_t span, int64_t lead) {
+    auto supply = std::make_unique<Supply>();
     for (int64_t i = 0; i < count; i++) supply->arrays.push_back({addresses[i], block_bytes[i]});
     supply->num_blocks = num_blocks;
     supply->span = span;
+    supply->lead = lead;
     try {
-        std::thread(keep_ready, supply).detach();
+        supply->idle = std::thread(keep_ready, std::ref(*supply), false);
+        supply->urgent = std::thread(keep_ready, std::ref(*supply), true);
     } catch (const std::system_error &) {
+        end(*supply);
         return nullptr;
     }
-    return new std::shared_ptr<Supply>(std::move(supply));
+    return supply.release();
 }
 
 // Wants the first `blocks` blocks, if they are more than before. Returns how many are there.
 EXPORT int64_t chairlift_supply(void *handle, int64_t blocks) {
-    Supply &supply = **static_cast<std::shared_ptr<Supply> *>(handle);
+    Supply &supply = *static_cast<Supply *>(handle);
     if (blocks > supply.wanted) {
         const std::lock_guard<std::mutex> lock(supply.mutex);
         supply.wanted = std::min(blocks, supply.num_blocks);
-        supply.changed.notify_one();
+        supply.changed.notify_all();
     }
     return supply.ready;
 }
 
-// Ends the thread, after the page that it may be at, and frees what the handle stands for.
+// Waits until the threads have left the memory, and frees what the handle stands for.
 EXPORT void chairlift_end_supply(void *handle) {
-    auto *supply = static_cast<std::shared_ptr<Supply> *>(handle);
-    {
-        const std::lock_guard<std::mutex> lock((*supply)->mutex);
-        (*supply)->ended = true;
-        (*supply)->changed.notify_one();
-    }
-    delete supply;
+    const std::unique_ptr<Supply> supply(static_cast<Supply *>(handle));
+    end(*supply);
 }
 
 #else
 
-EXPORT void *chairlift_begin_supply(const uint64_t *, const int64_t *, int64_t, int64_t, int64_t) { return nullptr; }
+EXPORT void *chairlift_begin_supply(const uint64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t) {
+    return nullptr;
+}
 EXPORT int64_t chairlift_supply(void *, int64_t) { return 0; }
 EXPORT void chairlift_end_supply(void *) {}
 

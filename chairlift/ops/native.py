@@ -339,7 +339,7 @@ _SIGNATURES = {
 _RETURNING: dict[str, tuple[Any, list[Any]]] = {
     "chairlift_begin_pauses": (INT32, [INT32, POINTER, POINTER]),
     "chairlift_count_pauses": (INT64, []),
-    "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64]),
+    "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64, INT64]),
     "chairlift_supply": (INT64, [POINTER, INT64]),
     "chairlift_faster": (ctypes.c_char_p, [ctypes.c_char_p, ctypes.c_char_p]),
     "chairlift_select": (ctypes.c_char_p, [ctypes.c_char_p]),

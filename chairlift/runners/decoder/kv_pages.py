@@ -16,11 +16,11 @@ _LEAST = 2**25
 
 
 class KvPages:
-    """Has the system supply a cache's memory a little ahead of the blocks that are used, in a thread of low priority.
+    """Has the system supply a cache's memory a little ahead of the blocks that are used, by threads of its own.
 
     Blocks that nobody has used are taken in order. So all arrays reach their next huge page in the same step, where the
     kernel clears each of them, and a virtual machine's host has to find them first: 60 arrays made that step 0.3 s
-    longer on one. The thread is the native library's (native/page_supply.cpp).
+    longer on one. The threads are the native library's (native/page_supply.cpp).
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
@@ -36,8 +36,15 @@ class KvPages:
         self._library = library
         self._span = max(_HUGE_PAGE // int(block_bytes.min()), 1)
         addresses = np.array([each.data_ptr() for each in pages], np.uint64)
+        # The threads write to it.
+        self._held = pages
         self._supply = library.chairlift_begin_supply(
-            addresses.ctypes.data, block_bytes.ctypes.data, len(pages), self._num_blocks, self._span
+            addresses.ctypes.data,
+            block_bytes.ctypes.data,
+            len(pages),
+            self._num_blocks,
+            self._span,
+            (_AHEAD - 1) * self._span,
         )
         if self._supply is not None:
             weakref.finalize(self, library.chairlift_end_supply, self._supply)

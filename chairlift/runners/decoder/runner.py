@@ -367,7 +367,7 @@ class DecoderRunner:
         """Release the weights and the cache."""
         if self._ruled is not None:
             self._ruled.close()
-        for name in ("model", "batch", "sampler"):
+        for name in ("_pages", "model", "batch", "sampler"):
             if hasattr(self, name):
                 delattr(self, name)
 
