@@ -9,7 +9,8 @@ from chairlift.ops.base import KVCache
 from chairlift.ops.native import find_library
 
 _HUGE_PAGE = 2**21
-# Spans that are kept ready behind the last block in use. A span is a huge page of every array.
+# Spans that are kept ready behind the last block in use, of which half a one is urgent. A span is a huge page of every
+# array.
 _AHEAD = 4
 # Bytes of a cache below which nobody would notice.
 _LEAST = 2**25
@@ -44,7 +45,7 @@ class KvPages:
             len(pages),
             self._num_blocks,
             self._span,
-            (_AHEAD - 1) * self._span,
+            _AHEAD * self._span - self._span // 2,
         )
         if self._supply is not None:
             weakref.finalize(self, library.chairlift_end_supply, self._supply)
