@@ -12,7 +12,7 @@ from chairlift.runners.decoder.grammar_threads import LookAhead
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
-_MOST_WAIT, _WITH_OTHERS = 0.005, 0.4
+_MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
 # Part of a step that it waits afterwards for tokens that follow from what was chosen: they save a step each.
 _WAIT_FOR_FORCED = 0.01
 
