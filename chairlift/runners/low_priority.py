@@ -1,5 +1,6 @@
 """Threads that run only where others leave time."""
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -15,6 +16,8 @@ _LOWEST_PRIORITY = 19
 _busy_until = ctypes.c_int64(0)
 _BETWEEN_STEPS = 100_000_000
 _FOREVER = 2**63 - 1
+# How long a process that ends waits for them.
+_END_SECONDS = 2.0
 # Threads that pause, and what the library calls each, until it is told that they have ended.
 _pausing: dict[threading.Thread, int] = {}
 _lock = threading.Lock()
@@ -59,3 +62,12 @@ def while_computing() -> Iterator[None]:
         yield
     finally:
         _busy_until.value = time.monotonic_ns() + _BETWEEN_STEPS
+
+
+@atexit.register
+def _let_end() -> None:
+    """Wait for those that are held back: one that comes back from its library to no interpreter crashes the process."""
+    _busy_until.value = 0
+    end = time.monotonic() + _END_SECONDS
+    for thread in list(_pausing):
+        thread.join(max(end - time.monotonic(), 0.0))

@@ -485,12 +485,32 @@ def test_a_grammar_may_end_a_sequence_with_a_token_or_without() -> None:
 
 def test_who_is_late_computes_its_last_token_again() -> None:
     w = world(make_request("a", 6, 9), make_request("b", 3, 9))
-    for _ in range(3):
-        w.schedule()
-        w.update({"b": [1]}, {}, late={"a"})
+    w.schedule()
+    w.update({"b": [1]}, {}, late={"a"})
     assert w.schedule().num_tokens == {"a": 1, "b": 1}
     w.update({"a": [1], "b": [1]}, {})
     assert w.scheduler.explain("a").reason is Reason.ADMITTED
+
+
+def test_who_is_late_again_and_again_is_left_out_ever_more() -> None:
+    """It costs the others a row each time that it is not."""
+    w = world(make_request("b", 3, 40), make_request("a", 6, 40))
+    there = []
+    for _ in range(34):
+        there.append("a" in w.schedule().num_tokens)
+        w.update({"b": [1]}, {}, late={"a"})
+    assert [number for number, is_there in enumerate(there) if is_there] == [0, 1, 3, 7, 15, 23, 31]
+    for _ in range(4):
+        w.schedule()
+        w.update({"b": [1]}, {}, late={"a"})
+    # Once it was in time, all begins anew; and the most urgent is never left out.
+    while "a" not in w.schedule().num_tokens:
+        w.update({"b": [1]}, {})
+    w.update({"a": [1], "b": [1]}, {})
+    w.abort("b")
+    for _ in range(5):
+        assert w.schedule().num_tokens == {"a": 1}
+        w.update({}, {}, late={"a"})
 
 
 def test_what_is_asked_for_may_be_at_fault() -> None:

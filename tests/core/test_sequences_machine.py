@@ -90,6 +90,7 @@ def count_events(world: World, seen: Counter[str]) -> None:
     seen[world.setup.strategy] += 1
     seen["prompts cut to a step's time"] += world.num_cut
     seen["settings changed"] += world.num_retuned
+    seen["left out as late"] += world.num_rested
     seen["states restored"] += world.runner.num_restored
     for answer in world.answers:
         if isinstance(answer, Step):
@@ -132,6 +133,7 @@ def test_random_histories(seeds: range, capsys: Any) -> None:
         kinds = ("preempted", "resumed", "prefix hits", "refused", "error", "stop", "length")
         kinds += ("waiting_for_itl", "waiting_for_live", "background slots lost", "background blocks lost")
         kinds += ("prompts cut to a step's time", "settings changed", "states restored", "states saved", "states kept")
+        kinds += ("left out as late",)
         rare = {name: seen[name] for name in (*kinds, *STRATEGIES)}
         assert min(rare.values()) >= len(seeds) / 100, f"too rare to be tested: {rare}"
 

@@ -1,6 +1,8 @@
 """Threads that compile and follow grammars beside the model: who is left alone, lowered, or given up."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -254,3 +256,27 @@ def test_large_grammars_are_compiled_where_others_leave_time(monkeypatch: pytest
         assert len(lowered) == count
     while compiler._num_slow:
         time.sleep(0.001)
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_waits_for_what_goes_on() -> None:
+    """A thread that comes back from the library to no interpreter ends it by a signal."""
+    script = f"""
+import time
+from pathlib import Path
+from chairlift.runners.decoder.grammar import GrammarTokenizer
+from chairlift.runners.decoder.grammar_threads import LookAhead
+from chairlift.runners.low_priority import while_computing
+words, ahead = GrammarTokenizer(Path({str(demo_path())!r}), {VOCAB}), LookAhead()
+x = words.tokens.tokenize_str("x")[0]
+patterns = ["[xy]" + "(" * 6 + "a" + f"{{{{{{50 - number}}}}}}" + "){{50}}" * 5 + ")" for number in range(4)]
+followers = [words.compile(f"start: /{{pattern}}/").follow([x], True) for pattern in patterns]
+with while_computing():
+    ahead.post(followers)
+    while len(ahead._aside) < 4:
+        time.sleep(0.001)
+    assert any(follower.busy for follower in followers), [follower.error for follower in followers]
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -104,7 +104,7 @@ def take_step(dice: Dice, world: World) -> None:
     ruled = luck >= 36
     tokens = world.sample(rng, 5 if ruled else 1, vocab)
     ended = {name for name in tokens if ruled and rng.random() < 0.1}
-    late = {name for name in tokens if ruled and rng.random() < 0.2}
+    late = {name for name in tokens if rng.random() < (0.9 if name in world.late else 0.4 * ruled)}
     for name in [name for name in tokens if name in ended and rng.random() < 0.5]:
         del tokens[name]
     if returning:

@@ -303,6 +303,9 @@ class World:
         self.ended: Counter[str] = Counter()
         self.added: Counter[str] = Counter()
         self.late: set[str] = set()
+        # Of those that were late: how many steps each rests, and the first that it is in again.
+        self.rests: dict[str, tuple[int, int]] = {}
+        self.num_steps = self.num_rested = 0
         self.in_flight: Step | None = None
         self.begun: dict[str, Record] = {}
         self.served: dict[str, int] = {}
@@ -382,12 +385,17 @@ class World:
         self.check()
         said = step or self._nothing()
         check_step(self, said, before)
+        self.num_steps += step is not None
         check_places(self, said, before)
         check_admission(self, said, before)
         check_waiting(self, said, before)
         check_background(self, said, before, yields)
         self.served.update(dict.fromkeys(said.num_tokens, len(self.calls)))
         return step
+
+    def resting(self, running: list[str]) -> set[str]:
+        """Who of these, most urgent first, is left out of the next step, as it was late: never the first."""
+        return {name for name in running[1:] if self.rests.get(name, (0, -1))[1] > self.num_steps}
 
     def _nothing(self) -> Step:
         """What the scheduler says of a moment at which nothing runs, as an empty step."""
@@ -420,6 +428,11 @@ class World:
         self.late = self.late - set(step.num_tokens) | late
         for name in aborts:
             self.abort(name)
+        for name in late - tainted:
+            if self.records.get(name) is self.begun[name]:
+                rest, resumes = self.rests.get(name, (0, -1))
+                rest = min(2 * rest, 8) if resumes == step.id else 1
+                self.rests[name] = rest, step.id + rest
         result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds, ended=ended, late=late)
         self._record("update", copy.deepcopy(result), self.now)
         ends = self.scheduler.update(step, result, self.now)
@@ -462,6 +475,7 @@ class World:
 
     def _end(self, name: str) -> None:
         del self.records[name]
+        self.rests.pop(name, None)
         self.ended[name] += 1
         self.members.discard(name)
 
@@ -578,7 +592,10 @@ def check_step(world: World, step: Step, before: Before) -> None:
     setup, scheduler = world.setup, world.scheduler
     total, live = sum(step.num_tokens.values()), of_live(world, step)
     assert step.total_tokens == total <= setup.max_num_batched_tokens
-    assert [s.id for s in scheduler.running] == sorted(live, key=lambda n: world.records[n].rank)
+    resting = world.resting(before.running)
+    world.num_rested += len(resting)
+    moving = [s.id for s in scheduler.running if s.id not in resting]
+    assert moving == sorted(live, key=lambda n: world.records[n].rank)
     started = started_in(world, step, background=False)
     stayed = [name for name in before.running if name in step.num_tokens]
     assert list(step.num_tokens)[: len(live)] == stayed + started
@@ -596,7 +613,9 @@ def check_step(world: World, step: Step, before: Before) -> None:
             assert sequence.num_computed_tokens == before.computed[name]
     preempted = bool(victims_of(world, step)[0])
     spent = check_budget(world, step, before)
-    assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
+    # One token is kept for each that rests.
+    most = setup.max_num_batched_tokens - len(resting)
+    assert full or preempted or spent or total >= most, "tokens were held back without need"
     for start in step.started:
         record = world.records[start.request.id]
         assert start.request is record.request

@@ -21,7 +21,7 @@ from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudg
 from chairlift.core.sequences.policy import Admission, Policy
 from chairlift.core.sequences.prefixes import PrefixCache
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
-from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.sequence import Sequence, at_rest
 from chairlift.core.sequences.snapshots import SnapshotPool
 
 _rank = attrgetter("rank")
@@ -74,7 +74,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         # The step's budget, once it was begun, and who learns from it.
         self._limit: StepBudget | None = None
         self._learner: StepBudget | None = None
-        self._serial = 0
+        self._serial = self._rests_until = 0
 
     # What the engine calls
 
@@ -95,11 +95,9 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def abort(self, request_id: str) -> bool:
         """Forget a request, wherever it is; its slot and blocks are free at once. False if it is not here."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
-            return False
-        self._remove(sequence)
-        return True
+        if (sequence := self._sequences.get(request_id)) is not None:
+            self._remove(sequence)
+        return sequence is not None
 
     def close(self) -> None:
         """Hear that nobody else will come: a static batch may leave with empty slots."""
@@ -135,10 +133,10 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         if not step.num_tokens:
             return None
         if self._learner is not None:
-            given, others = step.num_tokens, self.background.running
-            if len(given) < len(self.running) + len(others):
-                others = [sequence for sequence in others if sequence.id in given]
-            self._learner.end(self.running + others, step)
+            members = self.running + self.background.running
+            if len(step.num_tokens) < len(members):
+                members = [sequence for sequence in members if sequence.id in step.num_tokens]
+            self._learner.end(members, step)
         self.num_steps += 1
         step.released, self._released = self._released, []
         step.kept = self.prefixes.take_kept()
@@ -166,7 +164,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                 self._put_back(sequence)
                 continue
             else:
-                end = sequence.take_unevenly(num_tokens, result)
+                end = sequence.take_unevenly(step, result)
+                self._rests_until = max(self._rests_until, sequence.resumes_at)
             if end is not None:
                 if request_id not in result.errors:
                     self.prefixes.keep(sequence)
@@ -214,8 +213,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def explain(self, request_id: str) -> Decision | None:
         """Say why a request runs or still waits; None if it is not here."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
+        if (sequence := self._sequences.get(request_id)) is None:
             return None
         if sequence.request.background:
             return self.background.explain(sequence)
@@ -237,7 +235,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     # Running sequences
 
     def _continue_running(self, step: Step) -> None:
-        """Give tokens to all that run, most urgent first.
+        """Give tokens to all that run, most urgent first, but for those that rest since they were late.
 
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
         blocks run out the least urgent gives way, so the most urgent always moves and there is no livelock.
@@ -247,7 +245,10 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self._limit = None
         if self.budget is not None and not self.budget.lazy:
             self._begin_budget()
+        resting = at_rest(running, self.num_steps) if self._rests_until > self.num_steps else None
         for sequence in running:  # whoever gives way while this goes on stands at the end
+            if resting and sequence.id in resting:
+                continue
             computed = sequence.num_computed_tokens
             given = len(sequence.token_ids) - computed
             if given > 1:
@@ -331,8 +332,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         while True:
             if (sequence := self._head()) is None:
                 return
-            refusal = self._refusal(step, sequence, admission, slots, budget)
-            if refusal is not None:
+            if (refusal := self._refusal(step, sequence, admission, slots, budget)) is not None:
                 self.ask_again = admission.ask_again
                 self.waiting_decision = refusal
                 return

@@ -6,9 +6,12 @@ from hashlib import blake2b
 
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import Rank
-from chairlift.core.sequences.request import Request, StepResult
+from chairlift.core.sequences.request import Request, Step, StepResult
 
 BlockHash = bytes
+
+# Steps at most in which a sequence that is late again and again is left out.
+_MOST_REST = 8
 
 
 def root_hash(salt: str) -> BlockHash:
@@ -28,7 +31,8 @@ class Sequence:
     """A request, the tokens it has so far, how many of them are in the KV cache, and in which blocks.
 
     `saves_at`: the numbers of tokens after which its state is yet to be kept, the next one last. `news_at`: the number
-    of computed tokens at which others may find more of it.
+    of computed tokens at which others may find more of it. `resumes_at`: the first step that it need not be left out
+    of, after the last one in which it was late.
     """
 
     __slots__ = (
@@ -44,6 +48,8 @@ class Sequence:
         "num_published",
         "rank",
         "request",
+        "rest",
+        "resumes_at",
         "saves_at",
         "started",
         "stop_ids",
@@ -67,6 +73,7 @@ class Sequence:
         self.saves_at: list[int] = []
         self.news_at = 0
         self.started: float | None = None
+        self.resumes_at, self.rest = -1, 0
 
     @property
     def reads_prompt(self) -> bool:
@@ -101,11 +108,19 @@ class Sequence:
             return None  # what it knows is computed in the next step
         return Finished(self.id, FinishReason.ERROR, "the runner gave no token for a sequence that was due one")
 
-    def take_unevenly(self, count: int, result: StepResult) -> Finished | None:
-        """Take in what came of `count` tokens in a step of which some failed, are late, or can't go on."""
+    def take_unevenly(self, step: Step, result: StepResult) -> Finished | None:
+        """Take in what came of a step of which some failed, are late, or can't go on.
+
+        Whoever is late has its last token computed again, so it would cost the others a row each time. It comes with
+        the next step, then with the second after that, the fourth, and every eighth.
+        """
         if self.id in result.errors:
             return result.failure(self.id)
-        self.num_computed_tokens += count - (self.id in result.late)
+        is_late = self.id in result.late
+        self.num_computed_tokens += step.num_tokens[self.id] - is_late
+        if is_late:
+            self.rest = min(2 * self.rest, _MOST_REST) if step.id == self.resumes_at else 1
+            self.resumes_at = step.id + self.rest
         return self.take(result.tokens.get(self.id), self.id in result.ended)
 
     def _end(self, token: int) -> Finished | None:
@@ -125,3 +140,8 @@ class Sequence:
         for start in range(len(hashes) * block_size, count * block_size, block_size):
             parent = block_hash(parent, self.token_ids[start : start + block_size])
             hashes.append(parent)
+
+
+def at_rest(running: list[Sequence], step: int) -> set[str]:
+    """Return the ids of those that are left out of a step, as they were late: never the most urgent, the first."""
+    return {sequence.id for sequence in running[1:] if sequence.resumes_at > step}
