@@ -391,6 +391,19 @@ def test_halves_run_before_new_work() -> None:
     assert ids(s.schedule(0.1)) == ["a", "b"]
 
 
+def test_what_is_tried_again_keeps_to_a_limit_that_was_lowered_meanwhile() -> None:
+    s = scheduler(max_batch_size=4)
+    fill(s, "abcde")
+    batch = s.schedule(0.0)
+    s.update(batch, BatchResult(seconds=0.1, failure=Failure.RAISED), 0.1)
+    s.change_limits(BatchLimits(max_batch_size=1))
+    order = []
+    while (batch := s.schedule(0.1)) is not None:
+        order.append(ids(batch))
+        went_well(s, batch, 0.1)
+    assert order == [["a"], ["b"], ["c"], ["d"], ["e"]]
+
+
 def test_a_model_that_always_fails_is_not_asked_for_each_item() -> None:
     s = scheduler(max_batch_size=64)
     fill(s, range(64))

@@ -62,8 +62,11 @@ class Bisections(dict[str, BatchPart]):
         part = self.pop(item_id)
         part.items = [item for item in part.items if item.id != item_id]
 
-    def take(self, deadly: bool = True) -> BatchPart | None:
-        """Return who goes next, or None; unless `deadly`, of those who may end or hang a process nobody does."""
+    def take(self, most: int, deadly: bool = True) -> BatchPart | None:
+        """Return who goes next, or None; unless `deadly`, of those who may end or hang a process nobody does.
+
+        If a batch has room for fewer by now, only the first `most` items of the part go.
+        """
         place = 0
         while place < len(self._parts):
             part = self._parts[place]
@@ -73,6 +76,10 @@ class Bisections(dict[str, BatchPart]):
             del self._parts[place]
             if part.items:
                 self._forget(part.items)
+                if len(part.items) > most:
+                    rest = BatchPart(part.items[most:], part.search, part.detail, part.deadly, part.again)
+                    self._add([rest], last=False)
+                    part.items = part.items[:most]
                 return part
         return None
 

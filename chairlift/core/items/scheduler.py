@@ -443,7 +443,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
     def _try_again(self, bisections: Bisections, free: list[int], now: float, deadly: bool = True) -> Batch | None:
         """Send off a part of a batch that failed."""
-        part = bisections.take(deadly)
+        part = bisections.take(self.limits.max_batch_size, deadly)
         if part is None:
             return None
         items = part.items

@@ -248,7 +248,7 @@ class StepResult(msgspec.Struct):
 
     A request may have more than one token if the others follow from its grammar: the next pass computes them all. Those
     in `ended` are complete by their grammar. Those in `late` were due a token, but it is not known yet what the grammar
-    allows: their last token is computed again in the next pass. The `invalid` ones failed by what they asked for.
+    allows: their last token is computed again in a later pass. The `invalid` ones failed by what they asked for.
     """
 
     tokens: dict[str, list[int]]
