@@ -23,7 +23,7 @@ _pausing: dict[threading.Thread, int] = {}
 _lock = threading.Lock()
 
 
-def lower(thread: threading.Thread) -> None:
+def _lower(thread: threading.Thread) -> None:
     """Let a thread run only where others leave time, for the rest of its life; not if it has ended."""
     if thread.native_id is None or not thread.is_alive():
         return
@@ -39,7 +39,7 @@ def hold_back(thread: threading.Thread) -> None:
 
     It does not pause while it holds the interpreter's lock, but with any other lock: none that somebody waits for.
     """
-    lower(thread)
+    _lower(thread)
     library = find_library()
     if library is None:
         return

@@ -278,5 +278,5 @@ with while_computing():
     assert any(follower.busy for follower in followers), [follower.error for follower in followers]
 """
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ from chairlift.core.sequences.request import Request, Step, StepResult
 
 BlockHash = bytes
 
-# Steps at most in which a sequence that is late again and again is left out.
+# A sequence that is late again and again has a token in one step of so many at least.
 _MOST_REST = 8
 
 
@@ -32,7 +32,7 @@ class Sequence:
 
     `saves_at`: the numbers of tokens after which its state is yet to be kept, the next one last. `news_at`: the number
     of computed tokens at which others may find more of it. `resumes_at`: the first step that it need not be left out
-    of, after the last one in which it was late.
+    of, `rest` steps after the last one in which it was late.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Sequence:
         """Take in what came of a step of which some failed, are late, or can't go on.
 
         Whoever is late has its last token computed again, so it would cost the others a row each time. It comes with
-        the next step, then with the second after that, the fourth, and every eighth.
+        the next step, then with the second after that, the fourth, and every eighth, unless it is the most urgent.
         """
         if self.id in result.errors:
             return result.failure(self.id)
