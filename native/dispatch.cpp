@@ -156,8 +156,8 @@ EXPORT void chairlift_linear(const void *x, int64_t rows, const Weight *weight, 
 }
 
 EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *allowed, int64_t words,
-                           int64_t *index, float *value, int32_t dtype) {
-    chosen->kernels->best(x, rows, *weight, allowed, words, index, value, dtype);
+                           int64_t most, int64_t *index, float *value, int32_t dtype) {
+    chosen->kernels->best(x, rows, *weight, allowed, words, most, index, value, dtype);
 }
 
 EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {

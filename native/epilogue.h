@@ -16,13 +16,38 @@ struct Rows {
     const float *zero_offsets = nullptr;  // null unless quantized asymmetrically: see quantize_asymmetric
 };
 
-// The highest sum of each row so far and its output, as one thread has seen it. Of a row that has bits in `allowed`, of
-// `words` for each row, only those outputs count whose bit is set.
-struct Argmax {
+// The `most` highest sums of each row so far and their outputs, the highest first, as one thread has seen them. Of a row
+// that has bits in `allowed`, of `words` for each row, only those outputs count whose bit is set.
+struct Highest {
     float *value;
     int64_t *index;
+    int64_t most = 1;
     const uint32_t *allowed = nullptr;
     int64_t words = 0;
+
+    // Begins with nothing: values below all sums.
+    void clear(int64_t rows) const {
+        for (int64_t i = 0; i < rows * most; i++) value[i] = -__builtin_inff(), index[i] = 0;
+    }
+
+    // Takes in a sum, if it is one of the row's highest. Of equal sums the first output's counts, and a sum that is no
+    // number above all others, so that it is noticed.
+    void insert(int64_t row, float sum, int64_t output) const {
+        float *const values = value + row * most;
+        int64_t *const outputs = index + row * most;
+        if (sum != sum) {
+            values[0] = sum, outputs[0] = output;
+            return;
+        }
+        const auto beats = [&](int64_t place) {
+            return sum > values[place] || (sum == values[place] && output < outputs[place]);
+        };
+        int64_t place = most - 1;
+        if (!beats(place)) return;
+        for (; place > 0 && beats(place - 1); place--)
+            values[place] = values[place - 1], outputs[place] = outputs[place - 1];
+        values[place] = sum, outputs[place] = output;
+    }
 
     // A bit for each output of the panel that begins with this one.
     uint32_t bits(int64_t row, int64_t first) const {
@@ -37,7 +62,7 @@ enum class EpilogueMode {
     GATE,           // out = activation(gate) * up, the two lying in the halves of a panel
     ACTIVATE,       // out = activation(sums)
     STORE_FLOAT32,  // floats = sums
-    ARGMAX,         // only each row's highest sum and its output are kept
+    HIGHEST,        // only each row's highest sums and their outputs are kept
 };
 
 // One row's sums under a panel, and half as many.
@@ -85,7 +110,7 @@ template <typename T> struct Epilogue {
     T *out = nullptr;
     float *floats = nullptr;
     int64_t stride = 0;     // elements of out or floats
-    Argmax argmax = {};
+    Highest highest = {};
 
     // Uses the sums of rows [row, row + rows) under a panel of a weight, after scaling and bias.
     template <typename Sum>
@@ -117,7 +142,7 @@ template <typename T> struct Epilogue {
             });
         case Mode::STORE_FLOAT32:
             return each_row([&](int64_t r, Wide &values) { store(at(floats, r), values, count); });
-        case Mode::ARGMAX: return each_row([&](int64_t r, Wide &values) { update_argmax(r, first, values, count); });
+        case Mode::HIGHEST: return each_row([&](int64_t r, Wide &values) { update_highest(r, first, values, count); });
         }
     }
 
@@ -169,23 +194,19 @@ template <typename T> struct Epilogue {
         return any(above);
     }
 
-    // Of equal sums the first counts, and a sum that is no number above all others, so that it is noticed.
-    void update_argmax(int64_t row, int64_t first, const Wide &values, int count) const {
-        const float high = argmax.value[row];
-        if (high != high) return;
+    void update_highest(int64_t row, int64_t first, const Wide &values, int count) const {
+        const int64_t last = (row + 1) * highest.most - 1;
+        const float best = highest.value[row * highest.most], high = highest.value[last];
+        if (best != best) return;
         // A thread does not take all panels in their order; of equal sums the first output's counts.
-        float bar = first < argmax.index[row] ? std::nextafter(high, -__builtin_inff()) : high;
+        const float bar = first < highest.index[last] ? std::nextafter(high, -__builtin_inff()) : high;
         if (!any_above(values, bar)) return;
-        const uint32_t allowed = argmax.bits(row, first);
+        const uint32_t allowed = highest.bits(row, first);
         if (!allowed) return;
         float all[PANEL];
         store(all, values, PANEL);
         for (int i = 0; i < count; i++)
-            if (!(all[i] <= bar) && (allowed >> i & 1)) {
-                argmax.value[row] = bar = all[i];
-                argmax.index[row] = first + i;
-                if (bar != bar) return;
-            }
+            if (!(all[i] <= bar) && (allowed >> i & 1)) highest.insert(row, all[i], first + i);
     }
 };
 

@@ -170,11 +170,13 @@ struct Texts {
     int32_t output;
 };
 
-// How a token is to be drawn from each row of logits; top_k 0, top_p 1 and min_p 0 are off.
+// How tokens are to be drawn from each row of logits, one for each of `count` numbers; top_k 0, top_p 1 and min_p 0 are
+// off.
 struct Draws {
     const float *temperature, *min_p, *top_p;
     const int64_t *top_k;
-    const double *uniform;
+    const double *uniform;  // [rows, count]
+    int64_t count;
 };
 
 // Through which states the tokens of a step go, as chairlift.ops.base.StateSpans has it: sequence i owns the tokens
@@ -241,7 +243,7 @@ struct Kernels {
     // The sums as rows of the activations' type (for a gated weight half as many), activated if it has an activation, or as floats.
     void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);
     void (*best)(const void *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words,
-                 int64_t *index, float *value, int32_t dtype);
+                 int64_t most, int64_t *index, float *value, int32_t dtype);
     void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);

@@ -239,6 +239,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Draws, top_p),
     FIELD(Draws, top_k),
     FIELD(Draws, uniform),
+    FIELD(Draws, count),
 };
 
 #undef STRUCTURE

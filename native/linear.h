@@ -4,7 +4,7 @@
 
 namespace {
 
-// Multiplies x [rows, in_features] with the weight and gives the sums to the epilogue. What an ARGMAX keeps is of every
+// Multiplies x [rows, in_features] with the weight and gives the sums to the epilogue. What HIGHEST keeps is of every
 // thread by itself, one after the other.
 template <typename T> NOINLINE void multiply(const T *x, int64_t rows, const Weight &weight, Epilogue<T> epilogue) {
     static thread_local Arena arena;
@@ -17,8 +17,8 @@ template <typename T> NOINLINE void multiply(const T *x, int64_t rows, const Wei
         const Rows made =
             staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.in_features; });
         Epilogue<T> mine = epilogue;
-        if (mine.mode == EpilogueMode::ARGMAX)
-            mine.argmax.value += team.thread * rows, mine.argmax.index += team.thread * rows;
+        const int64_t before = team.thread * rows * mine.highest.most;
+        if (mine.mode == EpilogueMode::HIGHEST) mine.highest.value += before, mine.highest.index += before;
         product(made, tiles, weight, mine, team);
     });
 }
@@ -33,25 +33,23 @@ template <typename T> void linear(const T *x, int64_t rows, const Weight &weight
     multiply(x, rows, weight, epilogue);
 }
 
-// The highest sum of each row and which output's it is; no number if any of them is none. With `allowed`, a bit for each
-// output in `words` words a row, others do not count.
+// The `most` highest sums of each row and whose they are, the highest first; the first is no number if any of them is
+// none. With `allowed`, a bit for each output in `words` words a row, others do not count.
 template <typename T>
-void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words, int64_t *index,
-          float *value) {
+void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words, int64_t most,
+          int64_t *index, float *value) {
     static thread_local Arena arena;
-    const int64_t threads = omp_get_max_threads();
-    arena.reset(threads * rows * (sizeof(float) + sizeof(int64_t)) + 2 * 64);
-    auto *values = arena.take<float>(threads * rows);
-    auto *indices = arena.take<int64_t>(threads * rows);
-    for (int64_t i = 0; i < threads * rows; i++) values[i] = -__builtin_inff(), indices[i] = 0;
-    const Argmax argmax{values, indices, allowed, words};
-    multiply(x, rows, weight, Epilogue<T>{EpilogueMode::ARGMAX, nullptr, nullptr, 0, argmax});
-    for (int64_t row = 0; row < rows; row++) {
-        value[row] = -__builtin_inff(), index[row] = 0;
-        for (int64_t i = row; i < threads * rows && value[row] == value[row]; i += rows)
-            if (!(values[i] <= value[row]) || (values[i] == value[row] && indices[i] < index[row]))
-                value[row] = values[i], index[row] = indices[i];
-    }
+    const int64_t threads = omp_get_max_threads(), kept = rows * most;
+    arena.reset(threads * kept * (sizeof(float) + sizeof(int64_t)) + 2 * 64);
+    const Highest found{arena.take<float>(threads * kept), arena.take<int64_t>(threads * kept), most, allowed, words};
+    found.clear(threads * rows);
+    multiply(x, rows, weight, Epilogue<T>{EpilogueMode::HIGHEST, nullptr, nullptr, 0, found});
+    const Highest of_all{value, index, most};
+    of_all.clear(rows);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = row * most; i < threads * kept && value[row * most] == value[row * most]; i += kept)
+            for (int64_t place = i; place < i + most; place++)
+                of_all.insert(row, found.value[place], found.index[place]);
 }
 
 template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight &head, T *out) {

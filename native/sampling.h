@@ -1,4 +1,4 @@
-// Draws a token from each row of logits: temperature, min_p, top_k, top_p, then the CDF inverted in vocabulary order.
+// Draws tokens from each row of logits: temperature, min_p, top_k, top_p, then the CDF inverted in vocabulary order.
 //
 // Filters need no sorting: they are one threshold on the weights exp((logit - best) / temperature), in [0, 1].
 // Positive floats are in the order of their bits, so a histogram over the upper bits finds the bucket of the threshold,
@@ -81,8 +81,8 @@ class Sampler {
         return threshold;
     }
 
-    // The first token at which the running sum of the weights not below `threshold` exceeds `uniform` of their total.
-    int64_t invert_cdf(double uniform, float threshold) {
+    // The running sums of the weights not below `threshold`, to the end of each chunk.
+    void sum_chunks(float threshold) {
         const int64_t vocab = weights.size();
         chunks.clear();
         double total = 0;
@@ -93,7 +93,12 @@ class Sampler {
             for (int64_t i = first; i < end; i++) sum += weights[i] >= threshold ? double(weights[i]) : 0.0;
             chunks.push_back(total += sum);
         }
-        const double target = uniform * total;
+    }
+
+    // The first token at which the running sum of the weights not below `threshold` exceeds `uniform` of their total.
+    int64_t invert_cdf(double uniform, float threshold) const {
+        const int64_t vocab = weights.size();
+        const double target = uniform * chunks.back();
         int64_t chunk = std::upper_bound(chunks.begin(), chunks.end(), target) - chunks.begin();
         double upto = chunk ? chunks[chunk - 1] : 0.0;
         int64_t last = -1;
@@ -108,7 +113,7 @@ class Sampler {
     }
 
   public:
-    int64_t draw(const float *logits, int64_t vocab, const Draws &draws, int64_t row) {
+    void draw(const float *logits, int64_t vocab, const Draws &draws, int64_t row, int64_t *ids) {
         compute_weights(logits, vocab, draws.temperature[row]);
         // A weight of nothing is never drawn.
         float threshold = std::max(draws.min_p[row], 1e-45f);
@@ -120,16 +125,17 @@ class Sampler {
             fill_histogram(threshold);
             threshold = nucleus_threshold(draws.top_p[row], threshold);
         }
-        return invert_cdf(draws.uniform[row], threshold);
+        sum_chunks(threshold);
+        for (int64_t i = 0; i < draws.count; i++) ids[i] = invert_cdf(draws.uniform[row * draws.count + i], threshold);
     }
 };
 
-// ids [rows] drawn from logits [rows, vocab], each of which has a finite highest logit.
+// ids [rows, draws.count] drawn from logits [rows, vocab], each of which has a finite highest logit.
 void draw(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids) {
     with_team(rows > 1, [&](Team &team) {
         static thread_local Sampler sampler;
         for (int64_t row = team.take(); row < rows; row = team.take())
-            ids[row] = sampler.draw(logits + row * vocab, vocab, draws, row);
+            sampler.draw(logits + row * vocab, vocab, draws, row, ids + row * draws.count);
     });
 }
 

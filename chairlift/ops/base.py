@@ -33,9 +33,18 @@ class Head(Protocol):
     """The last projection [V, H], and where it is tied the embedding as well."""
 
     nbytes: int
+    # How many of the likeliest tokens `candidates` gives: one where more would cost much.
+    num_candidates: int
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return hidden [R, H] -> [R, V], in float32 or the dtype of `hidden`."""
+        ...
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `best` does for the C likeliest tokens, the likeliest first: [R, C] both.
+
+        Of equal logits the first token comes first. Where fewer are allowed, the rest has logits of -inf.
+        """
         ...
 
     def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -201,7 +210,10 @@ Forward = Callable[[Inputs], Tensor]
 
 @dataclass(slots=True, frozen=True)
 class Draws:
-    """How to draw a token for each of R rows: all [R]; `uniform` in [0, 1); min_p 0, top_k 0 and top_p 1 are off."""
+    """How to draw D tokens for each of R rows, each by a number in [0, 1) of `uniform` [R, D]; all others are [R].
+
+    min_p 0, top_k 0 and top_p 1 are off.
+    """
 
     temperature: NDArray[np.float32]
     min_p: NDArray[np.float32]

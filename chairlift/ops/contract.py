@@ -129,9 +129,9 @@ class Ops(Protocol):
         ...
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Draw a token id for each row of logits [R, V] float32: [R] int64, on their device, which is not waited for.
+        """Draw D token ids for each row of logits [R, V] float32: [R, D] int64, on their device, not waited for.
 
-        A row whose highest logit is not finite gets any token.
+        A row whose highest logit is not finite gets any tokens.
 
         The logits are divided by the temperature. min_p keeps tokens with at least min_p times the best one's
         probability; top_k the k likeliest of those; top_p the fewest likeliest of those whose probabilities,

@@ -47,6 +47,8 @@ _NO_NORMS = native.HeadNormsStruct()
 class PlainHead:
     """A last projection that is used as it is given: oneDNN would have to copy it. Implements `Head`."""
 
+    num_candidates = 1
+
     def __init__(self, weight: Tensor) -> None:
         self.nbytes = weight.nbytes
         self._weight = weight
@@ -59,6 +61,11 @@ class PlainHead:
         """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         return best_allowed(self.logits(hidden).float(), allowed)
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `best` does, [R, 1] both, as `Head.candidates`."""
+        values, tokens = self.best(hidden, allowed)
+        return values[:, None], tokens[:, None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T]."""
@@ -211,12 +218,12 @@ class CpuOps:
         return values, ids
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
-        ids = torch.empty(len(logits), dtype=torch.int64)
+        """Draw token ids for each row of logits [R, V] float32: [R, D] int64."""
+        ids = torch.empty(draws.uniform.shape, dtype=torch.int64)
         logits = logits.contiguous()
         # In the order of the structure's fields.
         fields = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, draws.uniform)
-        struct = native.DrawsStruct(*(values.ctypes.data for values in fields))
+        struct = native.DrawsStruct(*(values.ctypes.data for values in fields), draws.uniform.shape[1])
         self._library.chairlift_draw(logits.data_ptr(), *logits.shape, ctypes.byref(struct), ids.data_ptr())
         return ids
 

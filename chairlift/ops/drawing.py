@@ -91,7 +91,7 @@ def _top_p_cut(logits: Tensor, head: Tensor, cut: Tensor, top_p: Tensor) -> Tens
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Return token ids [R] int64 drawn from softmax(logits [R, V] float32) by inverting its CDF at uniform [R] float64.
+    """Draw from softmax(logits [R, V] float32) by inverting its CDF at uniform [R, D] float64: token ids [R, D] int64.
 
     The CDF runs in vocabulary order and is found in two stages, over chunks and then inside one: that reads the
     vocabulary once with plain sums, and keeps float64 precision where it matters. A token of probability 0 is never
@@ -100,15 +100,18 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     weights = torch.softmax(logits, dim=-1)
     weights = functional.pad(weights, (0, -weights.shape[1] % _CHUNK)).view(len(weights), -1, _CHUNK)
     upto = weights.sum(-1).double().cumsum(-1)
-    target = uniform[:, None] * upto[:, -1:]
+    target = uniform * upto[:, -1:]
     chunk = _first_above(upto, target)
     before = torch.where(chunk > 0, upto.gather(1, (chunk - 1).clamp_(min=0)), 0.0)
-    inner = weights.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK))[:, 0].double().cumsum(-1)
-    return (chunk * _CHUNK + _first_above(inner, target - before))[:, 0]
+    inner = weights.gather(1, chunk[:, :, None].expand(-1, -1, _CHUNK)).double().cumsum(-1)
+    return chunk * _CHUNK + _first_above(inner, (target - before)[:, :, None])[:, :, 0]
 
 
 def _first_above(upto: Tensor, target: Tensor) -> Tensor:
-    """Return the index [R, 1] of the first running sum above the target, at most that of the last positive weight."""
-    last = upto[:, -1:]
+    """Return the index of the first running sum above each target, at most that of the last positive weight.
+
+    upto [..., N], target [..., D]: [..., D].
+    """
+    last = upto[..., -1:]
     target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
     return torch.searchsorted(upto, target, right=True)

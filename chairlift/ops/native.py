@@ -287,7 +287,7 @@ class TextsStruct(ctypes.Structure):
 class DrawsStruct(ctypes.Structure):
     """How tokens are to be drawn."""
 
-    _fields_ = [(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")]
+    _fields_ = [*[(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")], ("count", INT64)]
 
 
 # All that both sides read and write.
@@ -322,7 +322,7 @@ _SIGNATURES = {
     "chairlift_attention": [*[POINTER] * 7, INT64, INT32, POINTER, POINTER, INT32],
     "chairlift_pack": [POINTER, POINTER, POINTER, INT32],
     "chairlift_linear": [POINTER, INT64, POINTER, POINTER, INT32, INT32],
-    "chairlift_best": [POINTER, INT64, POINTER, POINTER, INT64, POINTER, POINTER, INT32],
+    "chairlift_best": [POINTER, INT64, POINTER, POINTER, INT64, INT64, POINTER, POINTER, INT32],
     "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_decode": [POINTER, POINTER, POINTER],
     "chairlift_encode": [POINTER, POINTER, POINTER],

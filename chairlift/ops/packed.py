@@ -18,6 +18,8 @@ class PackedWeight:
     quantized by its own highest magnitude. Implements `Linear` and `Head`.
     """
 
+    num_candidates = 8
+
     def __init__(
         self,
         library: ctypes.CDLL,
@@ -73,11 +75,20 @@ class PackedWeight:
 
     def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the highest logit of each row, [R] float32, and the first output that has it, [R], as `Head.best`."""
+        values, indices = self._highest(hidden, allowed, 1)
+        return values[:, 0], indices[:, 0]
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the highest logits of each row, [R, C] float32, and whose they are, [R, C], as `Head.candidates`."""
+        return self._highest(hidden, allowed, self.num_candidates)
+
+    def _highest(self, hidden: Tensor, allowed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
-        values = torch.empty(rows, dtype=torch.float32)
-        indices = torch.empty(rows, dtype=torch.int64)
+        values = torch.empty((rows, count), dtype=torch.float32)
+        indices = torch.empty((rows, count), dtype=torch.int64)
         bits = (None, 0) if allowed is None else (allowed.data_ptr(), allowed.shape[1])
-        self._best(hidden.data_ptr(), rows, self._address, *bits, indices.data_ptr(), values.data_ptr(), self._code)
+        out = count, indices.data_ptr(), values.data_ptr()
+        self._best(hidden.data_ptr(), rows, self._address, *bits, *out, self._code)
         return values, indices
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class ReferenceLinear:
     One of 4 bits is held as the bytes that its factors make.
     """
 
+    num_candidates = 1
+
     def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization) -> None:
         self.weight = weight
         self.scales: Tensor | None = None
@@ -54,6 +56,11 @@ class ReferenceLinear:
         """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         return best_allowed(self.sums(hidden).float(), allowed)
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `best` does, [R, 1] both, as `Head.candidates`."""
+        values, tokens = self.best(hidden, allowed)
+        return values[:, None], tokens[:, None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [T, in], for ids [T]."""
@@ -167,7 +174,7 @@ class ReferenceOps:
         return values, ids
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Draw a token id for each row of logits [R, V] float32: [R] int64."""
+        """Draw token ids for each row of logits [R, V] float32: [R, D] int64."""
         return draw_tokens(logits, draws)
 
     def recurrence(self) -> None:

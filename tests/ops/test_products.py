@@ -250,6 +250,30 @@ def test_only_what_is_allowed_can_be_best(kind: Kind, vocab: int, share: float) 
     assert torch.equal(head.best(hidden, bits_of(torch.ones_like(allowed)))[1], head.best(hidden)[1])
 
 
+@pytest.mark.parametrize("vocab", [5, 64, 3000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_candidates_are_the_likeliest_in_their_order(kind: Kind, vocab: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    # Each is there twice, so that logits tie; the first counts.
+    weight = random(-(-vocab // 2), 64, dtype=kind[0], seed=1).repeat(2, 1)[:vocab]
+    head = CpuOps(*kind).head(weight)
+    hidden = random(70, 64, dtype=kind[0], seed=2)
+    allowed = torch.rand(70, vocab, generator=torch.Generator().manual_seed(3)) < 0.5
+    allowed[0], allowed[1] = True, False
+    for bits, some in ((None, torch.ones_like(allowed)), (bits_of(allowed), allowed)):
+        logits = head.logits(hidden).float().masked_fill(~some, -torch.inf)
+        expected, order = logits.sort(dim=-1, descending=True, stable=True)
+        values, tokens = head.candidates(hidden, bits)
+        count = min(head.num_candidates, vocab)
+        assert torch.equal(values[:, :count], expected[:, :count])
+        assert (values[:, count:] == -torch.inf).all()
+        real = values[:, :count].isfinite()
+        assert torch.equal(tokens[:, :count][real], order[:, :count][real])
+        best, first = head.best(hidden, bits)
+        assert torch.equal(best, values[:, 0])
+        assert torch.equal(first, tokens[:, 0])
+
+
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
 @pytest.mark.parametrize("shape", [(96, 130), (1600, 577)], ids=str)
 def test_a_row_is_the_same_in_any_company_and_on_any_threads(kind: Kind, shape: tuple[int, int], gated: bool) -> None:
@@ -286,6 +310,10 @@ def test_logits_and_best_are_the_same_in_any_company_and_on_any_threads(
 @pytest.mark.parametrize("rows", [1, 5, 48])
 def test_what_is_no_number_stays_in_its_row(kind: Kind, bad: float, rows: int) -> None:
     packed, _, _ = make(kind, 96, 130)
+
+    def first_of(x: torch.Tensor) -> torch.Tensor:
+        return packed.candidates(x)[0][:, 0]
+
     x = random(rows, 130, dtype=kind[0], seed=3)
     clean = packed(x)
     broken, others = x.clone(), torch.arange(rows) != rows // 2
@@ -293,9 +321,9 @@ def test_what_is_no_number_stays_in_its_row(kind: Kind, bad: float, rows: int) -
     for out in (packed(broken), packed.logits(broken)):
         assert not out[rows // 2].isfinite().any()
     assert torch.equal(packed(broken)[others], clean[others])
-    values, _ = packed.best(broken)
-    assert not values[rows // 2].isfinite()
-    assert torch.equal(values[others], packed.best(x)[0][others])
+    for values, expected in ((packed.best(broken)[0], packed.best(x)[0]), (first_of(broken), first_of(x))):
+        assert not values[rows // 2].isfinite()
+        assert torch.equal(values[others], expected[others])
 
 
 def test_a_broken_weight_is_noticed(kind: Kind) -> None:

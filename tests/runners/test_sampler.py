@@ -16,6 +16,8 @@ from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
 from chairlift.ops.reference import ReferenceOps
+from chairlift.runners.decoder.grammar import Follower
+from chairlift.runners.decoder.ruling import Ruling
 from chairlift.runners.decoder.runner import pack, split, to_host
 from chairlift.runners.decoder.sampler import Sampled, Sampler, request_seed, uniform
 
@@ -39,7 +41,7 @@ def draw_one(logits: torch.Tensor, uniform: float, **filters: float) -> int:
     fields = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0} | filters
     top_k = np.array([int(fields.pop("top_k", 0))])
     values = {name: np.array([value], np.float32) for name, value in fields.items()}
-    return int(drawing[0].draw(logits[None], Draws(top_k=top_k, uniform=np.array([uniform]), **values))[0])
+    return int(drawing[0].draw(logits[None], Draws(top_k=top_k, uniform=np.array([[uniform]]), **values))[0])
 
 
 def random_logits(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -120,6 +122,46 @@ def take(sampler: Sampler, logits: torch.Tensor, rows: Ints, lengths: Ints) -> S
     """Sample and bring the results over; the logits stay as they are."""
     choice = sampler.sample(logits.clone(), rows, lengths)
     return sampler.finish(choice, rows, iter(to_host(choice.tensors)))
+
+
+class Tried(Follower):
+    """A sequence whose tokens are tried, of which only some may be next."""
+
+    def __init__(self, token_ids: list[int], vocab: int, is_open: bool) -> None:
+        self.is_tried, self.is_open, self.error = True, is_open, None
+        self.allowed = np.zeros(-(-vocab // 32), np.int32)
+        self._ids = set(token_ids)
+        for token in token_ids:
+            self.allowed[token // 32] |= np.uint32(1 << token % 32).view(np.int32)
+
+    def accept(self, token: int) -> bool:
+        return token in self._ids if self.is_open else super().accept(token)
+
+    def refuse(self) -> None:
+        """Nothing is looked for."""
+
+
+@pytest.mark.parametrize("token_ids", [[1, 4, 31, 40], [37]])
+def test_what_is_tried_is_drawn_as_if_nothing_else_were_there(token_ids: list[int]) -> None:
+    """Though most of what is drawn may not be next. Whether it is known what may makes no difference."""
+    logits, count = random_logits(1, 41), 4000
+    sampler = Sampler(1, 41, 7, CPU, drawing[0])
+    sampler.add(0, make_request("x", SamplingParams(temperature=1.5), [1]), [1])
+    rows, lengths = np.zeros(count, np.int64), np.arange(count)
+
+    def tried(is_open: bool) -> tuple[Ruling, Ints]:
+        ruling = Ruling([Tried(token_ids, 41, is_open)] * count, CPU)
+        return ruling, sampler.sample(logits.expand(count, -1).clone(), rows, lengths, ruling).token_ids.numpy()
+
+    ruling, found = tried(False)
+    assert not ruling.refused
+    left_out = torch.full((41,), -torch.inf)
+    left_out[token_ids] = logits[0, token_ids]
+    chi_square(np.bincount(found, minlength=41).astype(float), (left_out / 1.5).softmax(-1))
+    ruling, same = tried(True)
+    kept = np.delete(np.arange(count), ruling.refused)
+    assert 0 < len(kept) < count
+    assert np.array_equal(found[kept], same[kept])
 
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 20_000) -> np.ndarray[Any, Any]:
@@ -459,12 +501,12 @@ def test_tokens_are_drawn_for_any_logits() -> None:
     """Rows without a finite best give some token of the vocabulary, and change no other row."""
     logits = random_logits(6, 301)
     count = len(logits)
-    fields = {"temperature": np.full(count, 0.7, np.float32), "uniform": np.full(count, 0.999)}
+    fields = {"temperature": np.full(count, 0.7, np.float32), "uniform": np.full((count, 3), 0.999)}
     for min_p, top_k, top_p in ((0.0, 0, 1.0), (0.1, 5, 0.5), (0.0, 0, 0.3)):
         filters = {"min_p": np.full(count, min_p, np.float32), "top_p": np.full(count, top_p, np.float32)}
         draws = Draws(**fields, **filters, top_k=np.full(count, top_k))
         clean = drawing[0].draw(logits, draws)
-        assert (clean.dtype, clean.shape) == (torch.int64, (count,))
+        assert (clean.dtype, clean.shape) == (torch.int64, (count, 3))
         broken = logits.clone()
         broken[0], broken[1, 7], broken[2], broken[3, 9] = torch.nan, torch.nan, -torch.inf, torch.inf
         found = drawing[0].draw(broken, draws)

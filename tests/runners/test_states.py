@@ -27,7 +27,7 @@ class Rows(RuledRows):
     """Rows that may have to go back by a token."""
 
     def __init__(self, rows: set[int]) -> None:
-        super().__init__()
+        super().__init__(tries=False, tries_best=False)
         self._rows = rows
 
     def __contains__(self, row: int) -> bool:

@@ -4,7 +4,9 @@ The library is llguidance (guidance-ai/llguidance): a derivative-based lexer und
 tokens' trie and gives one bit for each token.
 """
 
+import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 import llguidance
@@ -19,8 +21,25 @@ from chairlift.ops.base import Int32s
 _MOST_FORCED = 64
 # Errors hold the whole grammar and the state of the parser behind their first line.
 _MOST_ERROR = 300
+# A word of so many letters, which most grammars allow only where they allow nearly anything: near the end of a string
+# of limited length too, where most tokens are longer.
+_PROBE_LETTERS = 4
+# Seconds that it may take to follow a token and look at that word, so that others can wait for tokens that are tried.
+_QUICK = 0.0002
+# Seconds by the wall for one that was tried, beyond which no other is.
+_SLOW = 0.002
+# Tokens after one that was tried in vain before any is tried again.
+_WARY = 16
 # How the library says that no text follows a grammar.
 _NOTHING = ("NoExtension", "NoExtensionBias")
+
+
+class Trial(Enum):
+    """What of a sequence can be tried: nothing, the likeliest tokens, or such as were drawn from all of them."""
+
+    NEVER = auto()
+    OF_BEST = auto()
+    OF_DRAWN = auto()
 
 
 class GrammarError(ValueError):
@@ -43,6 +62,10 @@ class GrammarTokenizer:
         except ValueError as error:
             raise GrammarError(f"the model's tokenizer can't be used with grammars: {first_line(error)}") from None
         self.words = -(-vocab_size // 32)
+        words = [(index, word) for word, index in backend.get_vocab().items() if len(word) == _PROBE_LETTERS]
+        # The last one, as the rarest.
+        plain = (index for index, word in words if word.isascii() and word.isalpha() and word.islower())
+        self.probe = max(plain, default=None)
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         """Compile, without the interpreter's lock; raises GrammarError, with what is wrong, within seconds."""
@@ -79,73 +102,147 @@ class CompiledGrammar:
         if first.error is not None:
             raise GrammarError(first.error)
 
-    def follow(self, output_ids: Sequence[int], forces: bool) -> "Follower":
+    def follow(self, output_ids: Sequence[int], forces: bool, trial: Trial = Trial.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
-        return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces)
+        return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial)
 
 
 class Follower:
     """One sequence's place in its grammar. While it is `busy` only `advance`, in whatever thread, may touch the rest.
 
     `allowed` [ceil(V / 32)] int32 has a bit for each token that may be next, after the `forced` ones: those, which
-    follow from the grammar, are found if it `forces`. Once it has `ended` there is none. `seconds` is what it took.
+    follow from the grammar, are found if it `forces`. Once it has `ended` there is none.
+
+    If it is `is_tried`, tokens are drawn as if there were no grammar and tried one by one, and only if none of them is
+    allowed, one that is; if it is `is_open` as well, `allowed` is not known, and `accept` says it of a token.
     """
 
     def __init__(
-        self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, output_ids: Sequence[int], forces: bool
+        self,
+        tokenizer: GrammarTokenizer,
+        matcher: llguidance.LLMatcher,
+        output_ids: Sequence[int],
+        forces: bool,
+        trial: Trial = Trial.NEVER,
     ) -> None:
         self.allowed = np.zeros(tokenizer.words, np.int32)
         self.forced: list[int] = []
         self.ended = False
+        self.is_tried = False
+        self.is_open = False
         self.error: str | None = None
         self.busy = False
         self._eos_ids = tokenizer.eos_ids
         self._matcher = matcher
         self._forces = forces
+        self._trial = Trial.NEVER if tokenizer.probe is None else trial
+        self._probe = [tokenizer.probe] if tokenizer.probe is not None else []
+        # For so many tokens from now on, or for good, what is allowed is found beforehand.
+        self._wary, self._is_slow = 0, False
         self._said = list(output_ids)
+        self._accepted: int | None = None
         self._address = self.allowed.ctypes.data
 
     def say(self, token: int) -> None:
         """Let it know of a token that was chosen from those allowed."""
-        self._said.append(token)
+        if self._accepted is None:
+            self._said.append(token)
+        self._accepted = None
+
+    def accept(self, token: int) -> bool:
+        """Whether a token that is tried may be next; if it is open, it follows one that may, which must be said."""
+        if not self.is_open:
+            return bool(self.allowed[token // 32] >> (token % 32) & 1)
+        began = time.perf_counter()
+        try:
+            if self._matcher.try_consume_tokens([token]):
+                self._accepted = token
+        except BaseException as error:
+            self._break(error)
+        self._is_slow |= time.perf_counter() - began > _SLOW
+        return self._accepted is not None
+
+    def refuse(self) -> None:
+        """Let it know that no token that was tried may be next: `advance` finds those that may."""
+        self._wary = _WARY if self._trial is Trial.OF_BEST else 1
 
     def give_up(self, why: str) -> None:
         """Fail, whatever it is doing: nobody waits for that any longer."""
         self.error = why
 
+    def go_on(self) -> bool:
+        """Go on at once after a token that was accepted, if others can be tried next; otherwise it must `advance`."""
+        if not self.is_open or self._is_slow or self._matcher.is_stopped():
+            return False
+        try:
+            return self._matcher.validate_tokens(self._probe) > 0
+        except BaseException as error:
+            self._break(error)
+            return False
+
+    def _break(self, error: BaseException) -> None:
+        """Fail by an error of the library, whose panics are no Exceptions; what is not one of those goes on."""
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise error
+        self.error = f"the grammar broke: {first_line(error)}"
+
     def advance(self) -> None:
         """Follow what was said, and find what may be next; an error is kept for whoever asks."""
         try:
-            said, self._said = self._said, []
-            if not self._matcher.consume_tokens(said):
-                _check(self._matcher)
-                raise GrammarError("the grammar does not allow a token that was chosen")
-            self._look_ahead()
+            self._follow()
         except GrammarError as error:
             self.error = str(error)
-        except BaseException as error:  # a panic of the library is no Exception
-            self.error = f"the grammar broke: {first_line(error)}"
+        except BaseException as error:
+            self._break(error)
         finally:
             self.busy = False
 
-    def _look_ahead(self) -> None:
+    def _follow(self) -> None:
         matcher, forced = self._matcher, self.forced
-        while not matcher.is_stopped():
-            matcher.unsafe_compute_mask_ptr(self._address, self.allowed.nbytes)
-            if matcher.is_error():
-                break
-            token = _only_token(self.allowed)
-            if token is None:
-                return
-            if token in self._eos_ids:
+        self.is_tried = self.is_open = False
+        token, said, self._said = None, self._said, []
+        while True:
+            began = time.thread_time()
+            if said and not matcher.consume_tokens(said):
+                _check(matcher)
+                raise GrammarError("the grammar does not allow a token that was chosen")
+            _check(matcher)
+            if matcher.is_stopped():
                 self.ended = True
                 return
-            if not self._forces or len(forced) == _MOST_FORCED:
+            if self._trial is not Trial.NEVER and self._is_wide():
+                self._begin_trial(began)
                 return
-            matcher.consume_token(token)
+            self._find_allowed()
+            token = _only_token(self.allowed)
+            if token in self._eos_ids:
+                self.ended = True
+            if token is None or self.ended or not self._forces or len(forced) == _MOST_FORCED:
+                return
+            said = [token]
             forced.append(token)
-        _check(matcher)
-        self.ended = True
+
+    def _is_wide(self) -> bool:
+        """Whether nearly anything may be next, so that tokens are tried: what was said alone decides it."""
+        wide = self._matcher.validate_tokens(self._probe) > 0
+        _check(self._matcher)
+        return wide
+
+    def _begin_trial(self, began: float) -> None:
+        """Have tokens tried, and where that could take long, find what is allowed, which changes nothing else."""
+        self.is_tried = True
+        if self._wary:
+            self._wary -= 1
+        elif not self._is_slow and time.thread_time() - began < _QUICK:
+            self.is_open = True
+            return
+        self._find_allowed()
+        # Of what is allowed the likeliest is found without trying.
+        self.is_tried = self._trial is Trial.OF_DRAWN
+
+    def _find_allowed(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._address, self.allowed.nbytes)
+        _check(self._matcher)
 
     def take_forced(self) -> list[int]:
         """Return the tokens that were found to follow, once."""

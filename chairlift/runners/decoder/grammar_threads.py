@@ -21,6 +21,8 @@ _MUCH, _LOOK_EVERY = 0.0015, 0.002
 # Seconds by the wall after which it isn't either, whatever keeps it: many more, since one that has no core, as the
 # model has them all, is not slow; and where there is no telling.
 _LONG, _LONG_WITHOUT_CLOCK = 0.05, 0.005
+# Weight of the last one in what they usually take.
+_WEIGHT = 0.05
 # How many times as much it may be where it would be one too many, and so have to fail.
 _PATIENCE = 10
 # Characters of a grammar beyond which compiling takes that long, as far as one can tell beforehand.
@@ -91,6 +93,8 @@ class LookAhead:
 
     def __init__(self) -> None:
         self._queue: _Followers = SimpleQueue()
+        # Seconds of a core that one takes of late, of those that do not take long.
+        self.usual_seconds = 0.0
         # Whether the queue is empty and nothing in hand; whether something was posted since somebody looked.
         self._idle = threading.Event()
         self._posted = threading.Event()
@@ -165,6 +169,10 @@ class LookAhead:
             self.was_advanced(thread)
             if thread is self._thread:
                 self._thread = None
+
+    def note(self, seconds: float) -> None:
+        """Take in how much of a core one took."""
+        self.usual_seconds += _WEIGHT * (min(seconds, _MUCH) - self.usual_seconds)
 
     def _keep_watch(self) -> None:
         while self._posted.wait() and not self._closed:
@@ -245,7 +253,9 @@ class _FollowerThread(threading.Thread):
         while (follower := self._queue.get()) is not None:
             self.watch.start()
             self.follower = follower
+            began = time.thread_time()
             follower.advance()
+            self._ahead.note(time.thread_time() - began)
             self._ahead.was_advanced(self)
             if self.once:
                 return

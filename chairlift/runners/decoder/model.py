@@ -138,6 +138,16 @@ class Decoder:
         values, tokens = self._head.best(hidden, allowed)
         return self._capped(values), tokens
 
+    @property
+    def num_candidates(self) -> int:
+        """How many tokens `candidates` gives for a row."""
+        return self._head.num_candidates
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `best` does for the C likeliest tokens of each row, the likeliest first: [R, C] both."""
+        values, tokens = self._head.candidates(hidden, allowed)
+        return self._capped(values), tokens
+
     def _capped(self, logits: Tensor) -> Tensor:
         """Press logits below the cap, if there is one; what stands for no token stays -inf."""
         cap = self.config.logit_cap

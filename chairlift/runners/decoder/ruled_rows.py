@@ -2,26 +2,30 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from chairlift.core.sequences.request import Start, StepResult
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower
+from chairlift.core.sequences.request import SamplingParams, Start, StepResult
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Trial
 from chairlift.runners.decoder.grammar_threads import LookAhead
+from chairlift.runners.decoder.ruling import Ruling
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
 _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
-# Part of a step that it waits afterwards for tokens that follow from what was chosen: they save a step each.
+# Part of a step that it waits afterwards for tokens that follow from what was chosen, where they can be known by then:
+# they save a step each.
 _WAIT_FOR_FORCED = 0.01
 
 
 class RuledRows:
     """Followers by row. What a step gives them goes into its result; who is late computes its last token again."""
 
-    def __init__(self) -> None:
+    def __init__(self, tries: bool, tries_best: bool) -> None:
+        """`tries`: whether tokens are tried, of greedy rows only if it `tries_best`."""
+        self._tries, self._tries_best = tries, tries_best
         self._followers: dict[int, Follower] = {}
+        # Those that go on once the model computes: until then this thread needs the interpreter itself.
+        self._held: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
 
     def __bool__(self) -> bool:
@@ -31,13 +35,23 @@ class RuledRows:
         """Have a row follow a grammar. Log-probabilities are those of tokens that were chosen, so then all are."""
         request = start.request
         forces = request.params.logprobs is None
-        follower = grammar.follow(start.token_ids[len(request.prompt_ids) :], forces)
+        follower = grammar.follow(start.token_ids[len(request.prompt_ids) :], forces, self._trial(request.params))
         self._followers[row] = follower
         self._look_ahead.post([follower])
+
+    def _trial(self, params: SamplingParams) -> Trial:
+        """What of a request can be tried: nothing where filters depend on what is allowed, or a choice is described."""
+        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        if not self._tries or params.logprobs is not None or (params.temperature and filtered):
+            return Trial.NEVER
+        if params.temperature:
+            return Trial.OF_DRAWN
+        return Trial.OF_BEST if self._tries_best else Trial.NEVER
 
     def remove(self, row: int) -> None:
         """Forget a row's grammar."""
         follower = self._followers.pop(row, None)
+        self._held.pop(row, None)
         if follower is not None:
             self._look_ahead.forget(follower)
 
@@ -67,15 +81,16 @@ class RuledRows:
     def __contains__(self, row: int) -> bool:
         return row in self._followers
 
-    def allowed(self, rows: Sequence[int], device: torch.device) -> Tensor | None:
-        """What rows [R] may choose, as `Ops.exclude` has it; None if none of them follows a grammar."""
-        ruled = [(index, self._followers[row]) for index, row in enumerate(rows) if row in self._followers]
-        if not ruled:
+    def ruling(self, rows: Sequence[int], device: torch.device) -> Ruling | None:
+        """What rows may choose; None if none of them follows a grammar."""
+        if not any(row in self._followers for row in rows):
             return None
-        bits = np.full((len(rows), len(ruled[0][1].allowed)), -1, np.int32)
-        for index, follower in ruled:
-            bits[index] = follower.allowed
-        return torch.from_numpy(bits).to(device)
+        return Ruling([self._followers.get(row) for row in rows], device)
+
+    def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
+        """Those whose tokens were tried in vain are late."""
+        result.late.update(names)
+        self._look_ahead.post([self._followers[row] for row in rows])
 
     def say(
         self, rows: Sequence[int], names: Sequence[str], seconds: float, result: StepResult
@@ -88,14 +103,22 @@ class RuledRows:
         ruled = [(row, name, self._followers[row]) for row, name in chosen if row in self and name in result.tokens]
         for _, name, follower in ruled:
             follower.say(result.tokens[name][-1])
-        followers = [follower for _, _, follower in ruled]
-        self._look_ahead.post(followers)
-        self._look_ahead.wait(min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT))
+        self._held = {row: follower for row, _, follower in ruled if not follower.go_on()}
+        patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
+        if self._look_ahead.usual_seconds * len(self._held) < patience:
+            self.go_on()
+            self._look_ahead.wait(patience)
         given: dict[int, list[int]] = {}
         for row, name, follower in ruled:
             if not follower.busy and follower.error is None:
                 self._give(row, name, follower, given, result)
         return given
+
+    def go_on(self) -> None:
+        """Have all find what may be next, while this thread does something else."""
+        if self._held:
+            self._look_ahead.post(list(self._held.values()))
+            self._held = {}
 
     def _give(self, row: int, name: str, follower: Follower, given: dict[int, list[int]], result: StepResult) -> None:
         forced = follower.take_forced()

@@ -245,7 +245,9 @@ class DecoderRunner:
             self._failed[request.id] = str(error)
         if request.grammar is not None:
             if self._ruled is None:
-                self._ruled = RuledRows()
+                # Elsewhere than on the host each token that is tried would be waited for.
+                tries = self.model.device.type == "cpu"
+                self._ruled = RuledRows(tries, tries_best=tries and self.model.num_candidates > 1)
             self._ruled.add(row, start, self.grammars.compile(request.grammar))
         if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
@@ -261,7 +263,10 @@ class DecoderRunner:
             logit_rows = np.unique(
                 np.concatenate([ends, *(np.arange(start, stop) for start, stop, _ in spans.values())])
             )
-        hidden = self.model.forward(self._inputs(prepared, logit_rows, step.saves))
+        inputs = self._inputs(prepared, logit_rows, step.saves)
+        if self._ruled is not None:
+            self._ruled.go_on()
+        hidden = self.model.forward(inputs)
         if self._states is not None:
             self._states.save_tails(prepared, step.saves, self.batch)
         self.batch.commit(prepared)
@@ -273,7 +278,9 @@ class DecoderRunner:
         places = np.searchsorted(logit_rows, ends) if spans else None
         if self._ruled:
             indices, places = self._settle(self._ruled, prepared, indices, places, result)
-        choice = self._choose(hidden, places, prepared, indices) if len(indices) else None
+        choice = None
+        if len(indices):
+            choice, indices = self._choose(hidden, places, prepared, indices, result)
         # All that a step gives comes to the host in one copy.
         tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
         arrays = iter(to_host(tensors + ([] if choice is None else choice.tensors)))
@@ -300,10 +307,7 @@ class DecoderRunner:
         if not given:
             return indices, places
         self._append_forced(given, prepared, result)
-        for name in result.late:
-            self.batch.take_back(self.batch.row_of[name])
-            if self._states is not None:
-                self._states.take_back(self.batch.row_of[name])
+        self._take_back([self.batch.row_of[name] for name in result.late])
         kept = np.array([place for place, row in enumerate(rows) if row not in given], np.int64)
         return indices[kept], kept if places is None else places[kept]
 
@@ -336,15 +340,40 @@ class DecoderRunner:
             found.append(Logprobs(logits, part, [top] * len(part)))
         return found
 
-    def _choose(self, hidden: Tensor, places: Ints | None, prepared: Prepared, indices: Ints) -> Choice:
-        """Choose tokens for the sequences at `indices`; their last hidden states are at `places`, or all there are."""
+    def _choose(
+        self, hidden: Tensor, places: Ints | None, prepared: Prepared, indices: Ints, result: StepResult
+    ) -> tuple[Choice, Ints]:
+        """Choose tokens for the sequences at `indices`; their last hidden states are at `places`, or all there are.
+
+        Return them, and the `indices` of those that are not late.
+        """
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
-        allowed = self._ruled.allowed(rows.tolist(), self.model.device) if self._ruled else None
-        if self.sampler.takes_best(rows):
-            return self.sampler.take(*self.model.best(hidden, allowed))
-        return self.sampler.sample(self.model.logits(hidden), rows, lengths, allowed)
+        ruling = self._ruled.ruling(rows.tolist(), self.model.device) if self._ruled else None
+        if not self.sampler.takes_best(rows):
+            choice = self.sampler.sample(self.model.logits(hidden), rows, lengths, ruling)
+        elif ruling is None:
+            choice = self.sampler.take(*self.model.best(hidden))
+        elif ruling.tried:
+            choice = self.sampler.try_best(*self.model.candidates(hidden, ruling.allowed()), ruling)
+        else:
+            choice = self.sampler.take(*self.model.best(hidden, ruling.allowed()))
+        if self._ruled and ruling is not None and ruling.refused:
+            late = indices[ruling.refused].tolist()
+            self._ruled.refuse(rows[ruling.refused].tolist(), [prepared.ids[index] for index in late], result)
+            self._take_back(rows[ruling.refused].tolist())
+            kept = np.delete(np.arange(len(indices)), ruling.refused)
+            choice.keep(kept)
+            indices = indices[kept]
+        return choice, indices
+
+    def _take_back(self, rows: Sequence[int]) -> None:
+        """Have the last tokens of those that are late computed again."""
+        for row in rows:
+            self.batch.take_back(row)
+            if self._states is not None:
+                self._states.take_back(row)
 
     def _append(
         self, choice: Choice, arrays: Iterator[NDArray[Any]], prepared: Prepared, indices: Ints, result: StepResult

@@ -16,8 +16,12 @@ from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.exclusions import Exclusions
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
+from chairlift.runners.decoder.ruling import Ruling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Between the seeds of the tokens that are drawn for one place, of which so many are tried.
+_NEXT_SEED = np.uint64(0xD1B54A32D192ED03)
+_TRIALS = 8
 _BROKEN = "no token could be sampled: the model's logits are not finite"
 _EXCLUDED = "no token is left: allowed_token_ids, bad_words, min_tokens and the grammar exclude every one between them"
 
@@ -33,6 +37,12 @@ class Choice:
     best: Tensor
     described: Ints
     logprobs: Logprobs | None = None
+
+    def keep(self, kept: Ints) -> None:
+        """Forget all rows but those `kept`, which are in order, and of which those left out are not described."""
+        where = torch.from_numpy(kept).to(self.token_ids.device)
+        self.token_ids, self.best = self.token_ids[where], self.best[where]
+        self.described = np.searchsorted(kept, self.described)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -120,28 +130,73 @@ class Sampler:
         """Take each row's likeliest token, ids [R], whose logit is best [R]."""
         return Choice(ids, best, np.empty(0, np.int64))
 
-    def sample(self, logits: Tensor, rows: Ints, lengths: Ints, allowed: Tensor | None = None) -> Choice:
+    def try_best(self, best: Tensor, ids: Tensor, ruling: Ruling) -> Choice:
+        """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other."""
+        values, candidates = best.numpy(), ids.numpy()
+        chosen = candidates[:, 0].copy()
+        for index in ruling.tried:
+            if np.isfinite(values[index, 0]):
+                token = ruling.pick(index, candidates[index, np.isfinite(values[index])].tolist())
+                if token is not None:
+                    chosen[index] = token
+        return self.take(best[:, 0], torch.from_numpy(chosen))
+
+    def sample(self, logits: Tensor, rows: Ints, lengths: Ints, ruling: Ruling | None = None) -> Choice:
         """Choose the next token of each of R sequences, without waiting for the device.
 
         logits [R, V] in any float dtype, which may be changed; rows [R]; lengths [R]: tokens that each sequence has so
-        far, which is the position of the new one; of the vocabulary only what is `allowed`, as `Ops.exclude` has it.
+        far, which is the position of the new one. Rows that are tried are, on the host, not chosen if they are refused.
         """
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         logits = logits.float()
         described = (self._logprobs[rows] >= 0).nonzero()[0]
-        changes = allowed is not None or self._bias or self._stop_ids or self._counts or self._excluded
+        changes = ruling is not None or self._bias or self._stop_ids or self._counts or self._excluded
         raw = logits.clone() if changes and len(described) else logits
         self._edit(logits, rows, lengths)
-        if allowed is not None:
-            self.ops.exclude(logits, allowed)
+        if ruling is not None:
+            self.ops.exclude(logits, ruling.allowed())
         best, ids = self.ops.highest(logits)
+        trials = range(_TRIALS if ruling is not None and ruling.tried else 1)
+        candidates = self._candidates(logits, rows, lengths, ids, trials)
+        choice = Choice(candidates[:, 0], best, described)
+        if ruling is not None and ruling.tried:
+            self._try(logits, rows, lengths, candidates, ruling, choice)
+        return self._describe(raw, rows, choice)
+
+    def _candidates(self, logits: Tensor, rows: Ints, lengths: Ints, likeliest: Tensor, trials: range) -> Tensor:
+        """For each row and trial [R, D] a token: the likeliest of a greedy row, and one that is drawn of others."""
         random = self._temperature[rows].nonzero()[0]
         if len(random) == len(rows):
-            ids = self._draw(logits, rows, lengths)
-        elif len(random):
+            return self._draw(logits, rows, lengths, trials)
+        candidates = likeliest[:, None].repeat(1, len(trials))
+        if len(random):
             where = self._tensor(random)
-            ids[where] = self._draw(logits[where], rows[random], lengths[random])
-        return self._describe(raw, rows, Choice(ids, best, described))
+            candidates[where] = self._draw(logits[where], rows[random], lengths[random], trials)
+        return candidates
+
+    def _try(
+        self, logits: Tensor, rows: Ints, lengths: Ints, candidates: Tensor, ruling: Ruling, choice: Choice
+    ) -> None:
+        """Give rows that are tried the first candidate that may be next; if none may, one that is drawn from those.
+
+        So each is drawn as if what may not be next had been left out before: candidates are drawn from all tokens,
+        independently, and the first that may be next has the odds that it has among those.
+        """
+        again = []
+        finite = choice.best.isfinite().tolist()
+        for index in ruling.tried:
+            if finite[index]:
+                token = ruling.pick(index, dict.fromkeys(candidates[index].tolist()))
+                if token is not None:
+                    choice.token_ids[index] = token
+                elif index not in ruling.refused:
+                    again.append(index)
+        if again:
+            some = logits[again]
+            self.ops.exclude(some, ruling.allowed(again))
+            choice.best[again] = self.ops.highest(some)[0]
+            last = range(_TRIALS, _TRIALS + 1)
+            choice.token_ids[again] = self._draw(some, rows[again], lengths[again], last)[:, 0]
 
     def finish(self, choice: Choice, rows: Ints, arrays: Iterator[NDArray[Any]]) -> Sampled:
         """Take what `choice.tensors` are on the host, the next of `arrays`, for the sequences that it was made for.
@@ -191,10 +246,11 @@ class Sampler:
         row = np.repeat(np.asarray(indices, np.int64), [len(some) for some in ids])
         return torch.from_numpy(row).to(self.device), torch.from_numpy(np.concatenate(ids)).to(self.device)
 
-    def _draw(self, logits: Tensor, rows: Ints, lengths: Ints) -> Tensor:
-        """Draw for rows of logits that have a temperature."""
+    def _draw(self, logits: Tensor, rows: Ints, lengths: Ints, which: range) -> Tensor:
+        """Draw for rows of logits that have a temperature those tokens for a place that `which` counts."""
         filters = self._min_p[rows], self._top_k[rows], self._top_p[rows]
-        return self.ops.draw(logits, Draws(self._temperature[rows], *filters, uniform(self._seed[rows], lengths)))
+        seeds = self._seed[rows, None] + np.array(which, np.uint64) * _NEXT_SEED
+        return self.ops.draw(logits, Draws(self._temperature[rows], *filters, uniform(seeds, lengths[:, None])))
 
     def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -227,7 +283,7 @@ def request_seed(seed: int | None, engine_seed: int, request_id: str) -> int:
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one number in [0, 1) for each (seed, position).
+    """Return one number in [0, 1) for each (seed, position), which may be of any shapes that go together.
 
     The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), applied to the seed and again after stepping by the
     position: one number costs the same wherever a sequence begins, so a preempted request goes on as if nothing was.

@@ -52,6 +52,7 @@ class TransformersModel:
 
     # What a step reads of them is not known: its modules may compute all of them.
     experts: ExpertReads | None = None
+    num_candidates = 1
 
     def __init__(
         self,
@@ -130,6 +131,11 @@ class TransformersModel:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
         logits = hidden.float()
         return self.ops.highest(logits) if allowed is None else best_allowed(logits.clone(), allowed)
+
+    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `best` does, [R, 1] both."""
+        values, tokens = self.best(hidden, allowed)
+        return values[:, None], tokens[:, None]
 
     def _pass(self, ids: Tensor, positions: Tensor, rows: Tensor, cache: Any = None) -> Tensor:
         more: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}

@@ -1,0 +1,54 @@
+"""What the rows of one step may choose, by the grammars that some of them follow."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chairlift.runners.decoder.grammar import Follower
+
+
+class Ruling:
+    """R rows of a step, of which those at `tried` choose by trial, and others from what is known to be allowed."""
+
+    def __init__(self, followers: Sequence[Follower | None], device: torch.device) -> None:
+        """`followers` [R] are the rows' own, None for one that follows no grammar."""
+        self._followers = followers
+        self._device = device
+        self.tried = [index for index, each in enumerate(followers) if each is not None and each.is_tried]
+        # Those who are to say it again: no token that was tried may be next, and what may be is not known yet.
+        self.refused: list[int] = []
+
+    def allowed(self, indices: Iterable[int] | None = None) -> Tensor:
+        """What rows may choose, as `Ops.exclude` has it: all rows, of which those that are tried may choose anything.
+
+        Or only those at `indices`, of which all must be known.
+        """
+        if indices is None:
+            words = [None if each is None or each.is_tried else each.allowed for each in self._followers]
+        else:
+            words = [each.allowed for index in indices if (each := self._followers[index]) is not None]
+        width = next(len(each.allowed) for each in self._followers if each is not None)
+        bits = np.full((len(words), width), -1, np.int32)
+        for index, some in enumerate(words):
+            if some is not None:
+                bits[index] = some
+        return torch.from_numpy(bits).to(self._device)
+
+    def pick(self, index: int, candidates: Iterable[int]) -> int | None:
+        """Return the first of a tried row's candidates that may be next; None if none of them may.
+
+        If it is not known what may be, the row is `refused` then.
+        """
+        follower = self._followers[index]
+        assert follower is not None
+        for token in candidates:
+            if follower.accept(token):
+                return token
+            if follower.error is not None:
+                break
+        if follower.is_open:
+            follower.refuse()
+            self.refused.append(index)
+        return None
