@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="take at most so many from a text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     args = parser.parse_args()
-    name = "the demo model" if args.model == demo_path() else str(args.model)
+    name = "the demo model" if args.model == demo_path() else args.model.resolve().name
     recording = Recording(start("accuracy", vars(args), name), args.out)
     for title, text in {args.text.name: args.text.read_text("utf-8")}.items() if args.text else own_texts(args.model):
         for row in rows(args.model, title, cut(args.model, text, args.tokens)):

@@ -28,8 +28,11 @@ _PROBE_LETTERS = 4
 _QUICK = 0.0002
 # Seconds by the wall for one that was tried, beyond which no other is.
 _SLOW = 0.002
-# Tokens after one that was tried in vain before any is tried again.
+# Tokens after a trial in vain before any is tried again: so many at first, and then twice as many each time.
 _WARY = 16
+# How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
+_SCHEMA = '{"grammars":[{"json_schema":'
+_PATTERNS = ('"pattern', '"format"', "whitespace_pattern", "\\u")
 # How the library says that no text follows a grammar.
 _NOTHING = ("NoExtension", "NoExtensionBias")
 
@@ -79,18 +82,24 @@ class GrammarTokenizer:
             verbose_errors=False,
         )
         matcher = llguidance.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
-        found = CompiledGrammar(self, matcher)
+        is_plain = grammar.startswith(_SCHEMA) and not any(word in grammar for word in _PATTERNS)
+        found = CompiledGrammar(self, matcher, is_plain)
         # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
         found.check(np.zeros(self.words, np.int32))
         return found
 
 
 class CompiledGrammar:
-    """A grammar that any number of sequences can follow."""
+    """A grammar that any number of sequences can follow.
 
-    def __init__(self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher) -> None:
+    Tokens are tried only if it `is_plain`, a JSON schema without patterns: to look at a token keeps the interpreter's
+    lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little.
+    """
+
+    def __init__(self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool) -> None:
         self._tokenizer = tokenizer
         self._matcher = matcher
+        self._is_plain = is_plain
 
     def check(self, allowed: Int32s) -> None:
         """Raise GrammarError if it is wrong, or too complex to begin with."""
@@ -104,6 +113,7 @@ class CompiledGrammar:
 
     def follow(self, output_ids: Sequence[int], forces: bool, trial: Trial = Trial.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
+        trial = trial if self._is_plain else Trial.NEVER
         return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial)
 
 
@@ -137,8 +147,9 @@ class Follower:
         self._forces = forces
         self._trial = Trial.NEVER if tokenizer.probe is None else trial
         self._probe = [tokenizer.probe] if tokenizer.probe is not None else []
-        # For so many tokens from now on, or for good, what is allowed is found beforehand.
-        self._wary, self._is_slow = 0, False
+        # What is allowed is found beforehand: as long as this is set, for so many tokens from now on, or for good.
+        self.prepares = False
+        self._wary, self._times_in_vain, self._is_slow = 0, 0, False
         self._said = list(output_ids)
         self._accepted: int | None = None
         self._address = self.allowed.ctypes.data
@@ -164,7 +175,8 @@ class Follower:
 
     def refuse(self) -> None:
         """Let it know that no token that was tried may be next: `advance` finds those that may."""
-        self._wary = _WARY if self._trial is Trial.OF_BEST else 1
+        self._wary = _WARY << min(self._times_in_vain, 10)
+        self._times_in_vain += 1
 
     def give_up(self, why: str) -> None:
         """Fail, whatever it is doing: nobody waits for that any longer."""
@@ -172,7 +184,7 @@ class Follower:
 
     def go_on(self) -> bool:
         """Go on at once after a token that was accepted, if others can be tried next; otherwise it must `advance`."""
-        if not self.is_open or self._is_slow or self._matcher.is_stopped():
+        if not self.is_open or self.prepares or self._is_slow or self._matcher.is_stopped():
             return False
         try:
             return self._matcher.validate_tokens(self._probe) > 0
@@ -233,7 +245,7 @@ class Follower:
         self.is_tried = True
         if self._wary:
             self._wary -= 1
-        elif not self._is_slow and time.thread_time() - began < _QUICK:
+        elif not (self.prepares or self._is_slow) and time.thread_time() - began < _QUICK:
             self.is_open = True
             return
         self._find_allowed()

@@ -12,6 +12,8 @@ from chairlift.runners.decoder.ruling import Ruling
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
 _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
+# Sequences below which none is tried: what is allowed is soon found, and a trial in vain costs each a step.
+_FEW = 8
 # Part of a step that it waits afterwards for tokens that follow from what was chosen, where they can be known by then:
 # they save a step each.
 _WAIT_FOR_FORCED = 0.01
@@ -37,6 +39,7 @@ class RuledRows:
         forces = request.params.logprobs is None
         follower = grammar.follow(start.token_ids[len(request.prompt_ids) :], forces, self._trial(request.params))
         self._followers[row] = follower
+        follower.prepares = len(self._followers) < _FEW
         self._look_ahead.post([follower])
 
     def _trial(self, params: SamplingParams) -> Trial:
@@ -102,6 +105,7 @@ class RuledRows:
         chosen = zip(rows, names, strict=True)
         ruled = [(row, name, self._followers[row]) for row, name in chosen if row in self and name in result.tokens]
         for _, name, follower in ruled:
+            follower.prepares = len(ruled) < _FEW
             follower.say(result.tokens[name][-1])
         self._held = {row: follower for row, _, follower in ruled if not follower.go_on()}
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
