@@ -12,10 +12,11 @@ from chairlift.runners.decoder.ruling import Ruling
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
 _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
-# Sequences below which none is tried: what is allowed is soon found, and a trial in vain costs each a step.
+# Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
+# are waited for.
 _FEW = 8
-# Part of a step that it waits afterwards for tokens that follow from what was chosen, where they can be known by then:
-# they save a step each.
+# Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they can
+# be known by then: they save a step each.
 _WAIT_FOR_FORCED = 0.01
 
 
@@ -109,7 +110,7 @@ class RuledRows:
             follower.say(result.tokens[name][-1])
         self._held = {row: follower for row, _, follower in ruled if not follower.go_on()}
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
-        if self._look_ahead.usual_seconds * len(self._held) < patience:
+        if len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience:
             self.go_on()
             self._look_ahead.wait(patience)
         given: dict[int, list[int]] = {}
