@@ -37,7 +37,7 @@ _PATTERNS = ('"pattern', '"format"', "whitespace_pattern", "\\u")
 _NOTHING = ("NoExtension", "NoExtensionBias")
 
 
-class Trial(Enum):
+class TrialKind(Enum):
     """What of a sequence can be tried: nothing, the likeliest tokens, or such as were drawn from all of them."""
 
     NEVER = auto()
@@ -111,9 +111,9 @@ class CompiledGrammar:
         if first.error is not None:
             raise GrammarError(first.error)
 
-    def follow(self, output_ids: Sequence[int], forces: bool, trial: Trial = Trial.NEVER) -> "Follower":
+    def follow(self, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
-        trial = trial if self._is_plain else Trial.NEVER
+        trial = trial if self._is_plain else TrialKind.NEVER
         return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial)
 
 
@@ -133,7 +133,7 @@ class Follower:
         matcher: llguidance.LLMatcher,
         output_ids: Sequence[int],
         forces: bool,
-        trial: Trial = Trial.NEVER,
+        trial: TrialKind = TrialKind.NEVER,
     ) -> None:
         self.allowed = np.zeros(tokenizer.words, np.int32)
         self.forced: list[int] = []
@@ -145,7 +145,7 @@ class Follower:
         self._eos_ids = tokenizer.eos_ids
         self._matcher = matcher
         self._forces = forces
-        self._trial = Trial.NEVER if tokenizer.probe is None else trial
+        self._trial = TrialKind.NEVER if tokenizer.probe is None else trial
         self._probe = [tokenizer.probe] if tokenizer.probe is not None else []
         # What is allowed is found beforehand: as long as this is set, for so many tokens from now on, or for good.
         self.prepares = False
@@ -222,7 +222,7 @@ class Follower:
             if matcher.is_stopped():
                 self.ended = True
                 return
-            if self._trial is not Trial.NEVER and self._is_wide():
+            if self._trial is not TrialKind.NEVER and self._is_wide():
                 self._begin_trial(began)
                 return
             self._find_allowed()
@@ -250,7 +250,7 @@ class Follower:
             return
         self._find_allowed()
         # Of what is allowed the likeliest is found without trying.
-        self.is_tried = self._trial is Trial.OF_DRAWN
+        self.is_tried = self._trial is TrialKind.OF_DRAWN
 
     def _find_allowed(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._address, self.allowed.nbytes)

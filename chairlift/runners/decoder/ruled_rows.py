@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, Trial
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.decoder.grammar_threads import LookAhead
 from chairlift.runners.decoder.ruling import Ruling
 
@@ -43,14 +43,14 @@ class RuledRows:
         follower.prepares = len(self._followers) < _FEW
         self._look_ahead.post([follower])
 
-    def _trial(self, params: SamplingParams) -> Trial:
+    def _trial(self, params: SamplingParams) -> TrialKind:
         """What of a request can be tried: nothing where filters depend on what is allowed, or a choice is described."""
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         if not self._tries or params.logprobs is not None or (params.temperature and filtered):
-            return Trial.NEVER
+            return TrialKind.NEVER
         if params.temperature:
-            return Trial.OF_DRAWN
-        return Trial.OF_BEST if self._tries_best else Trial.NEVER
+            return TrialKind.OF_DRAWN
+        return TrialKind.OF_BEST if self._tries_best else TrialKind.NEVER
 
     def remove(self, row: int) -> None:
         """Forget a row's grammar."""
