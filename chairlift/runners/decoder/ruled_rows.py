@@ -15,8 +15,8 @@ _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
 # Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
 # are waited for.
 _FEW = 8
-# Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they can
-# be known by then: they save a step each.
+# Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they
+# can be known by then: they save a step each.
 _WAIT_FOR_FORCED = 0.01
 
 
