@@ -4,6 +4,7 @@ The library is llguidance (guidance-ai/llguidance): a derivative-based lexer und
 tokens' trie and gives one bit for each token.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -28,6 +29,8 @@ _PROBE_LETTERS = 4
 _QUICK = 0.0002
 # Seconds by the wall for one that was tried, beyond which no other is.
 _SLOW = 0.002
+# Seconds of a core for a token, and what may be next, up to which it is no pity if others wait for the one after it.
+_LIGHT = 0.0005
 # Tokens after a trial in vain before any is tried again: so many at first, and then twice as many each time.
 _WARY = 16
 # How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
@@ -114,7 +117,7 @@ class CompiledGrammar:
     def follow(self, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
         trial = trial if self._is_plain else TrialKind.NEVER
-        return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial)
+        return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial, self._is_plain)
 
 
 class Follower:
@@ -134,6 +137,7 @@ class Follower:
         output_ids: Sequence[int],
         forces: bool,
         trial: TrialKind = TrialKind.NEVER,
+        is_plain: bool = False,
     ) -> None:
         self.allowed = np.zeros(tokenizer.words, np.int32)
         self.forced: list[int] = []
@@ -142,6 +146,9 @@ class Follower:
         self.is_open = False
         self.error: str | None = None
         self.busy = False
+        # Of a core, that `advance` took last.
+        self.seconds = math.inf
+        self._is_plain = is_plain
         self._eos_ids = tokenizer.eos_ids
         self._matcher = matcher
         self._forces = forces
@@ -178,6 +185,11 @@ class Follower:
         self._wary = _WARY << min(self._times_in_vain, 10)
         self._times_in_vain += 1
 
+    @property
+    def is_light(self) -> bool:
+        """Whether others may as well wait while it advances, as far as one can tell by the last time."""
+        return self._is_plain and self.seconds < _LIGHT
+
     def give_up(self, why: str) -> None:
         """Fail, whatever it is doing: nobody waits for that any longer."""
         self.error = why
@@ -200,6 +212,7 @@ class Follower:
 
     def advance(self) -> None:
         """Follow what was said, and find what may be next; an error is kept for whoever asks."""
+        began = time.thread_time()
         try:
             self._follow()
         except GrammarError as error:
@@ -207,6 +220,7 @@ class Follower:
         except BaseException as error:
             self._break(error)
         finally:
+            self.seconds = time.thread_time() - began
             self.busy = False
 
     def _follow(self) -> None:

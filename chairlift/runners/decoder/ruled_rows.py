@@ -1,5 +1,6 @@
 """The rows of a batch whose sequences follow a grammar: what of a step they choose, are given, or must wait for."""
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,11 @@ _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
 # Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
 # are waited for.
 _FEW = 8
+# Part of a step that is spent on those that are soon done, of many sequences: done while the model computes they cost
+# three times as much, as all its threads wait for the one whose core is taken.
+_HERE = 0.05
+# Seconds of a core for one of those, beyond which none is done here: for a minute, then for two, and so on.
+_LONG_HERE, _NOT_HERE = 0.002, 60.0
 # Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they
 # can be known by then: they save a step each.
 _WAIT_FOR_FORCED = 0.01
@@ -30,6 +36,8 @@ class RuledRows:
         # Those that go on once the model computes: until then this thread needs the interpreter itself.
         self._held: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
+        # When followers are advanced by this thread again, and how often one of them took long.
+        self._here_from, self._times_long = 0.0, 0
 
     def __bool__(self) -> bool:
         return bool(self._followers)
@@ -109,6 +117,8 @@ class RuledRows:
             follower.prepares = len(ruled) < _FEW
             follower.say(result.tokens[name][-1])
         self._held = {row: follower for row, _, follower in ruled if not follower.go_on()}
+        if self._tries and len(ruled) >= _FEW:
+            self._advance_here(_HERE * seconds)
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
         if len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience:
             self.go_on()
@@ -118,6 +128,22 @@ class RuledRows:
             if not follower.busy and follower.error is None:
                 self._give(row, name, follower, given, result)
         return given
+
+    def _advance_here(self, seconds: float) -> None:
+        """Advance those that are soon done, for so many seconds at most."""
+        began = time.perf_counter()
+        if time.monotonic() < self._here_from:
+            return
+        for row, follower in list(self._held.items()):
+            if time.perf_counter() - began > seconds:
+                return
+            if follower.is_light:
+                del self._held[row]
+                follower.advance()
+                if follower.seconds > _LONG_HERE:
+                    self._here_from = time.monotonic() + _NOT_HERE * 2**self._times_long
+                    self._times_long += 1
+                    return
 
     def go_on(self) -> None:
         """Have all find what may be next, while this thread does something else."""

@@ -1,0 +1,98 @@
+"""Which thread has sequences follow their grammars: the one that all wait for, or one beside the model."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from chairlift.core.sequences.request import StepResult
+from chairlift.runners.decoder.grammar import Follower
+from chairlift.runners.decoder.ruled_rows import RuledRows
+
+HERE = threading.get_ident()
+
+
+class Counted(Follower):
+    """One that says which thread has advanced it, at a cost that the test names."""
+
+    def __init__(self, cost: float, is_light: bool) -> None:
+        self.cost, self._light = cost, is_light
+        self.threads: list[int] = []
+        self.forced: list[int] = []
+        self.is_open = self.ended = self.busy = False
+        self.error = None
+
+    @property
+    def is_light(self) -> bool:
+        return self._light
+
+    def say(self, token: int) -> None:
+        """What was chosen changes nothing."""
+
+    def advance(self) -> None:
+        self.threads.append(threading.get_ident())
+        self.seconds = self.cost
+        self.busy = False
+
+
+@pytest.fixture
+def rows() -> Iterator[RuledRows]:
+    rows = RuledRows(tries=True, tries_best=True)
+    yield rows
+    rows.close()
+
+
+def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
+    """Every sequence chooses a token in a step of so many seconds, and the next begins."""
+    rows._followers = dict(enumerate(followers))
+    names = [str(row) for row in rows._followers]
+    rows.say(list(rows._followers), names, seconds, StepResult(tokens={name: [1] for name in names}))
+    rows.go_on()
+    assert rows._look_ahead._idle.wait(60)
+
+
+def were_here(followers: list[Counted]) -> list[list[bool]]:
+    return [[thread == HERE for thread in follower.threads] for follower in followers]
+
+
+def test_of_many_sequences_those_that_are_soon_done_do_not_meet_the_model(rows: RuledRows) -> None:
+    light, heavy = Counted(0.0001, is_light=True), Counted(0.1, is_light=False)
+    many = [light, heavy, *(Counted(0.0001, is_light=True) for _ in range(7))]
+    step(rows, many)
+    assert were_here(many) == [[True], [False], *[[True]] * 7]
+
+
+def test_others_wait_for_part_of_a_step_at_most(rows: RuledRows) -> None:
+    many = [Counted(0.0001, is_light=True) for _ in range(9)]
+    step(rows, many, seconds=0.0)
+    assert were_here(many) == [[False]] * 9
+
+
+def test_a_few_are_advanced_beside_the_model(rows: RuledRows) -> None:
+    few = [Counted(0.0001, is_light=True) for _ in range(3)]
+    step(rows, few)
+    assert were_here(few) == [[False]] * 3
+
+
+def test_where_nothing_is_tried_all_are_advanced_beside_the_model() -> None:
+    """As on a GPU, which leaves the processor's cores alone."""
+    rows, many = RuledRows(tries=False, tries_best=False), [Counted(0.0001, is_light=True) for _ in range(9)]
+    step(rows, many)
+    assert were_here(many) == [[False]] * 9
+    rows.close()
+
+
+def test_after_one_that_took_long_none_is_waited_for_for_a_while(
+    rows: RuledRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows.time.monotonic", lambda: now[0])
+    worse = Counted(0.02, is_light=True)
+    many = [worse, *(Counted(0.0001, is_light=True) for _ in range(8))]
+    here = []
+    # Once it took long, then a minute is over, then two.
+    for now[0] in (1000.0, 1059.0, 1061.0, 1062.0, 1180.0, 1182.0):
+        step(rows, many)
+        here.append([follower.threads[-1] == HERE for follower in many])
+    once, none = [True, *[False] * 8], [False] * 9
+    assert here == [once, none, once, none, none, once]
