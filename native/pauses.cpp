@@ -1,16 +1,23 @@
 // Threads that pause again and again as long as a model is at work.
 //
 // Linux lets a thread of the lowest priority run on until the next tick of its core, 4 ms at 250 Hz, and the model's
-// thread on that core waits. So a timer interrupts it much sooner, and the handler of its signal, which runs in that
-// thread, sleeps. A thread may hold a lock meanwhile: not the interpreter's, which is asked for, so this is only for
-// threads whose other locks nobody waits for.
+// thread on that core waits, and with it all others of a pass. So a timer interrupts it much sooner, and the handler of
+// its signal, which runs in that thread, sleeps. So that nobody waits for a lock that it holds, it pauses only between
+// the begin and the end of what it calls its work, in code of the library that does this work, and without the
+// interpreter's lock, which is asked for. Elsewhere, as in the allocator, it may hold one that all threads need: steps
+// stood still for 30 to 400 ms.
+//
+// It begins to pause by itself, once its work has taken long: somebody else who looked would have to wait for a core and
+// for the interpreter's lock first.
 #include <cstdint>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #if defined(__linux__)
+#include <link.h>
 #include <signal.h>
 #include <time.h>
+#include <ucontext.h>
 
 #include <atomic>
 #include <cerrno>
@@ -21,45 +28,92 @@
 
 namespace {
 
-constexpr long RUNS = 500'000, PAUSES = 5'000'000;      // nanoseconds
-constexpr long AGAIN = 50'000;                          // until the interpreter's lock may have been let go of
+constexpr int64_t SECOND = 1'000'000'000;               // in nanoseconds, as all that follows
+// Between two pauses, and each for as many as there are that pause, so that all together have no more time than one.
+constexpr int64_t RUNS = 500'000, PAUSES = 5'000'000;
+constexpr int64_t AGAIN = 50'000;                       // until it may be where it can pause
 constexpr int MOST = 64;
 
 // Never freed, as a signal may still be on its way when its thread ends.
 struct Slot {
     std::atomic<bool> taken{false};
     std::atomic<bool> made{false};
+    std::atomic<bool> works{false}, pauses{false};
+    std::atomic<bool> at_once{false};                   // it pauses however little its work has taken
+    int64_t patience = 0, began = 0;                    // of a core: what its work may take, and when that began
     timer_t timer;
 };
 
 Slot slots[MOST];
-std::atomic<int64_t> pauses{0};
+std::atomic<int32_t> num_pausing{0};
+std::atomic<int64_t> count{0};
 int (*holds_interpreter)() = nullptr;
-const volatile int64_t *busy_until = nullptr;           // by the monotonic clock, in nanoseconds
+const volatile int64_t *busy_until = nullptr;           // by the monotonic clock
+uintptr_t code_begin = 0, code_end = 0;                 // of the library that works
 
-bool model_is_busy() {
+int64_t now_by(clockid_t clock) {
     timespec now;
-    return !clock_gettime(CLOCK_MONOTONIC, &now) && now.tv_sec * 1'000'000'000ll + now.tv_nsec < *busy_until;
+    return clock_gettime(clock, &now) ? 0 : now.tv_sec * SECOND + now.tv_nsec;
 }
 
-void arm(const Slot &slot, long nanoseconds) {
-    const itimerspec once{{0, 0}, {0, nanoseconds}};
+timespec spec(int64_t nanoseconds) { return {time_t(nanoseconds / SECOND), long(nanoseconds % SECOND)}; }
+
+// Has the timer go off once; not at all with 0.
+void arm(const Slot &slot, int64_t nanoseconds) {
+    const itimerspec once{{0, 0}, spec(nanoseconds)};
     timer_settime(slot.timer, 0, &once, nullptr);
 }
 
-void on_signal(int, siginfo_t *info, void *) {
+void set_pauses(Slot &slot, bool wanted) {
+    if (slot.pauses.exchange(wanted) != wanted) num_pausing += wanted ? 1 : -1;
+}
+
+// Where the code lies that holds this address.
+int find_code(dl_phdr_info *object, size_t, void *address) {
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const auto &part = object->dlpi_phdr[i];
+        const uintptr_t begin = object->dlpi_addr + part.p_vaddr, end = begin + part.p_memsz;
+        const auto wanted = reinterpret_cast<uintptr_t>(address);
+        if (part.p_type == PT_LOAD && begin <= wanted && wanted < end) return code_begin = begin, code_end = end, 1;
+    }
+    return 0;
+}
+
+// Whether a signal has interrupted the code of that library.
+bool is_in_library(const void *context) {
+    const auto &state = static_cast<const ucontext_t *>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    const auto at = uintptr_t(state.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    const auto at = uintptr_t(state.pc);
+#else
+    const uintptr_t at = (void)state, 0;
+#endif
+    return code_begin <= at && at < code_end;
+}
+
+// Pauses if it is time for that, and sets the timer for the next time. In the slot's own thread.
+void look(Slot &slot, const void *context) {
+    if (!slot.pauses) {
+        const int64_t left = slot.began + slot.patience - now_by(CLOCK_THREAD_CPUTIME_ID);
+        if (left > 0 && !slot.at_once) return arm(slot, left > AGAIN ? left : AGAIN);
+        set_pauses(slot, true);
+    }
+    if (!is_in_library(context) || holds_interpreter()) return arm(slot, AGAIN);
+    if (now_by(CLOCK_MONOTONIC) < *busy_until) {
+        const timespec pause = spec(PAUSES * (num_pausing > 1 ? num_pausing.load() : 1));
+        nanosleep(&pause, nullptr);
+        count++;
+    }
+    arm(slot, RUNS);
+}
+
+void on_signal(int, siginfo_t *info, void *context) {
     const int before = errno;
     auto *slot = static_cast<Slot *>(info->si_value.sival_ptr);
     // Anybody may send a signal.
-    if (info->si_code == SI_TIMER && slot >= slots && slot < slots + MOST && slot->made) {
-        const bool waits = holds_interpreter();
-        if (!waits && model_is_busy()) {
-            const timespec pause{0, PAUSES};
-            nanosleep(&pause, nullptr);
-            pauses++;
-        }
-        arm(*slot, waits ? AGAIN : RUNS);
-    }
+    const bool is_ours = info->si_code == SI_TIMER && slot >= slots && slot < slots + MOST && slot->made;
+    if (is_ours && slot->works) look(*slot, context);
     errno = before;
 }
 
@@ -77,12 +131,14 @@ bool handles(int number) {
 
 } // namespace
 
-// Has a thread of this process pause until the time `*until`, which may change, unless it `holds` the interpreter's
-// lock. Returns a number for `chairlift_end_pauses`; -1 if it can't be done. One caller at a time.
-EXPORT int32_t chairlift_begin_pauses(int32_t thread, int (*holds)(), const int64_t *until) {
+// Makes it possible for a thread of this process to pause until the time `*until`, which may change, in the code of the
+// library that has `function`, unless it `holds` the interpreter's lock. Returns a number for what follows; -1 if it
+// can't be done. One caller at a time.
+EXPORT int32_t chairlift_add_pauses(int32_t thread, int (*holds)(), const int64_t *until, void *function) {
     const int number = SIGRTMAX - 2;
     holds_interpreter = holds;
     busy_until = until;
+    if (!code_end && !dl_iterate_phdr(find_code, function)) return -1;
     if (!handles(number)) return -1;
     for (Slot &slot : slots) {
         if (slot.taken.exchange(true)) continue;
@@ -95,28 +151,55 @@ EXPORT int32_t chairlift_begin_pauses(int32_t thread, int (*holds)(), const int6
             slot.taken = false;
             return -1;
         }
+        slot.works = slot.at_once = false;
         slot.made = true;
-        arm(slot, RUNS);
         return int32_t(&slot - slots);
     }
     return -1;
 }
 
 // Frees what the number stands for, once its thread has ended.
-EXPORT void chairlift_end_pauses(int32_t number) {
+EXPORT void chairlift_remove_pauses(int32_t number) {
     Slot &slot = slots[number];
     slot.made = false;
+    set_pauses(slot, false);
     timer_delete(slot.timer);
     slot.taken = false;
 }
 
+// Has the thread pause whenever it works from now on, and not only once that has taken long.
+EXPORT void chairlift_begin_pauses(int32_t number) {
+    Slot &slot = slots[number];
+    slot.at_once = true;
+    if (slot.works && !slot.pauses) arm(slot, RUNS);
+}
+
+// The thread that calls this begins some work, and pauses once that took so many nanoseconds of a core.
+EXPORT void chairlift_begin_work(int32_t number, int64_t patience) {
+    Slot &slot = slots[number];
+    slot.began = now_by(CLOCK_THREAD_CPUTIME_ID), slot.patience = patience;
+    slot.works = true;
+    arm(slot, slot.at_once ? RUNS : patience);
+}
+
+// It has ended that work.
+EXPORT void chairlift_end_work(int32_t number) {
+    Slot &slot = slots[number];
+    slot.works = false;
+    arm(slot, 0);
+    set_pauses(slot, false);
+}
+
 // How many pauses there were so far.
-EXPORT int64_t chairlift_count_pauses() { return pauses; }
+EXPORT int64_t chairlift_count_pauses() { return count; }
 
 #else
 
-EXPORT int32_t chairlift_begin_pauses(int32_t, int (*)(), const int64_t *) { return -1; }
-EXPORT void chairlift_end_pauses(int32_t) {}
+EXPORT int32_t chairlift_add_pauses(int32_t, int (*)(), const int64_t *, void *) { return -1; }
+EXPORT void chairlift_remove_pauses(int32_t) {}
+EXPORT void chairlift_begin_pauses(int32_t) {}
+EXPORT void chairlift_begin_work(int32_t, int64_t) {}
+EXPORT void chairlift_end_work(int32_t) {}
 EXPORT int64_t chairlift_count_pauses() { return 0; }
 
 #endif

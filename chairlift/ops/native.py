@@ -332,12 +332,15 @@ _SIGNATURES = {
     "chairlift_gated_delta": [POINTER, POINTER, INT32],
     "chairlift_mamba2": [POINTER, POINTER, INT32],
     "chairlift_exclude": [POINTER, INT64, INT64, POINTER, INT64],
-    "chairlift_end_pauses": [INT32],
+    "chairlift_remove_pauses": [INT32],
+    "chairlift_begin_pauses": [INT32],
+    "chairlift_begin_work": [INT32, INT64],
+    "chairlift_end_work": [INT32],
     "chairlift_end_supply": [POINTER],
 }
 # What others return, and take.
 _RETURNING: dict[str, tuple[Any, list[Any]]] = {
-    "chairlift_begin_pauses": (INT32, [INT32, POINTER, POINTER]),
+    "chairlift_add_pauses": (INT32, [INT32, POINTER, POINTER, POINTER]),
     "chairlift_count_pauses": (INT64, []),
     "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64, INT64]),
     "chairlift_supply": (INT64, [POINTER, INT64]),

@@ -7,6 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
+
+from llguidance import _lib
 
 from chairlift.ops.native import find_library
 
@@ -18,9 +21,21 @@ _BETWEEN_STEPS = 100_000_000
 _FOREVER = 2**63 - 1
 # How long a process that ends waits for them.
 _END_SECONDS = 2.0
-# Threads that pause, and what the library calls each, until it is told that they have ended.
-_pausing: dict[threading.Thread, int] = {}
+# Threads that can pause, and what the library calls each, until it is told that they have ended.
+_numbers: dict[threading.Thread, int] = {}
+_held_back: set[threading.Thread] = set()
 _lock = threading.Lock()
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    return find_library()
+
+
+@cache
+def _function() -> ctypes.c_void_p:
+    """One of the library that follows grammars, whose code threads pause in."""
+    return ctypes.cast(ctypes.CDLL(_lib.__file__).PyInit__lib, ctypes.c_void_p)
 
 
 def _lower(thread: threading.Thread) -> None:
@@ -34,29 +49,59 @@ def _lower(thread: threading.Thread) -> None:
             os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
 
 
-def hold_back(thread: threading.Thread) -> None:
-    """Lower a thread, and have it pause while a model is at work: 5 ms for each half that it had (native/pauses.cpp).
+def _number_of(library: ctypes.CDLL, thread: threading.Thread) -> int | None:
+    """What the library calls a thread; None if it has ended, or can't pause. The lock is held."""
+    for ended in [each for each in _numbers if not each.is_alive()]:
+        library.chairlift_remove_pauses(_numbers.pop(ended))
+    _held_back.intersection_update(_numbers)
+    if thread not in _numbers and thread.native_id is not None and thread.is_alive():
+        holds_interpreter = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
+        until = ctypes.addressof(_busy_until)
+        number = library.chairlift_add_pauses(thread.native_id, holds_interpreter, until, _function())
+        if number >= 0:
+            _numbers[thread] = number
+    return _numbers.get(thread)
 
-    It does not pause while it holds the interpreter's lock, but with any other lock: none that somebody waits for.
-    """
+
+def hold_back(thread: threading.Thread) -> None:
+    """Lower a thread, and have it pause at once where it would by its `Patience`."""
     _lower(thread)
-    library = find_library()
+    library = _library()
     if library is None:
         return
     with _lock:
-        for ended in [each for each in _pausing if not each.is_alive()]:
-            library.chairlift_end_pauses(_pausing.pop(ended))
-        if thread.native_id is None or not thread.is_alive() or thread in _pausing:
-            return
-        holds_interpreter = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
-        number = library.chairlift_begin_pauses(thread.native_id, holds_interpreter, ctypes.addressof(_busy_until))
-        if number >= 0:
-            _pausing[thread] = number
+        number = _number_of(library, thread)
+        if number is not None and thread not in _held_back:
+            _held_back.add(thread)
+            library.chairlift_begin_pauses(number)
+
+
+class Patience:
+    """Has the thread that makes it pause within it while a model computes, once that took long (native/pauses.cpp).
+
+    Only in code of llguidance, and without the interpreter's lock. There must be no other that anybody waits for.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` of a core are not long yet."""
+        self._nanoseconds = int(seconds * 1e9)
+        self._library, self._number = _library(), None
+        if self._library is not None:
+            with _lock:
+                self._number = _number_of(self._library, threading.current_thread())
+
+    def __enter__(self) -> None:
+        if self._library is not None and self._number is not None:
+            self._library.chairlift_begin_work(self._number, self._nanoseconds)
+
+    def __exit__(self, *error: object) -> None:
+        if self._library is not None and self._number is not None:
+            self._library.chairlift_end_work(self._number)
 
 
 @contextlib.contextmanager
 def while_computing() -> Iterator[None]:
-    """Have threads that are held back pause meanwhile, and until the next step if one soon follows."""
+    """Have threads whose work takes long pause meanwhile, and until the next step if one soon follows."""
     _busy_until.value = _FOREVER
     try:
         yield
@@ -69,5 +114,5 @@ def _let_end() -> None:
     """Wait for those that are held back: one that comes back from its library to no interpreter crashes the process."""
     _busy_until.value = 0
     end = time.monotonic() + _END_SECONDS
-    for thread in list(_pausing):
+    for thread in list(_held_back):
         thread.join(max(end - time.monotonic(), 0.0))

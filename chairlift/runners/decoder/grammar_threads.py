@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer, first_line
-from chairlift.runners.low_priority import hold_back
+from chairlift.runners.low_priority import Patience, hold_back
 from chairlift.runners.thread_starter import STARTER, start_with_stack
 
 # Seconds of a core after which a follower, or a compilation, is no longer one that others wait for, and between two
@@ -250,10 +250,12 @@ class _FollowerThread(threading.Thread):
     def run(self) -> None:
         if self.once:
             hold_back(self)
+        patience = Patience(_MUCH)
         while (follower := self._queue.get()) is not None:
             self.watch.start()
             self.follower = follower
-            follower.advance()
+            with patience:
+                follower.advance()
             self._ahead.note(follower.seconds)
             self._ahead.was_advanced(self)
             if self.once:
@@ -329,8 +331,10 @@ class GrammarCompiler:
         """Compile in this thread, which must have room to recurse."""
         found = self._known.get(grammar)
         if found is None:
+            tokenizer = self.tokenizer
             try:
-                found = self.tokenizer.compile(grammar)
+                with Patience(_MUCH):
+                    found = tokenizer.compile(grammar)
             except GrammarError:
                 raise
             except BaseException as error:  # a panic of the library is no Exception
