@@ -24,9 +24,9 @@ _SAME_ESCAPES = {"json_allowed_escapes": '"\\nrtbf'}
 def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, Any]) -> str:
     """The arguments of the tool `name`. Raises ValueError naming what can't be kept to."""
     schema = schema or _NO_MORE
-    if form.notation == "json":
-        return json_of(closed(schema))
     try:
+        if form.notation == "json":
+            return json_of(closed(schema))
         return _Arguments(rules, form, schema).written()
     except RecursionError:
         raise ValueError(f"the parameters of {name} are nested too deeply") from None

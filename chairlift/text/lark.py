@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chairlift.text.dialect import GAP
+from chairlift.text.schema_patterns import mended
 
 # A space or a line break between a value's parts, and no more of them: models may write them without end.
 _JSON_OPTIONS = {"whitespace_pattern": "[ \n]?"}
@@ -123,4 +124,4 @@ def pattern_of(text: str) -> str:
 
 def json_of(schema: Mapping[str, Any], **options: Any) -> str:
     """A value of a schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, **options}}, ensure_ascii=False)
+    return "%json " + json.dumps({**mended(schema), "x-guidance": {**_JSON_OPTIONS, **options}}, ensure_ascii=False)

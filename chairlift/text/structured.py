@@ -13,6 +13,7 @@ import msgspec
 from chairlift.bodies import MAX_DEPTH, is_deep
 from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
+from chairlift.text.schema_patterns import mended
 
 # Bytes of a grammar. The schemas of whole APIs have as many, those of tools a hundredth.
 MAX_GRAMMAR_BYTES = 2**18
@@ -97,6 +98,8 @@ def _json(wanted: StructuredOutputsParams) -> str:
         raise ValueError(f"is no plain JSON: {error}") from None
     if is_deep(raw):
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
+    if b'"pattern' in raw:
+        raw = msgspec.json.encode({**mended(schema), "x-guidance": options})
     return f'{{"grammars":[{{"json_schema":{raw.decode()}}}]}}'
 
 
