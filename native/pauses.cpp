@@ -4,8 +4,7 @@
 // thread on that core waits, and with it all others of a pass. So a timer interrupts it much sooner, and the handler of
 // its signal, which runs in that thread, sleeps. So that nobody waits for a lock that it holds, it pauses only between
 // the begin and the end of what it calls its work, in code of the library that does this work, and without the
-// interpreter's lock, which is asked for. Elsewhere, as in the allocator, it may hold one that all threads need: steps
-// stood still for 30 to 400 ms.
+// interpreter's lock, which is asked for. Elsewhere, as in the allocator, it may hold one that all threads need.
 //
 // It begins to pause by itself, once its work has taken long: somebody else who looked would have to wait for a core and
 // for the interpreter's lock first.
@@ -179,7 +178,7 @@ EXPORT void chairlift_begin_work(int32_t number, int64_t patience) {
     Slot &slot = slots[number];
     slot.began = now_by(CLOCK_THREAD_CPUTIME_ID), slot.patience = patience;
     slot.works = true;
-    arm(slot, slot.at_once ? RUNS : patience);
+    arm(slot, slot.at_once ? RUNS : patience > AGAIN ? patience : AGAIN);  // 0 would be never
 }
 
 // It has ended that work.

@@ -11,8 +11,8 @@ from typing import Any
 # What may stand in a class that has all control characters without being negated.
 _WIDE = re.compile(r"\\[xuUpPWSD]|[\x00-\x1f\[]")
 # A character, or a class without brackets; and one of POSIX, within brackets.
-_PIECE = re.compile(r"\\[pPxuU]\{[^}]*\}|\\x\w{2}|\\u\w{4}|\\U\w{8}|\\[pP]?.|.", re.DOTALL)
-_POSIX = re.compile(r"\[:\^?\w+:\]")
+_PIECE = re.compile(r"\\[pPxuU]\{[^}]{0,64}\}|\\x\w{2}|\\u\w{4}|\\U\w{8}|\\[pP]?.|.", re.DOTALL)
+_POSIX = re.compile(r"\[:\^?\w{1,16}:\]")
 _NUL = re.compile(r"\\(?:x00|u0000|U00000000|[xuU]\{0+\})|\x00")
 _WITHOUT_NUL = r"&&[^\x00]"
 # Keywords whose value has schemas by name, and those whose value is no schema.
@@ -20,24 +20,48 @@ _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions",
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
+# Characters of all patterns of a schema, which are read one by one while others wait. Those that people write have a
+# thousand at most.
+MAX_PATTERN_CHARS = 2**13
+
+
 def mended(schema: Any) -> Any:
-    """A schema with all of its patterns as `without_nul` has them. Raises ValueError for one that names NUL alone."""
-    if isinstance(schema, list):
-        return [mended(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {word: _mended(word, value) for word, value in schema.items()}
+    """A schema with all of its patterns as `without_nul` has them.
+
+    Raises ValueError for one that names NUL outside a class, for two keys that become one, and for too many of them.
+    """
+    return _Mender().mended(schema)
 
 
-def _mended(word: str, value: Any) -> Any:
-    if word == "pattern" and isinstance(value, str):
-        return without_nul(value)
-    if word in _VALUES:
-        return value
-    if word in _BY_NAME and isinstance(value, dict):
-        spell = without_nul if word == "patternProperties" else str
-        return {spell(name): mended(each) for name, each in value.items()}
-    return mended(value)
+class _Mender:
+    def __init__(self) -> None:
+        self._left = MAX_PATTERN_CHARS
+
+    def mended(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self.mended(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        return {word: self._value(word, value) for word, value in schema.items()}
+
+    def _value(self, word: str, value: Any) -> Any:
+        if word == "pattern" and isinstance(value, str):
+            return self._written(value)
+        if word in _VALUES:
+            return value
+        if word in _BY_NAME and isinstance(value, dict):
+            spell = self._written if word == "patternProperties" else str
+            named = {spell(name): self.mended(each) for name, each in value.items()}
+            if len(named) < len(value):
+                raise ValueError("has two patternProperties that mean the same")
+            return named
+        return self.mended(value)
+
+    def _written(self, pattern: str) -> str:
+        self._left -= len(pattern)
+        if self._left < 0:
+            raise ValueError(f"has patterns of more than {MAX_PATTERN_CHARS} characters together")
+        return without_nul(pattern)
 
 
 def without_nul(pattern: str) -> str:

@@ -96,3 +96,13 @@ def test_after_one_that_took_long_none_is_waited_for_for_a_while(
         here.append([follower.threads[-1] == HERE for follower in many])
     once, none = [True, *[False] * 8], [False] * 9
     assert here == [once, none, once, none, none, once]
+
+
+def test_it_is_for_some_hour_at_most_however_often(rows: RuledRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows.time.monotonic", lambda: now[0])
+    many = [Counted(0.02, is_light=True), *(Counted(0.0001, is_light=True) for _ in range(8))]
+    for _ in range(20):
+        step(rows, many)
+        now[0] += 4000.0
+    assert were_here(many)[0] == [True] * 20

@@ -19,8 +19,9 @@ _FEW = 8
 # Part of a step that is spent on those that are soon done, of many sequences: done while the model computes they cost
 # three times as much, as all its threads wait for the one whose core is taken.
 _HERE = 0.05
-# Seconds of a core for one of those, beyond which none is done here: for a minute, then for two, and so on.
-_LONG_HERE, _NOT_HERE = 0.002, 60.0
+# Seconds of a core for one of those, beyond which none is done here: for a minute, then for twice as long each time, as
+# often as it doubles.
+_LONG_HERE, _NOT_HERE, _DOUBLES = 0.002, 60.0, 6
 # Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they
 # can be known by then: they save a step each.
 _WAIT_FOR_FORCED = 0.01
@@ -141,7 +142,7 @@ class RuledRows:
                 del self._held[row]
                 follower.advance()
                 if follower.seconds > _LONG_HERE:
-                    self._here_from = time.monotonic() + _NOT_HERE * 2**self._times_long
+                    self._here_from = time.monotonic() + _NOT_HERE * 2 ** min(self._times_long, _DOUBLES)
                     self._times_long += 1
                     return
 
