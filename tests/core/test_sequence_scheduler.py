@@ -492,21 +492,24 @@ def test_who_is_late_computes_its_last_token_again() -> None:
     assert w.scheduler.explain("a").reason is Reason.ADMITTED
 
 
-def test_who_is_late_again_and_again_is_left_out_ever_more() -> None:
+def test_who_is_late_again_is_left_out_until_it_is_ready() -> None:
     """It costs the others a row each time that it is not."""
-    w = world(make_request("b", 3, 40), make_request("a", 6, 40))
-    there = []
-    for _ in range(34):
-        there.append("a" in w.schedule().num_tokens)
-        w.update({"b": [1]}, {}, late={"a"})
-    assert [number for number, is_there in enumerate(there) if is_there] == [0, 1, 3, 7, 15, 23, 31]
-    for _ in range(4):
-        w.schedule()
-        w.update({"b": [1]}, {}, late={"a"})
+    w = world(make_request("b", 3, 200), make_request("a", 6, 20), max_model_len=256)
+
+    def steps_with_a(count: int, ready: set[str] = frozenset()) -> list[int]:
+        found = []
+        for number in range(count):
+            found += [number] if "a" in w.schedule().num_tokens else []
+            w.update({"b": [1]}, {}, late={"a"}, ready=ready if number == count - 1 else set())
+        return found
+
+    # Nobody says that it is ready: it is tried again all the same.
+    assert steps_with_a(140) == [0, 1, 65, 129]
+    assert steps_with_a(10, ready={"a", "somebody else"}) == []
+    assert w.schedule().num_tokens == {"a": 1, "b": 1}
     # Once it was in time, all begins anew; and the most urgent is never left out.
-    while "a" not in w.schedule().num_tokens:
-        w.update({"b": [1]}, {})
     w.update({"a": [1], "b": [1]}, {})
+    assert steps_with_a(20) == [0, 1]
     w.abort("b")
     for _ in range(5):
         assert w.schedule().num_tokens == {"a": 1}

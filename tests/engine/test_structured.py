@@ -68,13 +68,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait for every follower, however busy the machine is."""
     monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 60)
     monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._WAIT_FOR_FORCED", 1e6)
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._LONG", 60)
+    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 60)
 
 
 def ask(
-    llm: LLM, prompts: Any, wanted: StructuredOutputsParams | None = AS_JSON, **fields: Any
+    llm: LLM, prompts: Any, wanted: StructuredOutputsParams | list[Any] | None = AS_JSON, **fields: Any
 ) -> list[CompletionOutput]:
-    params = SamplingParams(**{"max_tokens": 60, "temperature": 1.0, "seed": 3, "structured_outputs": wanted} | fields)
+    """Answers to prompts, all as `wanted`, or each as one of a list."""
+    fields = {"max_tokens": 60, "temperature": 1.0, "seed": 3} | fields
+    each = wanted if isinstance(wanted, list) else [wanted]
+    params: Any = [SamplingParams(**fields, structured_outputs=one) for one in each]
+    params = params if isinstance(wanted, list) else params[0]
     return [sample for output in llm.generate(prompts, params, use_tqdm=False) for sample in output.outputs]
 
 
@@ -287,7 +291,13 @@ class Gate:
         monkeypatch.setattr(Follower, "advance", slowly)
 
 
-SENTENCES = StructuredOutputsParams(json={"type": "string", "minLength": 200})
+def apart(schema: dict[str, Any]) -> list[StructuredOutputsParams]:
+    """A schema for three sequences, each of which has a grammar of its own: those of one share a lexer and its lock."""
+    return [StructuredOutputsParams(json={**schema, "$comment": str(number)}) for number in range(3)]
+
+
+SENTENCES = apart({"type": "string", "minLength": 200})
+OBJECTS = apart({"type": "object"})
 
 
 def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,18 +330,19 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], mon
 
 
 def test_one_that_never_ends_fails_alone(llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._TOO_LONG", 0.05)
-    expected = ask(llm, PROMPTS[:3])
+    expected = ask(llm, PROMPTS[:3], OBJECTS)
     made.clear()
     gate = Gate(monkeypatch, made, 0)
-    samples = ask(llm, PROMPTS[:3])
+    with monkeypatch.context() as patch:
+        patch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG", 0.05)
+        samples = ask(llm, PROMPTS[:3], OBJECTS)
     gate.open.set()
     while gate.held is None or gate.held.busy:
         time.sleep(0.001)
     assert samples[0].finish_reason == "invalid"
     assert "needs more than" in str(samples[0].stop_reason)
     assert [sample.token_ids for sample in samples[1:]] == [sample.token_ids for sample in expected[1:]]
-    assert ask(llm, PROMPTS[:1])[0].token_ids == expected[0].token_ids
+    assert ask(llm, PROMPTS[:1], OBJECTS[:1])[0].token_ids == expected[0].token_ids
 
 
 class Panic(BaseException):
@@ -465,7 +476,7 @@ print((resident() - before) // 2**20)
 
 
 def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_threads._MOST_SLOW", 0)
+    monkeypatch.setattr("chairlift.runners.decoder.grammar_compiler._MOST_SLOW", 0)
     for name in "ab":
         request = Request(id=name, prompt_ids=[5], params=SamplingParams(), max_tokens=4, arrival=0.0)
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
@@ -485,7 +496,7 @@ from pathlib import Path
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.runners.decoder.grammar import GrammarError
-from chairlift.runners.decoder.grammar_threads import GrammarCompiler
+from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
 from chairlift.text.structured import grammar_of
 
 def wrap(schema):

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
 from chairlift.core.sequences.request import StepResult
-from chairlift.runners.decoder.grammar import Follower
+from chairlift.runners.decoder.grammar import CompiledGrammar, Follower
 from chairlift.runners.decoder.ruled_rows import RuledRows
 
 HERE = threading.get_ident()
@@ -20,6 +21,7 @@ class Counted(Follower):
         self.threads: list[int] = []
         self.forced: list[int] = []
         self.is_open = self.ended = self.busy = False
+        self.grammar = CompiledGrammar(Mock(), Mock(), is_plain=True)
         self.error = None
 
     @property

@@ -127,6 +127,8 @@ def take(sampler: Sampler, logits: torch.Tensor, rows: Ints, lengths: Ints) -> S
 class Tried(Follower):
     """A sequence whose tokens are tried, of which only some may be next."""
 
+    can_be_tried = True
+
     def __init__(self, token_ids: list[int], vocab: int, is_open: bool) -> None:
         self.is_tried, self.is_open, self.error = True, is_open, None
         self.allowed = np.zeros(-(-vocab // 32), np.int32)

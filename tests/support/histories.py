@@ -113,7 +113,8 @@ def take_step(dice: Dice, world: World) -> None:
         world.add(returning)
     # About a millisecond a token, so that a target of 20 ms is hard to meet; now and then a hiccup, or no time at all.
     seconds = step.total_tokens * 1e-3 * pick(dice, (0.5, 1, 1, 1, 2, 20, 0))
-    world.update(tokens, errors, aborts, seconds, ended, late)
+    ready = {name for name in sorted(world.rests) if name not in late and rng.random() < 0.2}
+    world.update(tokens, errors, aborts, seconds, ended, late, ready)
 
 
 def draw_settings(dice: Dice, world: World) -> LiveSettings:

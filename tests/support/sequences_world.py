@@ -303,8 +303,8 @@ class World:
         self.ended: Counter[str] = Counter()
         self.added: Counter[str] = Counter()
         self.late: set[str] = set()
-        # Of those that were late: how many steps each rests, and the first that it is in again.
-        self.rests: dict[str, tuple[int, int]] = {}
+        # The first step that those who were late are in again.
+        self.rests: dict[str, int] = {}
         self.num_steps = self.num_rested = 0
         self.in_flight: Step | None = None
         self.begun: dict[str, Record] = {}
@@ -395,7 +395,7 @@ class World:
 
     def resting(self, running: list[str]) -> set[str]:
         """Who of these, most urgent first, is left out of the next step, as it was late: never the first."""
-        return {name for name in running[1:] if self.rests.get(name, (0, -1))[1] > self.num_steps}
+        return {name for name in running[1:] if self.rests.get(name, -1) > self.num_steps}
 
     def _nothing(self) -> Step:
         """What the scheduler says of a moment at which nothing runs, as an empty step."""
@@ -410,10 +410,12 @@ class World:
         seconds: float = 0.0,
         ended: set[str] = frozenset(),
         late: set[str] = frozenset(),
+        ready: set[str] = frozenset(),
     ) -> list[Finished]:
         """Compute the step in flight, abort some while it runs, and hand in what it gave.
 
-        Of those `ended` nothing can follow by their grammar; what that allows the `late` ones is not known yet.
+        Of those `ended` nothing can follow by their grammar; what that allows the `late` ones is not known yet,
+        and of the `ready` ones it is.
         """
         step, self.in_flight = self.in_flight, None
         assert step is not None
@@ -430,10 +432,11 @@ class World:
             self.abort(name)
         for name in late - tainted:
             if self.records.get(name) is self.begun[name]:
-                rest, resumes = self.rests.get(name, (0, -1))
-                rest = min(2 * rest, 8) if resumes == step.id else 1
-                self.rests[name] = rest, step.id + rest
-        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds, ended=ended, late=late)
+                self.rests[name] = step.id + (64 if self.rests.get(name) == step.id else 1)
+        for name in ready & self.rests.keys():
+            self.rests[name] = self.num_steps
+        kinds = {"ended": ended, "late": late, "ready": ready}
+        result = StepResult(copy.deepcopy(sampled), errors=dict(errors), seconds=seconds, **kinds)
         self._record("update", copy.deepcopy(result), self.now)
         ends = self.scheduler.update(step, result, self.now)
         self.answers.append(ends)

@@ -248,7 +248,8 @@ class StepResult(msgspec.Struct):
 
     A request may have more than one token if the others follow from its grammar: the next pass computes them all. Those
     in `ended` are complete by their grammar. Those in `late` were due a token, but it is not known yet what the grammar
-    allows: their last token is computed again in a later pass. The `invalid` ones failed by what they asked for.
+    allows: their last token is computed again in a later pass. Of those that were late and left out, the `ready` ones
+    need not be any longer. The `invalid` ones failed by what they asked for.
     """
 
     tokens: dict[str, list[int]]
@@ -259,6 +260,7 @@ class StepResult(msgspec.Struct):
     errors: dict[str, str] = {}
     ended: set[str] = set()
     late: set[str] = set()
+    ready: set[str] = set()
     invalid: set[str] = set()
 
     def failure(self, request_id: str) -> Finished:

@@ -21,7 +21,7 @@ from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudg
 from chairlift.core.sequences.policy import Admission, Policy
 from chairlift.core.sequences.prefixes import PrefixCache
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
-from chairlift.core.sequences.sequence import Sequence, at_rest
+from chairlift.core.sequences.sequence import Sequence, at_rest, end_rest
 from chairlift.core.sequences.snapshots import SnapshotPool
 
 _rank = attrgetter("rank")
@@ -67,14 +67,13 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.background = BackgroundSequences(background_budget)
         self.ask_again: float | None = None
         self.waiting_decision: Decision | None = None
-        self.num_preemptions = 0
+        self.num_preemptions = self._serial = self._rests_until = 0
         self.num_steps = 0
         self._sequences: dict[str, Sequence] = {}
         self._released: list[str] = []
         # The step's budget, once it was begun, and who learns from it.
         self._limit: StepBudget | None = None
         self._learner: StepBudget | None = None
-        self._serial = self._rests_until = 0
 
     # What the engine calls
 
@@ -171,6 +170,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
                     self.prefixes.keep(sequence)
                 self._remove(sequence)
                 finished.append(end)
+        end_rest(sequences, result.ready, self.num_steps)
         return finished
 
     # What a person asks

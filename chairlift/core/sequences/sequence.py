@@ -10,8 +10,8 @@ from chairlift.core.sequences.request import Request, Step, StepResult
 
 BlockHash = bytes
 
-# A sequence that is late again and again has a token in one step of so many at least.
-_MOST_REST = 8
+# A sequence that is late again has a token in one step of so many at least.
+_MOST_REST = 64
 
 
 def root_hash(salt: str) -> BlockHash:
@@ -32,7 +32,7 @@ class Sequence:
 
     `saves_at`: the numbers of tokens after which its state is yet to be kept, the next one last. `news_at`: the number
     of computed tokens at which others may find more of it. `resumes_at`: the first step that it need not be left out
-    of, `rest` steps after the last one in which it was late.
+    of, as it was late.
     """
 
     __slots__ = (
@@ -48,7 +48,6 @@ class Sequence:
         "num_published",
         "rank",
         "request",
-        "rest",
         "resumes_at",
         "saves_at",
         "started",
@@ -73,7 +72,7 @@ class Sequence:
         self.saves_at: list[int] = []
         self.news_at = 0
         self.started: float | None = None
-        self.resumes_at, self.rest = -1, 0
+        self.resumes_at = -1
 
     @property
     def reads_prompt(self) -> bool:
@@ -112,15 +111,14 @@ class Sequence:
         """Take in what came of a step of which some failed, are late, or can't go on.
 
         Whoever is late has its last token computed again, so it would cost the others a row each time. It comes with
-        the next step, then with the second after that, the fourth, and every eighth, unless it is the most urgent.
+        the next step; if it is late again, not before it is ready, unless it is the most urgent.
         """
         if self.id in result.errors:
             return result.failure(self.id)
         is_late = self.id in result.late
         self.num_computed_tokens += step.num_tokens[self.id] - is_late
         if is_late:
-            self.rest = min(2 * self.rest, _MOST_REST) if step.id == self.resumes_at else 1
-            self.resumes_at = step.id + self.rest
+            self.resumes_at = step.id + (_MOST_REST if step.id == self.resumes_at else 1)
         return self.take(result.tokens.get(self.id), self.id in result.ended)
 
     def _end(self, token: int) -> Finished | None:
@@ -145,3 +143,9 @@ class Sequence:
 def at_rest(running: list[Sequence], step: int) -> set[str]:
     """Return the ids of those that are left out of a step, as they were late: never the most urgent, the first."""
     return {sequence.id for sequence in running[1:] if sequence.resumes_at > step}
+
+
+def end_rest(sequences: dict[str, Sequence], ready: set[str], step: int) -> None:
+    """Have those that are ready come with this step, which is the next."""
+    for name in ready & sequences.keys():
+        sequences[name].resumes_at = step

@@ -27,7 +27,7 @@ _MOST_ERROR = 300
 _PROBE_LETTERS = 4
 # Seconds that it may take to follow a token and look at that word, so that others can wait for tokens that are tried.
 _QUICK = 0.0002
-# Seconds by the wall for one that was tried, beyond which no other is.
+# Seconds of a core for one that was tried, beyond which no other of that grammar is.
 _SLOW = 0.002
 # Seconds of a core for a token, and what may be next, up to which it is no pity if others wait for the one after it.
 _LIGHT = 0.0005
@@ -96,19 +96,25 @@ class CompiledGrammar:
     """A grammar that any number of sequences can follow.
 
     Tokens are tried only if it `is_plain`, a JSON schema without patterns: to look at a token keeps the interpreter's
-    lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little.
+    lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little. Nor once to
+    look at one of its tokens took long.
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool) -> None:
-        self._tokenizer = tokenizer
-        self._matcher = matcher
-        self._is_plain = is_plain
+        self.tokenizer = tokenizer
+        self.matcher = matcher
+        self.is_plain = is_plain
+        # Whether to look at a token took long.
+        self.is_slow = False
+        # Whether it takes long, so that only threads follow it that nobody waits for; and whose turn it is.
+        self.is_aside = False
+        self.in_hand: Follower | None = None
 
     def check(self, allowed: Int32s) -> None:
         """Raise GrammarError if it is wrong, or too complex to begin with."""
-        if not self._matcher.is_error():
-            self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
-        _check(self._matcher)
+        if not self.matcher.is_error():
+            self.matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        _check(self.matcher)
         first = self.follow([], forces=True)
         first.advance()
         if first.error is not None:
@@ -116,8 +122,11 @@ class CompiledGrammar:
 
     def follow(self, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
-        trial = trial if self._is_plain else TrialKind.NEVER
-        return Follower(self._tokenizer, self._matcher.deep_copy(), output_ids, forces, trial, self._is_plain)
+        return Follower(self, output_ids, forces, trial if self.is_plain else TrialKind.NEVER)
+
+    def is_free(self) -> bool:
+        """Whether others may wait for a sequence of it: all share a lexer, whose lock is kept while one advances."""
+        return not self.is_aside and self.in_hand is None
 
 
 class Follower:
@@ -131,32 +140,29 @@ class Follower:
     """
 
     def __init__(
-        self,
-        tokenizer: GrammarTokenizer,
-        matcher: llguidance.LLMatcher,
-        output_ids: Sequence[int],
-        forces: bool,
-        trial: TrialKind = TrialKind.NEVER,
-        is_plain: bool = False,
+        self, grammar: CompiledGrammar, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER
     ) -> None:
-        self.allowed = np.zeros(tokenizer.words, np.int32)
+        self.grammar = grammar
+        self.allowed = np.zeros(grammar.tokenizer.words, np.int32)
         self.forced: list[int] = []
         self.ended = False
         self.is_tried = False
         self.is_open = False
         self.error: str | None = None
         self.busy = False
+        # By the monotonic clock, when it last became so.
+        self.posted_at = 0.0
         # Of a core, that `advance` took last.
         self.seconds = math.inf
-        self._is_plain = is_plain
-        self._eos_ids = tokenizer.eos_ids
-        self._matcher = matcher
+        self._eos_ids = grammar.tokenizer.eos_ids
+        self._matcher = grammar.matcher.deep_copy()
         self._forces = forces
-        self._trial = TrialKind.NEVER if tokenizer.probe is None else trial
-        self._probe = [tokenizer.probe] if tokenizer.probe is not None else []
+        probe = grammar.tokenizer.probe
+        self._trial = TrialKind.NEVER if probe is None else trial
+        self._probe = [] if probe is None else [probe]
         # What is allowed is found beforehand: as long as this is set, for so many tokens from now on, or for good.
         self.prepares = False
-        self._wary, self._times_in_vain, self._is_slow = 0, 0, False
+        self._wary, self._times_in_vain = 0, 0
         self._said = list(output_ids)
         self._accepted: int | None = None
         self._address = self.allowed.ctypes.data
@@ -171,14 +177,19 @@ class Follower:
         """Whether a token that is tried may be next; if it is open, it follows one that may, which must be said."""
         if not self.is_open:
             return bool(self.allowed[token // 32] >> (token % 32) & 1)
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             if self._matcher.try_consume_tokens([token]):
                 self._accepted = token
         except BaseException as error:
             self._break(error)
-        self._is_slow |= time.perf_counter() - began > _SLOW
+        self.grammar.is_slow |= time.thread_time() - began > _SLOW
         return self._accepted is not None
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether `accept` can be asked now, without waiting for another sequence."""
+        return not self.is_open or self.grammar.is_free()
 
     def refuse(self) -> None:
         """Let it know that no token that was tried may be next: `advance` finds those that may."""
@@ -188,7 +199,7 @@ class Follower:
     @property
     def is_light(self) -> bool:
         """Whether others may as well wait while it advances, as far as one can tell by the last time."""
-        return self._is_plain and self.seconds < _LIGHT
+        return self.grammar.is_plain and self.seconds < _LIGHT and self.grammar.is_free()
 
     def give_up(self, why: str) -> None:
         """Fail, whatever it is doing: nobody waits for that any longer."""
@@ -196,7 +207,7 @@ class Follower:
 
     def go_on(self) -> bool:
         """Go on at once after a token that was accepted, if others can be tried next; otherwise it must `advance`."""
-        if not self.is_open or self.prepares or self._is_slow or self._matcher.is_stopped():
+        if not self.is_open or self._prepares() or not self.grammar.is_free() or self._matcher.is_stopped():
             return False
         try:
             return self._matcher.validate_tokens(self._probe) > 0
@@ -213,6 +224,7 @@ class Follower:
     def advance(self) -> None:
         """Follow what was said, and find what may be next; an error is kept for whoever asks."""
         began = time.thread_time()
+        self.grammar.in_hand = self
         try:
             self._follow()
         except GrammarError as error:
@@ -220,6 +232,7 @@ class Follower:
         except BaseException as error:
             self._break(error)
         finally:
+            self.grammar.in_hand = None
             self.seconds = time.thread_time() - began
             self.busy = False
 
@@ -259,12 +272,15 @@ class Follower:
         self.is_tried = True
         if self._wary:
             self._wary -= 1
-        elif not (self.prepares or self._is_slow) and time.thread_time() - began < _QUICK:
+        elif not self._prepares() and time.thread_time() - began < _QUICK:
             self.is_open = True
             return
         self._find_allowed()
         # Of what is allowed the likeliest is found without trying.
         self.is_tried = self._trial is TrialKind.OF_DRAWN
+
+    def _prepares(self) -> bool:
+        return self.prepares or self.grammar.is_slow or self.grammar.is_aside
 
     def _find_allowed(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._address, self.allowed.nbytes)

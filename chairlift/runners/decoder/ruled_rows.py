@@ -7,7 +7,7 @@ import torch
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
-from chairlift.runners.decoder.grammar_threads import LookAhead
+from chairlift.runners.decoder.look_ahead import LookAhead
 from chairlift.runners.decoder.ruling import Ruling
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
@@ -37,6 +37,8 @@ class RuledRows:
         # Those that go on once the model computes: until then this thread needs the interpreter itself.
         self._held: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
+        # Names of those that were late, until they are in a step again or need not be left out of one.
+        self._late: dict[int, str] = {}
         # When followers are advanced by this thread again, and how often one of them took long.
         self._here_from, self._times_long = 0.0, 0
 
@@ -65,8 +67,9 @@ class RuledRows:
         """Forget a row's grammar."""
         follower = self._followers.pop(row, None)
         self._held.pop(row, None)
+        self._late.pop(row, None)
         if follower is not None:
-            self._look_ahead.forget(follower)
+            follower.give_up("nobody waits for it")
 
     def settle(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> dict[int, list[int]]:
         """Tell the result of those that do not choose a token now; return what they are given instead, by row.
@@ -77,7 +80,7 @@ class RuledRows:
         busy = sum(follower.busy for _, _, follower in ruled)
         if busy:
             self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if busy < len(rows) else 1))
-            self._look_ahead.tend([follower for _, _, follower in ruled])
+        self._tell_ready(set(rows), result)
         given: dict[int, list[int]] = {}
         for row, name, follower in ruled:
             if follower.error is not None:
@@ -86,10 +89,21 @@ class RuledRows:
                 given[row] = []
             elif follower.busy:
                 result.late.add(name)
+                self._late[row] = name
                 given[row] = []
             else:
                 self._give(row, name, follower, given, result)
         return given
+
+    def _tell_ready(self, here: set[int], result: StepResult) -> None:
+        """Tell the result who was late before and need not be left out any longer; `here` are the rows of this step."""
+        self._look_ahead.tend(list(self._followers.values()))
+        for row in list(self._late):
+            follower = self._followers[row]
+            if row in here:
+                del self._late[row]
+            elif not follower.busy or follower.error is not None:
+                result.ready.add(self._late.pop(row))
 
     def __contains__(self, row: int) -> bool:
         return row in self._followers
@@ -103,6 +117,7 @@ class RuledRows:
     def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
         """Those whose tokens were tried in vain are late."""
         result.late.update(names)
+        self._late.update(zip(rows, names, strict=True))
         self._look_ahead.post([self._followers[row] for row in rows])
 
     def say(

@@ -39,10 +39,13 @@ class Ruling:
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:
         """Return the first of a tried row's candidates that may be next; None if none of them may.
 
-        If it is not known what may be, the row is `refused` then.
+        If it is not known what may be, the row is `refused` then, or if others would have to wait for that.
         """
         follower = self._followers[index]
         assert follower is not None
+        if not follower.can_be_tried:
+            self.refused.append(index)
+            return None
         for token in candidates:
             if follower.accept(token):
                 return token

@@ -23,7 +23,7 @@ from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any_config
 from chairlift.runners.decoder.grammar import GrammarError
-from chairlift.runners.decoder.grammar_threads import GrammarCompiler
+from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
 from chairlift.runners.decoder.kv_memory import (
     available_bytes,
     free_beside_states,
