@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
@@ -15,6 +16,8 @@ from chairlift.gguf.model_config import FACTORS
 
 # Types that are read, by their names in ggml.
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# Numbers that are unpacked at a time.
+_AT_A_TIME = 2**17
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
 
 
@@ -81,8 +84,17 @@ class GgufTensors:
             dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind.name]
             # A copy, since nobody may write to a file's pages.
             return torch.from_numpy(raw.copy()).view(dtype).reshape(place.shape)
-        found = self._dequantize(raw.reshape(rows, row_bytes), kind)
-        return torch.from_numpy(np.ascontiguousarray(found, np.float32)).reshape(place.shape)
+        return torch.from_numpy(self._unpack(raw.reshape(-1, size), kind, numbers)).reshape(place.shape)
+
+    def _unpack(self, blocks: NDArray[np.uint8], kind: Any, numbers: int) -> NDArray[np.float32]:
+        """The numbers of blocks [N, bytes], each of which packs so many; as many at a time as caches hold."""
+        found = np.empty((len(blocks), numbers), np.float32)
+        count = _AT_A_TIME // numbers
+        for begin in range(0, len(blocks), count):
+            some = blocks[begin : begin + count]
+            # One long row: of many the package takes 16 at a time, which are few numbers.
+            found[begin : begin + count] = self._dequantize(some.reshape(1, -1), kind).reshape(len(some), numbers)
+        return found
 
 
 class _Kinds(dict[int, Any]):
