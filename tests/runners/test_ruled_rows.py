@@ -1,6 +1,7 @@
 """Which thread has sequences follow their grammars: the one that all wait for, or one beside the model."""
 
 import threading
+import time
 from collections.abc import Iterator
 from unittest.mock import Mock
 
@@ -108,3 +109,37 @@ def test_it_is_for_some_hour_at_most_however_often(rows: RuledRows, monkeypatch:
         step(rows, many)
         now[0] += 4000.0
     assert were_here(many)[0] == [True] * 20
+
+
+def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> None:
+    """Once it is known what it may say, or that it can't go on."""
+    several = [Counted(0.0, is_light=False) for _ in range(4)]
+    rows._followers = dict(enumerate(several))
+    for follower in several:
+        follower.posted_at, follower.busy = time.monotonic(), True
+
+    def settled(*here: int) -> tuple[set[str], set[str]]:
+        result = StepResult(tokens={})
+        rows.settle(list(here), [str(row) for row in here], result)
+        return result.late, result.ready
+
+    assert settled(0, 1, 2, 3) == ({"0", "1", "2", "3"}, set())
+    several[0].busy = several[1].busy = False
+    several[2].give_up("it takes long")
+    # Who is in the step need not be told; the last one is not ready.
+    assert settled(1) == (set(), {"0", "2"})
+    assert settled() == (set(), set())
+    rows.remove(3)
+    assert settled() == (set(), set())
+
+
+def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> None:
+    follower = Counted(0.0, is_light=False)
+    rows._followers = {0: follower}
+    follower.posted_at, follower.busy, follower.grammar.is_aside = time.monotonic(), True, True
+    late, later = StepResult(tokens={}), StepResult(tokens={})
+    rows.settle([0], ["a"], late)
+    follower.posted_at -= 60
+    rows.settle([], [], later)
+    assert (late.late, later.ready) == ({"a"}, {"a"})
+    assert "needs more than" in str(follower.error)

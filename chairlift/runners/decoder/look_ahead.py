@@ -176,7 +176,7 @@ class LookAhead:
         self._idle.clear()
         while aside.waiting:
             self._queue.put(aside.waiting.popleft())
-        if self._thread is None:
+        if self._thread is None and not self._closed:
             self._start()
         self._posted.set()
 
