@@ -19,6 +19,7 @@ _LOWEST_PRIORITY = 19
 _busy_until = ctypes.c_int64(0)
 _BETWEEN_STEPS = 100_000_000
 _FOREVER = 2**63 - 1
+_num_computing = 0
 # How long a process that ends waits for them.
 _END_SECONDS = 2.0
 # Threads that can pause, and what the library calls each, until it is told that they have ended.
@@ -102,11 +103,28 @@ class Patience:
 @contextlib.contextmanager
 def while_computing() -> Iterator[None]:
     """Have threads whose work takes long pause meanwhile, and until the next step if one soon follows."""
-    _busy_until.value = _FOREVER
+    _count_computing(1)
     try:
         yield
     finally:
-        _busy_until.value = time.monotonic_ns() + _BETWEEN_STEPS
+        _count_computing(-1)
+
+
+@contextlib.contextmanager
+def while_waiting() -> Iterator[None]:
+    """Within `while_computing`: have them go on meanwhile, unless another model computes."""
+    _count_computing(-1, 0)
+    try:
+        yield
+    finally:
+        _count_computing(1)
+
+
+def _count_computing(more: int, between_steps: int = _BETWEEN_STEPS) -> None:
+    global _num_computing
+    with _lock:
+        _num_computing += more
+        _busy_until.value = _FOREVER if _num_computing else time.monotonic_ns() + between_steps
 
 
 @atexit.register

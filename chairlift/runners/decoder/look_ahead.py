@@ -64,6 +64,8 @@ class LookAhead:
         # Whether the queue is empty and nothing in hand; whether something was posted since somebody looked.
         self._idle = threading.Event()
         self._posted = threading.Event()
+        # Whether one that takes long is advanced since somebody began to wait for it.
+        self._slow_advanced = threading.Event()
         self._watch: threading.Thread | None = None
         self._closed = False
         # Of what follows. Those whose turn it is next have followers that wait, and no thread.
@@ -157,6 +159,7 @@ class LookAhead:
                 self.usual_seconds += _WEIGHT * (min(follower.seconds, MUCH) - self.usual_seconds)
                 self._rest(thread)
                 return
+            self._slow_advanced.set()
             aside = self._asides[follower.grammar]
             aside.thread = None
             if thread.watch.shows_much():
@@ -236,6 +239,14 @@ class LookAhead:
     def wait(self, seconds: float) -> None:
         """Wait until all are advanced that do not take long, but no longer than that."""
         self._idle.wait(seconds)
+
+    def wait_for_slow(self, waited_for: Sequence[Follower], seconds: float) -> None:
+        """Wait until one of these is advanced, all of which take long, but no longer than that."""
+        self._slow_advanced.clear()
+        end = time.monotonic() + seconds
+        while all(follower.busy for follower in waited_for) and (left := end - time.monotonic()) > 0:
+            self._slow_advanced.wait(left)
+            self._slow_advanced.clear()
 
     def tend(self, waited_for: Sequence[Follower]) -> None:
         """Fail those of the given ones that take too long."""

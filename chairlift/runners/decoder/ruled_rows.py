@@ -9,10 +9,13 @@ from chairlift.core.sequences.request import SamplingParams, Start, StepResult
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.decoder.look_ahead import LookAhead
 from chairlift.runners.decoder.ruling import Ruling
+from chairlift.runners.low_priority import while_waiting
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
 _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
+# Seconds that a step waits for one whose grammar takes long, where there is nothing else in the step.
+_MOST_WAIT_FOR_SLOW = 0.02
 # Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
 # are waited for.
 _FEW = 8
@@ -71,15 +74,20 @@ class RuledRows:
         if follower is not None:
             follower.give_up("nobody waits for it")
 
-    def settle(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> dict[int, list[int]]:
+    def settle(
+        self, rows: Sequence[int], names: Sequence[str], result: StepResult, are_all: bool = False
+    ) -> dict[int, list[int]]:
         """Tell the result of those that do not choose a token now; return what they are given instead, by row.
 
-        Nothing for one that is late, that has failed, or that nothing can follow.
+        Nothing for one that is late, that has failed, or that nothing can follow. `are_all`: whether nothing else is in
+        the step, so that it costs nobody to wait for them.
         """
         ruled = [(row, name, self._followers[row]) for row, name in zip(rows, names, strict=True) if row in self]
         busy = sum(follower.busy for _, _, follower in ruled)
         if busy:
             self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if busy < len(rows) else 1))
+        if are_all and busy == len(rows):
+            self._wait_for_slow([follower for _, _, follower in ruled])
         self._tell_ready(set(rows), result)
         given: dict[int, list[int]] = {}
         for row, name, follower in ruled:
@@ -94,6 +102,12 @@ class RuledRows:
             else:
                 self._give(row, name, follower, given, result)
         return given
+
+    def _wait_for_slow(self, followers: Sequence[Follower]) -> None:
+        """Wait until one of them is advanced, if all are left to what time others leave, of which there is none."""
+        if followers and all(follower.busy and follower.grammar.is_aside for follower in followers):
+            with while_waiting():
+                self._look_ahead.wait_for_slow(followers, _MOST_WAIT_FOR_SLOW)
 
     def _tell_ready(self, here: set[int], result: StepResult) -> None:
         """Tell the result who was late before and need not be left out any longer; `here` are the rows of this step."""

@@ -303,7 +303,8 @@ class DecoderRunner:
     ) -> tuple[Ints, Ints | None]:
         """Give tokens to those that do not choose theirs now; return the `indices` of the others, and their places."""
         rows = prepared.rows[indices].tolist()
-        given = ruled.settle(rows, [prepared.ids[index] for index in indices.tolist()], result)
+        names = [prepared.ids[index] for index in indices.tolist()]
+        given = ruled.settle(rows, names, result, are_all=len(rows) == len(prepared.ids))
         if not given:
             return indices, places
         self._append_forced(given, prepared, result)
