@@ -13,13 +13,17 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <link.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 
 #ifndef sigev_notify_thread_id
 #define sigev_notify_thread_id _sigev_un._tid
@@ -31,6 +35,7 @@ constexpr int64_t SECOND = 1'000'000'000;               // in nanoseconds, as al
 // Between two pauses, and each for as many as there are that pause, so that all together have no more time than one.
 constexpr int64_t RUNS = 500'000, PAUSES = 5'000'000;
 constexpr int64_t AGAIN = 50'000;                       // until it may be where it can pause
+constexpr int64_t MOST_UNSEEN = 4'000'000;              // between two looks at one that has no core, which take of it too
 constexpr int MOST = 64;
 
 // Never freed, as a signal may still be on its way when its thread ends.
@@ -40,12 +45,14 @@ struct Slot {
     std::atomic<bool> works{false}, pauses{false};
     std::atomic<bool> at_once{false};                   // it pauses however little its work has taken
     int64_t patience = 0, began = 0;                    // of a core: what its work may take, and when that began
+    int64_t looked = 0, waited = 0;                     // of a core, when it was last looked at; and how long until then
     timer_t timer;
 };
 
 Slot slots[MOST];
 std::atomic<int32_t> num_pausing{0};
 std::atomic<int64_t> count{0};
+std::atomic<uint32_t> times_ended{0};                   // all pauses at once
 int (*holds_interpreter)() = nullptr;
 const volatile int64_t *busy_until = nullptr;           // by the monotonic clock
 uintptr_t code_begin = 0, code_end = 0;                 // of the library that works
@@ -91,17 +98,27 @@ bool is_in_library(const void *context) {
     return code_begin <= at && at < code_end;
 }
 
+// Has the timer go off once its work may have taken long: later and later as long as it waits for something or somebody.
+void look_again(Slot &slot, int64_t now, int64_t left) {
+    const bool has_core = now - slot.looked > slot.waited / 4;
+    slot.waited = has_core ? left : 2 * slot.waited < MOST_UNSEEN ? 2 * slot.waited : MOST_UNSEEN;
+    if (slot.waited < AGAIN) slot.waited = AGAIN;
+    slot.looked = now;
+    arm(slot, slot.waited);
+}
+
 // Pauses if it is time for that, and sets the timer for the next time. In the slot's own thread.
 void look(Slot &slot, const void *context) {
     if (!slot.pauses) {
-        const int64_t left = slot.began + slot.patience - now_by(CLOCK_THREAD_CPUTIME_ID);
-        if (left > 0 && !slot.at_once) return arm(slot, left > AGAIN ? left : AGAIN);
+        const int64_t now = now_by(CLOCK_THREAD_CPUTIME_ID), left = slot.began + slot.patience - now;
+        if (left > 0 && !slot.at_once) return look_again(slot, now, left);
         set_pauses(slot, true);
     }
     if (!is_in_library(context) || holds_interpreter()) return arm(slot, AGAIN);
+    const uint32_t before = times_ended;
     if (now_by(CLOCK_MONOTONIC) < *busy_until) {
         const timespec pause = spec(PAUSES * (num_pausing > 1 ? num_pausing.load() : 1));
-        nanosleep(&pause, nullptr);
+        syscall(SYS_futex, &times_ended, FUTEX_WAIT_PRIVATE, before, &pause, nullptr, 0);
         count++;
     }
     arm(slot, RUNS);
@@ -176,9 +193,10 @@ EXPORT void chairlift_begin_pauses(int32_t number) {
 // The thread that calls this begins some work, and pauses once that took so many nanoseconds of a core.
 EXPORT void chairlift_begin_work(int32_t number, int64_t patience) {
     Slot &slot = slots[number];
-    slot.began = now_by(CLOCK_THREAD_CPUTIME_ID), slot.patience = patience;
+    slot.began = slot.looked = now_by(CLOCK_THREAD_CPUTIME_ID), slot.patience = patience;
+    slot.waited = slot.at_once ? RUNS : patience > AGAIN ? patience : AGAIN;    // 0 would be never
     slot.works = true;
-    arm(slot, slot.at_once ? RUNS : patience > AGAIN ? patience : AGAIN);  // 0 would be never
+    arm(slot, slot.waited);
 }
 
 // It has ended that work.
@@ -187,6 +205,12 @@ EXPORT void chairlift_end_work(int32_t number) {
     slot.works = false;
     arm(slot, 0);
     set_pauses(slot, false);
+}
+
+// Ends the pauses of all threads; the time until which they pause must have passed, or they soon do so again.
+EXPORT void chairlift_end_pauses() {
+    times_ended++;
+    syscall(SYS_futex, &times_ended, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 // How many pauses there were so far.
@@ -199,6 +223,7 @@ EXPORT void chairlift_remove_pauses(int32_t) {}
 EXPORT void chairlift_begin_pauses(int32_t) {}
 EXPORT void chairlift_begin_work(int32_t, int64_t) {}
 EXPORT void chairlift_end_work(int32_t) {}
+EXPORT void chairlift_end_pauses() {}
 EXPORT int64_t chairlift_count_pauses() { return 0; }
 
 #endif

@@ -114,6 +114,9 @@ def while_computing() -> Iterator[None]:
 def while_waiting() -> Iterator[None]:
     """Within `while_computing`: have them go on meanwhile, unless another model computes."""
     _count_computing(-1, 0)
+    library = _library()
+    if library is not None and not _num_computing:
+        library.chairlift_end_pauses()
     try:
         yield
     finally:

@@ -308,11 +308,13 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], mon
     monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 1.0)
     gate = Gate(monkeypatch, made, 1)
     late: list[str] = []
+    late_of_step: list[int] = []
     execute = llm.engine.runner.execute
 
     def observed(step: Step) -> StepResult:
         result = execute(step)
         late.extend(result.late)
+        late_of_step.append(len(result.late))
         # Nobody else is left: now it may go on.
         if len(step.num_tokens) == 1 and late:
             gate.open.set()
@@ -323,9 +325,10 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], mon
         sample.token_ids for sample in expected
     ]
     assert gate.held is not None
-    # Those behind it in the queue wait for the moment in which it is noticed. It is left out of more and more steps.
+    # Those behind it in the queue wait for the moment in which it is noticed. It rests between the steps that it is in,
+    # and where it is alone they wait for it.
     (_, most), *others = Counter(late).most_common()
-    assert most > 5
+    assert 2 < most < len(late_of_step) / 4
     assert all(count <= 2 for _, count in others)
 
 

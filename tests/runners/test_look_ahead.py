@@ -264,8 +264,27 @@ def test_those_that_wait_too_long_behind_others_of_their_grammar_fail(
     assert [follower.error for follower in followers] == [None] * 3
     monkeypatch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG", 0.0)
     ahead.tend(followers)
-    assert all("needs more than" in str(follower.error) for follower in followers)
+    # The others have only waited.
+    assert "needs more than 0 s" in str(followers[0].error)
+    assert [follower.error for follower in followers[1:]] == [None] * 2
+    monkeypatch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG_IN_ALL", 0.0)
+    ahead.tend(followers)
+    assert all("so do others before it" in str(follower.error) for follower in followers[1:])
     gate.set()
+    ahead.close()
+
+
+def test_one_can_wait_for_the_first_that_takes_long(words: GrammarTokenizer) -> None:
+    """A step does where it has nothing else."""
+    turns: list[Worked] = []
+    ahead, slow = LookAhead(), Worked(words, 3, 0.02, turns)
+    ahead.post(slow.followers)
+    while not slow.followers[0].grammar.is_aside:
+        time.sleep(0.001)
+    ahead.wait_for_slow(slow.followers, 0.0)
+    while (busy := [follower for follower in slow.followers if follower.busy]) and not ahead._closed:
+        ahead.wait_for_slow(busy, 60)
+        assert not all(follower.busy for follower in busy)
     ahead.close()
 
 

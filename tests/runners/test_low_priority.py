@@ -15,7 +15,7 @@ from chairlift.demo import demo_path
 from chairlift.ops.native import load_library
 from chairlift.runners import low_priority
 from chairlift.runners.decoder.grammar import GrammarTokenizer
-from chairlift.runners.low_priority import Patience, hold_back, while_computing
+from chairlift.runners.low_priority import Patience, hold_back, while_computing, while_waiting
 from chairlift.text.structured import grammar_of
 
 try:
@@ -76,6 +76,17 @@ def test_work_that_takes_long_pauses_while_a_model_computes(follow: Callable[[],
 def test_it_does_not_where_none_does(follow: Callable[[], None]) -> None:
     low_priority._busy_until.value = 0
     assert pauses_of(follow) == 0
+
+
+def test_it_goes_on_while_a_model_waits_unless_another_computes(follow: Callable[[], None]) -> None:
+    with while_computing():
+        with while_waiting():
+            assert pauses_of(follow) == 0
+            with while_computing():
+                assert pauses_of(follow) > 5
+        with while_computing(), while_waiting():
+            assert pauses_of(follow) > 5
+        assert pauses_of(follow) > 5
 
 
 def test_work_that_is_not_long_yet_does_not_unless_its_thread_is_held_back(follow: Callable[[], None]) -> None:

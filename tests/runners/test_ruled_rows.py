@@ -1,5 +1,6 @@
 """Which thread has sequences follow their grammars: the one that all wait for, or one beside the model."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ class Counted(Follower):
         self.is_open = self.ended = self.busy = False
         self.grammar = CompiledGrammar(Mock(), Mock(), is_plain=True)
         self.error = None
+        self.posted_at, self.begun_at = time.monotonic(), math.inf
 
     @property
     def is_light(self) -> bool:
@@ -116,7 +118,7 @@ def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> No
     several = [Counted(0.0, is_light=False) for _ in range(4)]
     rows._followers = dict(enumerate(several))
     for follower in several:
-        follower.posted_at, follower.busy = time.monotonic(), True
+        follower.busy = True
 
     def settled(*here: int) -> tuple[set[str], set[str]]:
         result = StepResult(tokens={})
@@ -136,10 +138,27 @@ def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> No
 def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> None:
     follower = Counted(0.0, is_light=False)
     rows._followers = {0: follower}
-    follower.posted_at, follower.busy, follower.grammar.is_aside = time.monotonic(), True, True
+    follower.busy = follower.grammar.is_aside = True
     late, later = StepResult(tokens={}), StepResult(tokens={})
     rows.settle([0], ["a"], late)
-    follower.posted_at -= 60
+    follower.begun_at = time.monotonic() - 60
     rows.settle([], [], later)
     assert (late.late, later.ready) == ({"a"}, {"a"})
     assert "needs more than" in str(follower.error)
+
+
+@pytest.mark.parametrize(
+    ("here", "are_all", "waits"),
+    [([0, 1], True, True), ([0, 1], False, False), ([0, 2], True, False), ([], True, False)],
+)
+def test_a_step_waits_for_those_that_take_long_where_it_has_nobody_else(
+    rows: RuledRows, monkeypatch: pytest.MonkeyPatch, here: list[int], are_all: bool, waits: bool
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(rows._look_ahead, "wait_for_slow", lambda slow, seconds: waited.append(len(slow)))
+    several = [Counted(0.0, is_light=False) for _ in range(3)]
+    rows._followers = dict(enumerate(several))
+    for follower in several[:2]:
+        follower.busy = follower.grammar.is_aside = True
+    rows.settle(here, [str(row) for row in here], StepResult(tokens={}), are_all)
+    assert waited == ([2] if waits else [])

@@ -150,8 +150,8 @@ class Follower:
         self.is_open = False
         self.error: str | None = None
         self.busy = False
-        # By the monotonic clock, when it last became so.
-        self.posted_at = 0.0
+        # By the monotonic clock: when it last became so, and when a thread began with it then.
+        self.posted_at, self.begun_at = 0.0, math.inf
         # Of a core, that `advance` took last.
         self.seconds = math.inf
         self._eos_ids = grammar.tokenizer.eos_ids

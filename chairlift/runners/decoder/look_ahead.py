@@ -1,5 +1,6 @@
 """Threads beside the model's that advance sequences in their grammars, and hold up nobody."""
 
+import math
 import threading
 import time
 import weakref
@@ -17,9 +18,9 @@ from chairlift.runners.thread_starter import STARTER
 _WEIGHT = 0.05
 # How many times as much it may be where it would be one too many, and so have to fail.
 _PATIENCE = 10
-# Seconds after which a follower that is not done fails, if its grammar takes long; and how many such grammars may be
-# followed at once.
-_TOO_LONG = 5.0
+# Seconds after which a follower that is not done fails, if its grammar takes long: since a thread began with it, and
+# with the time that it waited for its turn; and how many such grammars may be followed at once.
+_TOO_LONG, _TOO_LONG_IN_ALL = 5.0, 30.0
 _MOST_SLOW = 4
 # Seconds after which it is forgotten that a grammar took long, and how often it doubles how quick it must be.
 _FORGIVEN, _DOUBLES = 60.0, 10
@@ -79,7 +80,7 @@ class LookAhead:
         """Have these advanced."""
         now = time.monotonic()
         for follower in followers:
-            follower.busy, follower.posted_at = True, now
+            follower.busy, follower.posted_at, follower.begun_at = True, now, math.inf
         with self._lock:
             quick = [each for each in followers if not self._leave_aside(each)]
             if not quick:
@@ -252,8 +253,15 @@ class LookAhead:
         """Fail those of the given ones that take too long."""
         now = time.monotonic()
         for follower in waited_for:
-            if follower.busy and follower.grammar.is_aside and now - follower.posted_at > _TOO_LONG:
+            if not follower.busy or not follower.grammar.is_aside:
+                continue
+            if now - follower.begun_at > _TOO_LONG:
                 follower.give_up(f"its grammar needs more than {_TOO_LONG:g} s to say which tokens may be next")
+            elif now - follower.posted_at > _TOO_LONG_IN_ALL:
+                follower.give_up(
+                    f"its grammar takes long, and so do others before it: after {_TOO_LONG_IN_ALL:g} s it is not known "
+                    "which tokens may be next; send it again"
+                )
 
     def close(self) -> None:
         """End the threads once they are idle."""
@@ -288,6 +296,8 @@ class _FollowerThread(threading.Thread):
     def begin(self, follower: Follower | None) -> None:
         """It is at this one from now on. In this thread."""
         self.watch.start()
+        if follower is not None:
+            follower.begun_at = time.monotonic()
         self.follower = follower
 
     def fail(self, error: RuntimeError) -> None:

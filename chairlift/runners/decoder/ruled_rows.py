@@ -83,11 +83,11 @@ class RuledRows:
         the step, so that it costs nobody to wait for them.
         """
         ruled = [(row, name, self._followers[row]) for row, name in zip(rows, names, strict=True) if row in self]
-        busy = sum(follower.busy for _, _, follower in ruled)
+        busy = [follower for _, _, follower in ruled if follower.busy]
         if busy:
-            self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if busy < len(rows) else 1))
-        if are_all and busy == len(rows):
-            self._wait_for_slow([follower for _, _, follower in ruled])
+            self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if len(busy) < len(rows) else 1))
+        if are_all and len(busy) == len(rows):
+            self._wait_for_slow(busy)
         self._tell_ready(set(rows), result)
         given: dict[int, list[int]] = {}
         for row, name, follower in ruled:
@@ -104,7 +104,7 @@ class RuledRows:
         return given
 
     def _wait_for_slow(self, followers: Sequence[Follower]) -> None:
-        """Wait until one of them is advanced, if all are left to what time others leave, of which there is none."""
+        """Wait until one of these is advanced, if all are left to what time others leave: steps leave hardly any."""
         if followers and all(follower.busy and follower.grammar.is_aside for follower in followers):
             with while_waiting():
                 self._look_ahead.wait_for_slow(followers, _MOST_WAIT_FOR_SLOW)
