@@ -7,7 +7,8 @@ First the model is measured for `--measure-seconds`, in a process of its own, as
 does; then the front, by what its process takes for requests with short prompts, long prompts and long answers sent to
 the real server (started with SETTINGS, flags of `chairlift serve`). Capacity is what the simulator says it is, and each
 of the `--loads` is a share of it. The real run is that of `chairlift bench serve`; both are summed up by the same code.
-With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is.
+With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are
+drawn at a temperature, as those are that were measured.
 """
 
 import argparse
@@ -57,8 +58,8 @@ FIGURES = {
     "E2E p99 ms": "e2e_ms.p99",
 }
 NO_TARGET = Slo(1e9, 1e9)
-# Sequences at most that decode beside each other, and how long that takes, to see how much the front slows steps down.
-_CROWDED, _FRONT_SECONDS = 32, 30.0
+# How long is taken to see what the front costs.
+_FRONT_SECONDS = 30.0
 # Requests that come at once, to see how many can be answered a second.
 _CROWD = 400
 
@@ -102,8 +103,7 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     command += ["--port", str(port), "--data-dir", "", *flags]
     with running(command, port, "/health/ready", checkout):
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-        crowd = min(_CROWDED, config.slots)
-        front = front_cost(target, front_pid(port), profile, crowd, _FRONT_SECONDS, vocab=args.vocab)
+        front = front_cost(target, front_pid(port), profile, config.slots, _FRONT_SECONDS, vocab=args.vocab)
         recording.results["front"] = msgspec.to_builtins(front)
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
@@ -193,10 +193,11 @@ def rows(real: dict[str, Any], seen: dict[str, Any]) -> list[dict[str, Any]]:
 
 def markdown(results: Results) -> str:
     """What was measured around the table."""
-    front = ", ".join(
-        f"{name} {1e6 * value:.1f} us" for name, value in results["front"].items() if name != "contention"
-    )
-    about = f"front: {front}, contention {results['front']['contention']:.2f}; capacity {results['capacity']:.2f}/s"
+    front = results["front"]
+    each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
+    delays = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in front["delays"])
+    about = f"front: {', '.join(each)}, contention {front['contention']:.2f}, steps longer by {delays}"
+    about += f"; capacity {results['capacity']:.2f}/s"
     return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
 
 
@@ -221,6 +222,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_trace_options(parser)
+    parser.set_defaults(extra='{"logit_bias": {"1000": 100}, "temperature": 1}')
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--measure-seconds", type=float, default=50.0)

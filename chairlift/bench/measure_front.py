@@ -16,7 +16,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import RequestFailed
 from chairlift.own_server import own_server
 from chairlift.plan.case import changed
-from chairlift.plan.machine_profile import FrontCost, SequenceProfile
+from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
 from chairlift.plan.planner import as_flags
 from chairlift.plan.resampler import StepTimes
 from chairlift.plan.trace import TraceRequest
@@ -26,13 +26,14 @@ _NAME = "measured"
 _VOCAB = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NO_TARGET = Slo(1e9, 1e9)
-# Prompts and answers in tokens, and requests at most: short ones, long prompts, long answers of one and of a crowd.
-_SHORT, _LONG, _ANSWER, _LEAST_ANSWER, _CROWD = 16, 512, 128, 8, 32
-_MOST_SHORT, _MOST_LONG, _MOST_ALONE, _MOST_ROUNDS = 200, 60, 6, 3
-# What each of these may take of the time, and how many times as long all of them.
-_SHARES = (0.15, 0.2, 0.25, 0.4)
+# Prompts and answers in tokens, and requests at most: short ones, long prompts, and long answers of crowds.
+_SHORT, _LONG, _ANSWER, _LEAST_ANSWER = 16, 512, 128, 8
+_CROWDS = (1, 4, 16, 64)
+_MOST_SHORT, _MOST_LONG, _MOST_ROUNDS = 200, 60, 3
+# What these may take of the time, the crowds together, and how many times as long all of them.
+_SHORT_SHARE, _LONG_SHARE, _CROWDS_SHARE = 0.15, 0.15, 0.7
 _TOO_LONG = 2.0
-_MOST_CONTENTION, _LEAST_HOP_S = 4.0, 2e-5
+_LEAST_HOP_S = 2e-5
 
 
 class _FrontLoad(NamedTuple):
@@ -57,14 +58,14 @@ def measure_front(
     flags = [*as_flags(changed(config)), "--served-model-name", _NAME, "--data-dir", ""]
     with own_server(config.model, flags, {"CHAIRLIFT_LOG_LEVEL": "error"}) as server:
         target = Target.of(server.url, _NAME)
-        return front_cost(target, server.pid, profile, min(_CROWD, config.slots), seconds, on_progress=on_progress)
+        return front_cost(target, server.pid, profile, config.slots, seconds, on_progress=on_progress)
 
 
 def front_cost(
     target: Target,
     pid: int,
     profile: SequenceProfile,
-    crowd: int,
+    slots: int,
     seconds: float,
     *,
     vocab: int = _VOCAB,
@@ -72,33 +73,27 @@ def front_cost(
 ) -> FrontCost:
     """What the front takes, which is process `pid`, for a request, a prompt's token and an answer's, and what it costs.
 
-    That follows from how much longer steps of one and of `crowd` sequences take than those measured alone: what is
-    the same for both is a step's, and the rest counts for each second that the front works beside them, with what the
-    client and the messages take of the same cores. Of a model so slow that this would take twice the time it counts as
-    free: next to such steps it is. Raises RequestFailed with the first error of the server.
+    That is how much longer steps of so many sequences take than those measured alone, with what the client and the
+    messages take of the same cores. Of a model so slow that this would take twice the time it counts as free:
+    next to such steps it is. Raises RequestFailed with the first error of the server.
     """
     times = StepTimes(profile, random.Random(0))
-    jobs = _jobs(times, max(crowd, 2), seconds, profile.max_model_len)
+    short, long, *crowds = jobs = _jobs(times, slots, seconds, profile.max_model_len)
     if sum(_seconds(times, job) * (1 + job.number // job.crowd) for job in jobs) > _TOO_LONG * seconds:
         on_progress(1.0)
         return FrontCost()
-    used, loads = [], []
+    used: list[float] = []
+    loads: list[Load] = []
     for number, job in enumerate(jobs, 1):
         cpu, load = _used(pid, target, vocab, job)
         used.append(cpu)
         loads.append(load)
-        on_progress(sum(_SHARES[:number]))
-    short, long, one, many = jobs
+        on_progress(number / len(jobs))
     request = max(used[0] / short.number, 0.0)
     prompt_token = max((used[1] / long.number - request) / max(long.prompt - short.prompt, 1), 0.0)
-    output_token = max((used[3] / many.number - request) / (many.answer - 1), 1e-7)
-
-    def longer(load: Load, job: _FrontLoad) -> float:
-        pace: float = figures(load, _NO_TARGET)["tpot_ms"]["p50"] / 1000
-        return pace - _decode(times, job)
-
-    alone_by, crowded_by = longer(loads[2], one), longer(loads[3], many)
-    contention = min(max((crowded_by - alone_by) / ((many.crowd - 1) * output_token), 0.0), _MOST_CONTENTION)
+    many = crowds[-1]
+    output_token = max((used[-1] / many.number - request) / (many.answer - 1), 1e-7)
+    delays = tuple(_delay(times, job, load) for job, load in zip(crowds, loads[2:], strict=True))
     first = figures(loads[0], _NO_TARGET)["ttft_ms"]["p50"] / 1000
     hop = (first - _prefill(times, short) - request - output_token) / 2
     return FrontCost(
@@ -106,29 +101,46 @@ def front_cost(
         prompt_token=prompt_token,
         output_token=output_token,
         hop=max(hop, _LEAST_HOP_S),
-        contention=contention,
-        step=max(alone_by - contention * output_token, 0.0),
+        # What works for a request has a core each meanwhile: the front, and the client.
+        contention=_contention(delays, output_token, 1 + loads[0].cpu / used[0] if used[0] > 0 else 0.0),
+        delays=delays,
     )
 
 
-def _jobs(times: StepTimes, crowd: int, seconds: float, max_model_len: int) -> list[_FrontLoad]:
+def _delay(times: StepTimes, job: _FrontLoad, load: Load) -> StepDelay:
+    pace: float = figures(load, _NO_TARGET)["tpot_ms"]["p50"] / 1000
+    return StepDelay(job.crowd, max(pace - _decode(times, job), 0.0))
+
+
+def _contention(delays: Sequence[StepDelay], output_token: float, most: float) -> float:
+    """Seconds that one of the front adds, as seen from the least of the crowds to the largest, but no more than `most`.
+
+    For a crowd's tokens the client does more than for requests, which is in the delays.
+    """
+    least, last = min(delays, key=lambda delay: delay.seconds), delays[-1]
+    if last.sequences <= least.sequences:
+        return 0.0
+    rise = (last.seconds - least.seconds) / (last.sequences - least.sequences)
+    return min(rise / output_token, most)
+
+
+def _jobs(times: StepTimes, slots: int, seconds: float, max_model_len: int) -> list[_FrontLoad]:
     """What fits into the time, by what was measured alone: shorter answers, and fewer requests, of a slower model."""
     room = max(max_model_len // 2, 1)
     short, long = min(_SHORT, room), min(_LONG, room)
-    first, second, third, fourth = (share * seconds for share in _SHARES)
-    step = _decode(times, _FrontLoad(short, _ANSWER, crowd, 0))
-    answer = max(min(int(fourth / (2 * step)), _ANSWER, room), min(_LEAST_ANSWER, room), 2)
-    alone = _FrontLoad(short, answer, 1, 0)
+    crowds = [crowd for crowd in _CROWDS if crowd < slots] + [min(_CROWDS[-1], max(slots, 1))]
+    share = _CROWDS_SHARE * seconds / len(crowds)
+    step = _decode(times, _FrontLoad(short, _ANSWER, crowds[-1], 0))
+    answer = max(min(int(share / (2 * step)), _ANSWER, room), min(_LEAST_ANSWER, room), 2)
 
     def count(job: _FrontLoad, limit: float, most: int) -> _FrontLoad:
         # Once more, before it counts.
         return job._replace(number=job.crowd * min(max(int(limit / _seconds(times, job)) - 1, 1), most))
 
     return [
-        count(_FrontLoad(short, 1, 1, 0), first, _MOST_SHORT),
-        count(_FrontLoad(long, 1, 1, 0), second, _MOST_LONG),
-        count(alone, third, _MOST_ALONE),
-        count(alone._replace(crowd=crowd), fourth, _MOST_ROUNDS),
+        count(_FrontLoad(short, 1, 1, 0), _SHORT_SHARE * seconds, _MOST_SHORT),
+        count(_FrontLoad(long, 1, 1, 0), _LONG_SHARE * seconds, _MOST_LONG),
+        *(count(_FrontLoad(short, answer, crowd, 0), share, _MOST_ROUNDS) for crowd in dict.fromkeys(crowds)),
     ]
 
 

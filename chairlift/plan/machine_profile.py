@@ -1,6 +1,8 @@
 """What a machine and its models were measured to take: recorded steps and calls, saved as JSON."""
 
+from bisect import bisect_left
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,12 +83,20 @@ class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
     max_wait_ms: float | None = None
 
 
-class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
+class StepDelay(msgspec.Struct, array_like=True, frozen=True):
+    """By how many seconds steps of so many sequences take longer in a server than they were recorded alone."""
+
+    sequences: int
+    seconds: float
+
+
+class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Seconds of the front's one thread, for each request, token or item, and of the way between it and a worker.
 
-    While the front works, a worker that uses all cores is slower: for each second of the front's, its steps take
-    `contention` seconds more. That is 0 where there are cores to spare, or where steps were recorded under such load.
-    `step` is what passes between two steps of a worker that has a front, beyond what was recorded without one.
+    While the front works, a worker that uses all cores is slower. For each second that requests, their prompts and items
+    take steps are `contention` seconds longer, and for what they give themselves as long as `delays` say, by their number
+    of sequences, the fewest first; between two of them lies a line. There are none where there are cores to spare, or
+    where steps were recorded under such load.
     """
 
     request: float = 0.0
@@ -95,7 +105,23 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True):
     item: float = 0.0
     hop: float = 0.0
     contention: float = 0.0
-    step: float = 0.0
+    delays: tuple[StepDelay, ...] = ()
+
+    def delay(self, sequences: int) -> float:
+        """Return the seconds by which a step of so many sequences takes longer."""
+        delays = self.delays
+        if not delays:
+            return 0.0
+        upper = bisect_left(delays, sequences, key=_sequences)
+        if upper == 0 or len(delays) == 1:
+            return delays[0].seconds
+        # Beyond the last one the line goes on.
+        lower, higher = delays[upper - 1 : upper + 1] if upper < len(delays) else delays[-2:]
+        rise = (higher.seconds - lower.seconds) / (higher.sequences - lower.sequences)
+        return max(lower.seconds + rise * (sequences - lower.sequences), 0.0)
+
+
+_sequences = attrgetter("sequences")
 
 
 class MachineProfile(msgspec.Struct, kw_only=True):
@@ -123,13 +149,24 @@ class MachineProfile(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Raise ValueError, naming the model and what is wrong, for numbers that nothing can be simulated with."""
-        for name, value in msgspec.structs.asdict(self.front).items():
-            _check_seconds(f"front.{name}", value)
+        _check_front(self.front)
         for name, model in self.models.items():
             if isinstance(model, SequenceProfile):
                 _check_sequences(f"models.{name}", model)
             else:
                 _check_calls(f"models.{name}", model)
+
+
+def _check_front(front: FrontCost) -> None:
+    for name, value in msgspec.structs.asdict(front).items():
+        if name != "delays":
+            _check_seconds(f"front.{name}", value)
+    before = 0
+    for index, delay in enumerate(front.delays):
+        if delay.sequences <= before:
+            raise ValueError(f"front.delays[{index}] must be of more than {before} sequences, got {delay.sequences}")
+        _check_seconds(f"front.delays[{index}].seconds", delay.seconds)
+        before = delay.sequences
 
 
 def _check_sequences(where: str, model: SequenceProfile) -> None:

@@ -226,14 +226,13 @@ class VirtualSequences:
             if life is not None and life.scheduled is None:
                 life.scheduled, life.cached_tokens = now, start.num_computed_tokens
         tokens, kv_tokens, pairs, result = self._computed(step)
-        seconds = self._times.seconds(tokens, kv_tokens, pairs) + self._front.slowdown()
-        result.seconds = seconds
         count = len(step.num_tokens)
+        slower = self._front.slowdown() + self._front.cost.delay(count)
+        result.seconds = seconds = self._times.seconds(tokens, kv_tokens, pairs) + slower
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
         self._busy = True
-        gap = self._times.gap(count) + self._front.cost.step
-        self._agenda.at(now + seconds + gap, lambda: self._finish(step, result), last=True)
+        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result), last=True)
 
     def _computed(self, step: Step) -> tuple[int, int, int, StepResult]:
         """What a step holds, as the cost model counts it, and what it gives: a token for each that knows all before.
@@ -280,7 +279,8 @@ class VirtualSequences:
         now = self._agenda.now
         self._busy = False
         finished = self.scheduler.update(step, result, now)
-        delivered = self._front.work(now + self._hop, self._front.cost.output_token * len(result.tokens))
+        cost = self._front.cost.output_token * len(result.tokens)
+        delivered = self._front.work(now + self._hop, cost, slows_down=False)
         self.steps.delivered.append(delivered)
         self._begin_answers(delivered)
         for end in finished:

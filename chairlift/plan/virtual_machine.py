@@ -17,10 +17,11 @@ class VirtualFront:
         self._free_at = 0.0
         self._taken = 0.0
 
-    def work(self, now: float, seconds: float) -> float:
-        """Do what comes now; return when it is done."""
+    def work(self, now: float, seconds: float, slows_down: bool = True) -> float:
+        """Do what comes now; return when it is done. It `slows_down` workers, but where delays count it already."""
         self.busy += seconds
-        self._taken += seconds * self.cost.contention
+        if slows_down:
+            self._taken += seconds * self.cost.contention
         self._free_at = max(self._free_at, now) + seconds
         return self._free_at
 

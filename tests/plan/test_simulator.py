@@ -18,13 +18,21 @@ from chairlift.core.items.limits import BatchLimits
 from chairlift.errors import ConfigError
 from chairlift.plan.figures import Targets, report
 from chairlift.plan.items import ItemModel
-from chairlift.plan.machine_profile import FrontCost, SequenceProfile
+from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
 
-FRONT = FrontCost(request=3e-4, prompt_token=1e-6, output_token=2e-5, item=1e-5, hop=1e-4, contention=0.5)
+FRONT = FrontCost(
+    request=3e-4,
+    prompt_token=1e-6,
+    output_token=2e-5,
+    item=1e-5,
+    hop=1e-4,
+    contention=0.5,
+    delays=(StepDelay(1, 1e-3), StepDelay(16, 2e-3)),
+)
 
 
 def model(profile: SequenceProfile | None = None, name: str = "", weight: float = 1.0, **config: Any) -> SequenceModel:
@@ -292,8 +300,23 @@ def test_what_the_front_does_takes_time() -> None:
     assert life.first == pytest.approx(life.scheduled + 0.1 + 0.05 + 0.003 + 0.02)
     # The next step began while the front was at the first token.
     assert life.end == pytest.approx(life.first + 0.15)
-    slower = simulate([model(profile)], trace, front=msgspec.structs.replace(front, contention=1.0)).requests[0]
-    assert slower.end == pytest.approx(life.end + 0.02)
+    delayed = msgspec.structs.replace(front, delays=(StepDelay(1, 0.03),))
+    slower = simulate([model(profile)], trace, front=delayed).requests[0]
+    assert slower.first == pytest.approx(life.first + 0.03)
+    assert slower.end == pytest.approx(life.end + 0.06)
+
+
+def test_what_the_front_does_for_requests_slows_down_the_next_step() -> None:
+    front = FrontCost(request=0.01, prompt_token=0.001, output_token=0.002)
+    profile = exact_profile(Coefficients(0.1, 0.0, 0.0, 0.0), gap=0.05)
+    trace = [
+        TraceRequest(arrival=1.0, input_length=10, output_length=3),
+        TraceRequest(arrival=1.05, input_length=20, output_length=1),
+    ]
+    freely = simulate([model(profile)], trace, front=front).requests[0]
+    slowly = simulate([model(profile)], trace, front=msgspec.structs.replace(front, contention=2.0)).requests[0]
+    assert slowly.first == freely.first
+    assert slowly.end == pytest.approx(freely.end + 2.0 * 0.03)
 
 
 def test_mistakes_are_told() -> None:
