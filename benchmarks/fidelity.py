@@ -1,7 +1,6 @@
 """How true the simulator is: a real server meets a trace, and the simulated one beside it does.
 
-    python benchmarks/fidelity.py MODEL_DIR [--trace FILE | --bursty] [--loads 0.5 0.85 0.95 1.1] [--out FILE]
-        [-- SETTINGS]
+    python benchmarks/fidelity.py MODEL_DIR [--trace FILE] [--loads 0.5 0.85 0.95 1.1] [--out FILE] [-- SETTINGS]
 
 First the model is measured for `--measure-seconds`, in a process of its own, as `chairlift.bench.measure_sequences`
 does; then the front, by what its process takes for requests with short prompts, long prompts and long answers sent to

@@ -93,10 +93,10 @@ class StepDelay(msgspec.Struct, array_like=True, frozen=True):
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Seconds of the front's one thread, for each request, token or item, and of the way between it and a worker.
 
-    While the front works, a worker that uses all cores is slower. For each second that requests, their prompts and items
-    take, steps are `contention` seconds longer; for what they give themselves they are by `delays`, which are by their
-    number of sequences, the fewest first, and between two of which lies a line. There are none where there are cores to
-    spare, or where steps were recorded under such load.
+    While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take,
+    steps are `contention` seconds longer; what they give themselves makes them longer by `delays`, by their number of
+    sequences, the fewest first; between two lies a line. There are none where there are cores to spare, or where steps
+    were recorded under such load.
     """
 
     request: float = 0.0
