@@ -93,7 +93,7 @@ class StepDelay(msgspec.Struct, array_like=True, frozen=True):
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Seconds of the front's one thread, for each request, token or item, and of the way between it and a worker.
 
-    While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take,
+    While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take
     steps are `contention` seconds longer; what they give themselves makes them longer by `delays`, by their number of
     sequences, the fewest first; between two lies a line. There are none where there are cores to spare, or where steps
     were recorded under such load.
