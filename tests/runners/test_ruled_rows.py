@@ -149,11 +149,12 @@ def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> Non
 
 @pytest.mark.parametrize(
     ("here", "are_all", "waits"),
-    [([0, 1], True, True), ([0, 1], False, False), ([0, 2], True, False), ([], True, False)],
+    [([0, 1], True, True), ([1], True, True), ([0, 1], False, False), ([0, 2], True, False), ([], True, False)],
 )
 def test_a_step_waits_for_those_that_take_long_where_it_has_nobody_else(
     rows: RuledRows, monkeypatch: pytest.MonkeyPatch, here: list[int], are_all: bool, waits: bool
 ) -> None:
+    """For those that rest as well."""
     waited: list[int] = []
     monkeypatch.setattr(rows._look_ahead, "wait_for_slow", lambda slow, seconds: waited.append(len(slow)))
     several = [Counted(0.0, is_light=False) for _ in range(3)]

@@ -105,10 +105,14 @@ class RuledRows:
         return given
 
     def _wait_for_slow(self, followers: Sequence[Follower]) -> None:
-        """Wait until one of these is advanced, if all are left to what time others leave: steps leave hardly any."""
-        if followers and all(follower.busy and follower.grammar.is_aside for follower in followers):
+        """If these are left to what time others leave, of which a step leaves hardly any, wait until any such goes on.
+
+        Those that rest until they are ready may be the first.
+        """
+        slow = [follower for follower in self._followers.values() if follower.busy and follower.grammar.is_aside]
+        if followers and all(follower in slow for follower in followers):
             with while_waiting():
-                self._look_ahead.wait_for_slow(followers, _MOST_WAIT_FOR_SLOW)
+                self._look_ahead.wait_for_slow(slow, _MOST_WAIT_FOR_SLOW)
 
     def _tell_ready(self, here: set[int], result: StepResult) -> None:
         """Tell the result who was late before and need not be left out any longer; `here` are the rows of this step."""
