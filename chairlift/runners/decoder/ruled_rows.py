@@ -14,8 +14,8 @@ from chairlift.runners.low_priority import while_waiting
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
 # is lost.
 _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
-# Seconds that a step waits for one whose grammar takes long, where there is nothing else in the step: who comes meanwhile
-# waits as well.
+# Seconds that a step waits for one whose grammar takes long, where there is nothing else in the step: who comes
+# meanwhile waits as well.
 _MOST_WAIT_FOR_SLOW = 0.005
 # Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
 # are waited for.
