@@ -140,24 +140,26 @@ def front_cost(
 
     # Many at once, as under load: who comes alone wakes the front for itself.
     short, crowd = _used(pid, target, requests(_CROWD, 1, _SHORT), _CLIENTS)
+    words, count, each = _SHORT, _CROWD, short
     token = item = 0.0
     if api != "oip":
-        long, _ = _used(pid, target, requests(_CROWD // 4, 1, _LONG), _CLIENTS)
-        many, _ = _used(pid, target, requests(_CROWD // 4, _MANY, _SHORT), _CLIENTS)
-        token = max((long - short) / (_LONG - _SHORT), 0.0)
+        # Of these the worker has more to do than the front.
+        words, count = _LONG, _CROWD // 4
+        each, crowd = _used(pid, target, requests(count, 1, words), _CLIENTS)
+        many, _ = _used(pid, target, requests(count, _MANY, _SHORT), _CLIENTS)
+        token = max((each - short) / (_LONG - _SHORT), 0.0)
         item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
     request = max(short - item - token * (_SHORT + _ADDED), 1e-6)
-    front = FrontCost(request=request, prompt_token=token, item=item)
     _, one_load = _used(pid, target, requests(200, 1, _SHORT), 1)
-    alone = float(np.median([each.ended - each.due for each in one_load.outcomes]))
+    alone = float(np.median([outcome.ended - outcome.due for outcome in one_load.outcomes]))
     size = float(_SHORT + _ADDED) if config.kind == "encoder" else 1.0
     waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
     hop = max((alone - profile.call - profile.size * size - short - waited) / 2, 2e-5)
-    taken = max(each.ended for each in crowd.outcomes) - min(each.due for each in crowd.outcomes)
-    words = [TraceRequest(arrival=0.0, input_length=_SHORT + _ADDED)] * _CROWD
-    calls = _CROWD / ItemCase(profile, tuple(words), front=FrontCost(hop=hop)).capacity(config, _CROWD)
-    contention = min(max((taken - calls) / (_CROWD * short), 0.0), 4.0)
-    return msgspec.structs.replace(front, hop=hop, contention=contention)
+    front = FrontCost(request=request, prompt_token=token, item=item, hop=hop)
+    taken = max(one.ended for one in crowd.outcomes) - min(one.due for one in crowd.outcomes)
+    texts = [TraceRequest(arrival=0.0, input_length=words + _ADDED)] * count
+    freely = count / ItemCase(profile, tuple(texts), front=front).capacity(config, count)
+    return msgspec.structs.replace(front, contention=min(max((taken - freely) / (count * each), 0.0), 4.0))
 
 
 def _used(pid: int, target: Target, requests: Sequence[bytes], clients: int) -> tuple[float, Load]:
