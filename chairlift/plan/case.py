@@ -141,12 +141,15 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
             msgspec.structs.replace(request, arrival=0.0, timeout=None, background=False)
             for request in self.trace[:count]
         ]
-        # Reading requests goes on beside the steps, and in the crowd would come before all of them.
+        # Reading requests goes on beside the steps, which it slows down, and in the crowd would come before all of them.
         idle = msgspec.structs.replace(self.front, request=0.0, prompt_token=0.0)
         waiting = sum(max(request.items, 1) for request in crowd)
         model = self.model(self.patient(config, waiting), waiting)
         run = simulate([model], crowd, front=idle, seed=self.seed)
         rate = len(crowd) / max((life.end for life in run.requests if life.end is not None), default=inf)
+        reading = self.front.request + self.front.prompt_token * fmean(_prompt_tokens(request) for request in crowd)
+        if rate:
+            rate = 1 / (1 / rate + min(self.front.contention * reading, 1 / rate))
         front = fmean(self.front_seconds(request) for request in crowd)
         return min(rate, 1 / front) if front else rate
 
@@ -195,3 +198,7 @@ def changed(config: SequenceConfig | ItemConfig) -> dict[str, Any]:
     bare = type(config)(model=config.model)
     names = [field.name for field in msgspec.structs.fields(config) if field.name not in ("model", "kind")]
     return {name: value for name in names if (value := getattr(config, name)) != getattr(bare, name)}
+
+
+def _prompt_tokens(request: TraceRequest) -> int:
+    return max(request.items, 1) * request.input_length

@@ -182,7 +182,7 @@ class VirtualSequences:
 
     def _woken(self, moment: float) -> None:
         if self._wake_at == moment and not self._busy:
-            self._front.slowdown()  # it slowed down nobody
+            self._front.slowdown(moment, 0.0)  # it slowed down nobody
             self.listen()
 
     def listen(self) -> None:
@@ -227,8 +227,9 @@ class VirtualSequences:
                 life.scheduled, life.cached_tokens = now, start.num_computed_tokens
         tokens, kv_tokens, pairs, result = self._computed(step)
         count = len(step.num_tokens)
-        slower = self._front.slowdown() + self._front.cost.delay(count)
-        result.seconds = seconds = self._times.seconds(tokens, kv_tokens, pairs) + slower
+        seconds = self._times.seconds(tokens, kv_tokens, pairs)
+        seconds += self._front.slowdown(now, seconds) + self._front.cost.delay(count)
+        result.seconds = seconds
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
         self._busy = True

@@ -15,20 +15,26 @@ class VirtualFront:
         self.cost = cost
         self.busy = 0.0
         self._free_at = 0.0
-        self._taken = 0.0
+        # Seconds of what slows down workers, and when the last of it is done.
+        self._taken = self._taken_until = 0.0
 
     def work(self, now: float, seconds: float, slows_down: bool = True) -> float:
         """Do what comes now; return when it is done. It `slows_down` workers, but where delays count it already."""
         self.busy += seconds
-        if slows_down:
-            self._taken += seconds * self.cost.contention
         self._free_at = max(self._free_at, now) + seconds
+        if slows_down:
+            self._taken += seconds
+            self._taken_until = self._free_at
         return self._free_at
 
-    def slowdown(self) -> float:
-        """Return the seconds by which the front has slowed down workers since this was last asked."""
-        taken, self._taken = self._taken, 0.0
-        return taken
+    def slowdown(self, now: float, seconds: float) -> float:
+        """Return by how much longer a worker takes for so many seconds, by what was done since this was last asked.
+
+        No more than twice as long: with as many others as it has threads it gets every second turn on a core.
+        """
+        done = max(self._taken - max(self._taken_until - now, 0.0), 0.0)
+        self._taken -= done
+        return min(done * self.cost.contention, seconds)
 
 
 class VirtualMachine:

@@ -42,6 +42,9 @@ def test_what_a_server_can_do_at_all() -> None:
     assert case(items=8).capacity(config(max_batch_size=8), 200) == pytest.approx(1 / (CALL + 8 * SIZE))
     slow = ItemCase(case().profile, case(items=4).trace, front=FrontCost(request=0.01, item=0.01))
     assert slow.capacity(config(), 200) == pytest.approx(1 / 0.05), "the front is one thread"
+    for contention, slower in ((2.0, 2.0 * 0.001), (1000.0, CALL + SIZE)):
+        beside = ItemCase(case().profile, case().trace, front=FrontCost(request=0.001, contention=contention))
+        assert beside.capacity(config(max_batch_size=1), 200) == pytest.approx(1 / (CALL + SIZE + slower))
 
 
 def test_a_crowd_is_never_refused() -> None:

@@ -23,6 +23,7 @@ from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
+from chairlift.plan.virtual_machine import VirtualFront
 
 FRONT = FrontCost(
     request=3e-4,
@@ -317,6 +318,20 @@ def test_what_the_front_does_for_requests_slows_down_the_next_step() -> None:
     slowly = simulate([model(profile)], trace, front=msgspec.structs.replace(front, contention=2.0)).requests[0]
     assert slowly.first == freely.first
     assert slowly.end == pytest.approx(freely.end + 2.0 * 0.03)
+    # A worker has every second turn at least.
+    hardly = simulate([model(profile)], trace, front=msgspec.structs.replace(front, contention=50.0)).requests[0]
+    assert hardly.end == pytest.approx(freely.end + 0.1)
+
+
+def test_what_the_front_has_yet_to_do_slows_down_nobody_yet() -> None:
+    front = VirtualFront(FrontCost(contention=2.0))
+    for _ in range(4):
+        front.work(1.0, 0.1)
+    assert front.slowdown(1.25, 1.0) == pytest.approx(2.0 * 0.25)
+    assert front.slowdown(1.35, 1.0) == pytest.approx(2.0 * 0.1)
+    front.work(1.36, 0.2, slows_down=False)
+    assert front.slowdown(2.0, 1.0) == pytest.approx(2.0 * 0.05)
+    assert front.slowdown(3.0, 1.0) == 0.0
 
 
 def test_mistakes_are_told() -> None:
