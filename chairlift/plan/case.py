@@ -141,7 +141,7 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
             msgspec.structs.replace(request, arrival=0.0, timeout=None, background=False)
             for request in self.trace[:count]
         ]
-        # Reading requests goes on beside the steps, which it slows down, and in the crowd would come before all of them.
+        # Reading requests goes on beside the steps, which it slows down, and in the crowd would come before all.
         idle = msgspec.structs.replace(self.front, request=0.0, prompt_token=0.0)
         waiting = sum(max(request.items, 1) for request in crowd)
         model = self.model(self.patient(config, waiting), waiting)
