@@ -282,7 +282,7 @@ def test_one_can_wait_for_the_first_that_takes_long(words: GrammarTokenizer) -> 
     while not slow.followers[0].grammar.is_aside:
         time.sleep(0.001)
     ahead.wait_for_slow(slow.followers, 0.0)
-    while (busy := [follower for follower in slow.followers if follower.busy]):
+    while busy := [follower for follower in slow.followers if follower.busy]:
         ahead.wait_for_slow(busy, 60)
         assert not all(follower.busy for follower in busy)
     ahead.close()
