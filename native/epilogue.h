@@ -186,12 +186,12 @@ template <typename T> struct Epilogue {
         store(to, made, count);
     }
 
-    // Whether any value is above `high` or NaN. Padding past the outputs is zero and may be above it as well.
-    static bool any_above(const Wide &values, float high) {
-        vint above = {};
+    // A bit for each value that is above `high` or NaN. Padding past the outputs is zero and may be above it as well.
+    static uint32_t above(const Wide &values, float high) {
+        uint32_t bits = 0;
 #pragma GCC unroll 8
-        for (int i = 0; i < WIDTH; i++) above |= ~(values[i] <= high);
-        return any(above);
+        for (int i = 0; i < WIDTH; i++) bits |= lane_bits(~(values[i] <= high)) << (i * LANES);
+        return bits;
     }
 
     void update_highest(int64_t row, int64_t first, const Wide &values, int count) const {
@@ -200,13 +200,16 @@ template <typename T> struct Epilogue {
         if (best != best) return;
         // A thread does not take all panels in their order; of equal sums the first output's counts.
         const float bar = first < highest.index[last] ? std::nextafter(high, -__builtin_inff()) : high;
-        if (!any_above(values, bar)) return;
-        const uint32_t allowed = highest.bits(row, first);
-        if (!allowed) return;
+        uint32_t some = above(values, bar);
+        if (!some) return;
+        some &= highest.bits(row, first) & ~0u >> (PANEL - count);
+        if (!some) return;
         float all[PANEL];
         store(all, values, PANEL);
-        for (int i = 0; i < count; i++)
-            if (!(all[i] <= bar) && (allowed >> i & 1)) highest.insert(row, all[i], first + i);
+        for (; some; some &= some - 1) {
+            const int i = __builtin_ctz(some);
+            highest.insert(row, all[i], first + i);
+        }
     }
 };
 

@@ -126,13 +126,15 @@ inline void store_narrow(bf16 *p, vfloat v) {
     std::memcpy(p, &narrowed, sizeof narrowed);
 }
 
-// Whether any lane of a comparison's result holds.
-inline bool any(vint lanes) {
+// A bit for each lane of a comparison's result that holds.
+inline uint32_t lane_bits(vint lanes) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#elif defined(__AVX2__)
+    return uint32_t(_mm256_movemask_ps((__m256)lanes));
 #else
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits |= lanes[i];
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= uint32_t(lanes[i] != 0) << i;
     return bits;
 #endif
 }

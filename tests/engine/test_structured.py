@@ -386,18 +386,17 @@ class Matcher:
 def test_a_panic_while_a_token_is_tried_ends_one_sequence(
     quantized: LLM, monkeypatch: pytest.MonkeyPatch, broken: str, temperature: float
 ) -> None:
-    follow = CompiledGrammar.follow
+    begin = CompiledGrammar.begin
     made: list[Follower] = []
 
-    def noted(*args: Any, **fields: Any) -> Follower:
-        follower = follow(*args, **fields)
-        if not fields:  # one of a sequence
-            made.append(follower)
+    def noted(*args: Any) -> Follower:
+        follower = begin(*args)
+        made.append(follower)
         if len(made) == 2:
             follower._matcher = Matcher(follower._matcher, broken)  # type: ignore[assignment]
         return follower
 
-    monkeypatch.setattr(CompiledGrammar, "follow", noted)
+    monkeypatch.setattr(CompiledGrammar, "begin", noted)
     monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._FEW", 0)
     samples = ask(quantized, PROMPTS[:3], temperature=temperature)
     assert [sample.finish_reason for sample in samples] == ["stop", "invalid", "stop"]

@@ -35,7 +35,7 @@ _LIGHT = 0.0005
 _WARY = 16
 # How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
 _SCHEMA = '{"grammars":[{"json_schema":'
-_PATTERNS = ('"pattern', '"format"', "whitespace_pattern", "\\u")
+_PATTERNS = ('"pattern', "whitespace_pattern", "\\u")
 # How the library says that no text follows a grammar.
 _NOTHING = ("NoExtension", "NoExtensionBias")
 
@@ -95,9 +95,9 @@ class GrammarTokenizer:
 class CompiledGrammar:
     """A grammar that any number of sequences can follow.
 
-    Tokens are tried only if it `is_plain`, a JSON schema without patterns: to look at a token keeps the interpreter's
-    lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little. Nor once to
-    look at one of its tokens took long.
+    Tokens are tried only if it `is_plain`, a JSON schema without patterns of its client's: to look at a token keeps the
+    interpreter's lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little.
+    Those of formats are the library's own. Nor are any tried once to look at one of its tokens took long.
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool) -> None:
@@ -109,20 +109,28 @@ class CompiledGrammar:
         # Whether it takes long, so that only threads follow it that nobody waits for; and whose turn it is.
         self.is_aside = False
         self.in_hand: Follower | None = None
+        # Where sequences begin that find forced tokens, as far as that is known.
+        self._beginnings: dict[TrialKind, Follower] = {}
 
     def check(self, allowed: Int32s) -> None:
         """Raise GrammarError if it is wrong, or too complex to begin with."""
         if not self.matcher.is_error():
             self.matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         _check(self.matcher)
-        first = self.follow([], forces=True)
-        first.advance()
-        if first.error is not None:
-            raise GrammarError(first.error)
+        for trial in TrialKind if self.is_plain else (TrialKind.NEVER,):
+            first = self.follow([], forces=True, trial=trial)
+            first.advance()
+            if first.error is not None:
+                raise GrammarError(first.error)
+            self._beginnings[trial] = first
 
     def follow(self, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER) -> "Follower":
         """A sequence's own way through it, which goes on after `output_ids`."""
         return Follower(self, output_ids, forces, trial if self.is_plain else TrialKind.NEVER)
+
+    def begin(self, trial: TrialKind) -> "Follower":
+        """The same of a sequence that has no output yet and finds forced tokens, as it is once it has advanced."""
+        return self._beginnings[trial if self.is_plain else TrialKind.NEVER].copy()
 
     def is_free(self) -> bool:
         """Whether others may wait for a sequence of it: all share a lexer, whose lock is kept while one advances."""
@@ -166,6 +174,16 @@ class Follower:
         self._said = list(output_ids)
         self._accepted: int | None = None
         self._address = self.allowed.ctypes.data
+
+    def copy(self) -> "Follower":
+        """Another that is as far as this one, which is not busy and has not failed, and whose tokens nobody took."""
+        found = Follower(self.grammar, [], self._forces, self._trial)
+        found.allowed[:] = self.allowed
+        found.forced = list(self.forced)
+        found.ended, found.is_tried, found.is_open = self.ended, self.is_tried, self.is_open
+        found.seconds = self.seconds
+        found._matcher = self._matcher.deep_copy()
+        return found
 
     def say(self, token: int) -> None:
         """Let it know of a token that was chosen from those allowed."""

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
+from chairlift.ops.base import Int32s
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.decoder.look_ahead import LookAhead
 from chairlift.runners.decoder.ruling import Ruling
@@ -43,6 +45,8 @@ class RuledRows:
         self._look_ahead = LookAhead()
         # Names of those that were late, until they are in a step again or need not be left out of one.
         self._late: dict[int, str] = {}
+        # For what the rows of a step may choose.
+        self._room: Int32s = np.empty((0, 0), np.int32)
         # When followers are advanced by this thread again, and how often one of them took long.
         self._here_from, self._times_long = 0.0, 0
 
@@ -52,9 +56,12 @@ class RuledRows:
     def add(self, row: int, start: Start, grammar: CompiledGrammar) -> None:
         """Have a row follow a grammar. Log-probabilities are those of tokens that were chosen, so then all are."""
         request = start.request
-        forces = request.params.logprobs is None
-        follower = grammar.follow(start.token_ids[len(request.prompt_ids) :], forces, self._trial(request.params))
-        self._followers[row] = follower
+        forces, trial = request.params.logprobs is None, self._trial(request.params)
+        output_ids = start.token_ids[len(request.prompt_ids) :]
+        if forces and not output_ids and len(self._followers) + 1 >= _FEW:
+            self._followers[row] = grammar.begin(trial)
+            return
+        follower = self._followers[row] = grammar.follow(output_ids, forces, trial)
         follower.prepares = len(self._followers) < _FEW
         self._look_ahead.post([follower])
 
@@ -129,9 +136,14 @@ class RuledRows:
 
     def ruling(self, rows: Sequence[int], device: torch.device) -> Ruling | None:
         """What rows may choose; None if none of them follows a grammar."""
-        if not any(row in self._followers for row in rows):
+        followers = [self._followers.get(row) for row in rows]
+        words = next((len(each.allowed) for each in followers if each is not None), None)
+        if words is None:
             return None
-        return Ruling([self._followers.get(row) for row in rows], device)
+        # Kept, as new memory of this size comes page by page, each time.
+        if len(self._room) < len(rows):
+            self._room = np.empty((len(rows), words), np.int32)
+        return Ruling(followers, device, self._room)
 
     def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
         """Those whose tokens were tried in vain are late."""

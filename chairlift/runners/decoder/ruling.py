@@ -2,20 +2,24 @@
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from chairlift.ops.base import Int32s
 from chairlift.runners.decoder.grammar import Follower
 
 
 class Ruling:
     """R rows of a step, of which those at `tried` choose by trial, and others from what is known to be allowed."""
 
-    def __init__(self, followers: Sequence[Follower | None], device: torch.device) -> None:
-        """`followers` [R] are the rows' own, None for one that follows no grammar."""
+    def __init__(self, followers: Sequence[Follower | None], device: torch.device, room: Int32s) -> None:
+        """`followers` [R] are the rows' own, None for one that follows no grammar.
+
+        What they may choose is written to `room` [R, ceil(V / 32)], which nobody else writes to in this step.
+        """
         self._followers = followers
         self._device = device
+        self._room = room
         self.tried = [index for index, each in enumerate(followers) if each is not None and each.is_tried]
         # Those who are to say it again: no token that was tried may be next, and what may be is not known yet.
         self.refused: list[int] = []
@@ -29,11 +33,9 @@ class Ruling:
             words = [None if each is None or each.is_tried else each.allowed for each in self._followers]
         else:
             words = [each.allowed for index in indices if (each := self._followers[index]) is not None]
-        width = next(len(each.allowed) for each in self._followers if each is not None)
-        bits = np.full((len(words), width), -1, np.int32)
+        bits = self._room[: len(words)]
         for index, some in enumerate(words):
-            if some is not None:
-                bits[index] = some
+            bits[index] = -1 if some is None else some
         return torch.from_numpy(bits).to(self._device)
 
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:

@@ -1,5 +1,6 @@
 """From logits to the next token of each sequence."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -132,11 +133,13 @@ class Sampler:
 
     def try_best(self, best: Tensor, ids: Tensor, ruling: Ruling) -> Choice:
         """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other."""
-        values, candidates = best.numpy(), ids.numpy()
-        chosen = candidates[:, 0].copy()
+        values, candidates = best.numpy().tolist(), ids.numpy().tolist()
+        chosen = ids.numpy()[:, 0].copy()
         for index in ruling.tried:
-            if np.isfinite(values[index, 0]):
-                token = ruling.pick(index, candidates[index, np.isfinite(values[index])].tolist())
+            if math.isfinite(values[index][0]):
+                # None are left of what the row may choose where the logit is not finite.
+                pairs = zip(candidates[index], values[index], strict=True)
+                token = ruling.pick(index, (token for token, value in pairs if math.isfinite(value)))
                 if token is not None:
                     chosen[index] = token
         return self.take(best[:, 0], torch.from_numpy(chosen))

@@ -1,0 +1,82 @@
+"""One sequence's way through its grammar: where it begins, and of which grammars tokens are tried."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chairlift import StructuredOutputsParams
+from chairlift.demo import demo_path
+from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer, TrialKind
+from chairlift.text.structured import grammar_of
+
+VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
+LETTERS = {"type": "string", "maxLength": 200}
+
+
+@pytest.fixture(scope="module")
+def words() -> GrammarTokenizer:
+    return GrammarTokenizer(Path(demo_path()), VOCAB)
+
+
+def written(follower: Follower, turns: int) -> list[int]:
+    """What a sequence says that takes the first token it may, and what follows from each."""
+    said = follower.take_forced()
+    for token in range(VOCAB):
+        if turns and not follower.ended and follower.accept(token):
+            said.append(token)
+            follower.say(token)
+            follower.advance()
+            return said + written(follower, turns - 1)
+    return said
+
+
+@pytest.mark.parametrize("trial", TrialKind)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": LETTERS, "b": {"type": "integer"}}, "required": ["a", "b"]},
+        LETTERS,
+        {"const": "nothing else"},
+        {"type": "string", "pattern": "^[a-z]{3,8}$"},
+    ],
+)
+def test_a_sequence_begins_where_following_its_grammar_leads(
+    words: GrammarTokenizer, schema: dict[str, Any], trial: TrialKind
+) -> None:
+    grammar = words.compile(grammar_of(StructuredOutputsParams(json=schema)))
+    begun, others = grammar.begin(trial), [grammar.begin(trial), grammar.follow([], forces=True, trial=trial)]
+    others[1].advance()
+    for other in others:
+        told = (other.forced, other.ended, other.is_tried, other.is_open)
+        assert (begun.forced, begun.ended, begun.is_tried, begun.is_open) == told
+        assert np.array_equal(begun.allowed, other.allowed) or begun.is_open
+    # None of them is moved by what another says.
+    first = written(begun, 4)
+    assert first
+    assert [written(other, 4) for other in others] == [first, first]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ({"type": "string", "maxLength": 9}, True),
+        ({"type": "string", "format": "date-time"}, True),
+        ({"type": "string", "pattern": "a+"}, False),
+        ({"type": "object", "patternProperties": {"a+": {"type": "string"}}}, False),
+    ],
+)
+def test_tokens_are_tried_where_no_client_describes_what_is_allowed(
+    words: GrammarTokenizer, text: dict[str, Any], is_plain: bool
+) -> None:
+    schema = {"type": "array", "items": text}
+    assert words.compile(grammar_of(StructuredOutputsParams(json=schema))).is_plain == is_plain
+
+
+def test_of_those_whose_forms_are_the_librarys_own_each_token_is_quickly_looked_at(words: GrammarTokenizer) -> None:
+    schema = {"type": "string", "format": "email", "maxLength": 1000}
+    follower = words.compile(grammar_of(StructuredOutputsParams(json=schema))).begin(TrialKind.OF_DRAWN)
+    assert written(follower, 60)
+    assert (follower.error, follower.grammar.is_slow) == (None, False)
