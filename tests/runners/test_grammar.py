@@ -10,6 +10,7 @@ import pytest
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer, TrialKind
+from chairlift.runners.decoder.ruling import AllowedBits
 from chairlift.text.structured import grammar_of
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -80,3 +81,10 @@ def test_of_those_whose_forms_are_the_librarys_own_each_token_is_quickly_looked_
     follower = words.compile(grammar_of(StructuredOutputsParams(json=schema))).begin(TrialKind.OF_DRAWN)
     assert written(follower, 60)
     assert (follower.error, follower.grammar.is_slow) == (None, False)
+
+
+def test_bits_of_a_step_are_those_of_its_own_rows_whatever_the_step_before_had() -> None:
+    bits, some, others = AllowedBits(), np.array([1, 2], np.int32), np.array([4, 8], np.int32)
+    for rows in ([None, some], [some, None, others], [None, None], [others], [some, None, None, None]):
+        expected = [[-1, -1] if row is None else row.tolist() for row in rows]
+        assert bits.fill(rows, 2).tolist() == expected

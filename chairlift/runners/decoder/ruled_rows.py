@@ -3,14 +3,12 @@
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
-from chairlift.ops.base import Int32s
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.decoder.look_ahead import LookAhead
-from chairlift.runners.decoder.ruling import Ruling
+from chairlift.runners.decoder.ruling import AllowedBits, Ruling
 from chairlift.runners.low_priority import while_waiting
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
@@ -45,8 +43,7 @@ class RuledRows:
         self._look_ahead = LookAhead()
         # Names of those that were late, until they are in a step again or need not be left out of one.
         self._late: dict[int, str] = {}
-        # For what the rows of a step may choose.
-        self._room: Int32s = np.empty((0, 0), np.int32)
+        self._bits = AllowedBits()
         # When followers are advanced by this thread again, and how often one of them took long.
         self._here_from, self._times_long = 0.0, 0
 
@@ -136,14 +133,9 @@ class RuledRows:
 
     def ruling(self, rows: Sequence[int], device: torch.device) -> Ruling | None:
         """What rows may choose; None if none of them follows a grammar."""
-        followers = [self._followers.get(row) for row in rows]
-        words = next((len(each.allowed) for each in followers if each is not None), None)
-        if words is None:
+        if not any(row in self._followers for row in rows):
             return None
-        # Kept, as new memory of this size comes page by page, each time.
-        if len(self._room) < len(rows):
-            self._room = np.empty((len(rows), words), np.int32)
-        return Ruling(followers, device, self._room)
+        return Ruling([self._followers.get(row) for row in rows], device, self._bits)
 
     def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
         """Those whose tokens were tried in vain are late."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,17 +10,36 @@ from chairlift.ops.base import Int32s
 from chairlift.runners.decoder.grammar import Follower
 
 
+class AllowedBits:
+    """Memory for what rows may choose, kept from step to step, as new memory of this size comes page by page."""
+
+    def __init__(self) -> None:
+        self._bits: Int32s = np.empty((0, 0), np.int32)
+        # Places that hold all bits, as they did in the step before.
+        self._full: set[int] = set()
+
+    def fill(self, rows: Sequence[Int32s | None], words: int) -> Int32s:
+        """Return [len(rows), words] with the bits of each row, or all bits for None, until it is filled again."""
+        if len(self._bits) < len(rows):
+            self._bits, self._full = np.empty((len(rows), words), np.int32), set()
+        for index, bits in enumerate(rows):
+            if bits is not None:
+                self._bits[index] = bits
+                self._full.discard(index)
+            elif index not in self._full:
+                self._bits[index] = -1
+                self._full.add(index)
+        return self._bits[: len(rows)]
+
+
 class Ruling:
     """R rows of a step, of which those at `tried` choose by trial, and others from what is known to be allowed."""
 
-    def __init__(self, followers: Sequence[Follower | None], device: torch.device, room: Int32s) -> None:
-        """`followers` [R] are the rows' own, None for one that follows no grammar.
-
-        What they may choose is written to `room` [R, ceil(V / 32)], which nobody else writes to in this step.
-        """
+    def __init__(self, followers: Sequence[Follower | None], device: torch.device, bits: AllowedBits) -> None:
+        """`followers` [R] are the rows' own, None for one that follows no grammar; `bits` nobody else fills now."""
         self._followers = followers
         self._device = device
-        self._room = room
+        self._bits = bits
         self.tried = [index for index, each in enumerate(followers) if each is not None and each.is_tried]
         # Those who are to say it again: no token that was tried may be next, and what may be is not known yet.
         self.refused: list[int] = []
@@ -33,10 +53,8 @@ class Ruling:
             words = [None if each is None or each.is_tried else each.allowed for each in self._followers]
         else:
             words = [each.allowed for index in indices if (each := self._followers[index]) is not None]
-        bits = self._room[: len(words)]
-        for index, some in enumerate(words):
-            bits[index] = -1 if some is None else some
-        return torch.from_numpy(bits).to(self._device)
+        width = next(len(each.allowed) for each in self._followers if each is not None)
+        return torch.from_numpy(self._bits.fill(words, width)).to(self._device)
 
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:
         """Return the first of a tried row's candidates that may be next; None if none of them may.
