@@ -186,12 +186,13 @@ class Sampler:
         independently, and the first that may be next has the odds that it has among those.
         """
         again = []
-        finite = choice.best.isfinite().tolist()
+        # On the host, where to look into a tensor for each row costs more than the trials.
+        best, tokens, chosen = choice.best.tolist(), candidates.tolist(), choice.token_ids.numpy()
         for index in ruling.tried:
-            if finite[index]:
-                token = ruling.pick(index, dict.fromkeys(candidates[index].tolist()))
+            if math.isfinite(best[index]):
+                token = ruling.pick(index, dict.fromkeys(tokens[index]))
                 if token is not None:
-                    choice.token_ids[index] = token
+                    chosen[index] = token
                 elif index not in ruling.refused:
                     again.append(index)
         if again:
