@@ -109,7 +109,7 @@ class CompiledGrammar:
         # Whether it takes long, so that only threads follow it that nobody waits for; and whose turn it is.
         self.is_aside = False
         self.in_hand: Follower | None = None
-        # Where sequences begin that find forced tokens, as far as that is known.
+        # Where sequences begin that find forced tokens, by what of them is tried: once it is checked.
         self._beginnings: dict[TrialKind, Follower] = {}
 
     def check(self, allowed: Int32s) -> None:
