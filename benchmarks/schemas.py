@@ -150,6 +150,10 @@ def taken(llm: LLM, found: Iterator[tuple[str, Schema]], refused: Counter[str]) 
             grammar = grammar_of(StructuredOutputsParams(json=schema))
             assert grammar is not None
             llm.engine.runner.grammars.compile(grammar)
+            # Nobody could say whether its answers are valid, as of patterns that Python's `re` does not know.
+            jsonschema.validators.validator_for(schema).check_schema(schema)
+        except jsonschema.SchemaError as error:
+            refused[f"by the jsonschema package: {error.message[:60]}"] += 1
         except (InvalidRequest, GrammarError) as error:
             refused[re.sub(r'"[^"]*/[^"]*"|\d+', "*", str(error))[:110]] += 1
         else:
