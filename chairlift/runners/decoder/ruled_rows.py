@@ -55,6 +55,7 @@ class RuledRows:
         request = start.request
         forces, trial = request.params.logprobs is None, self._trial(request.params)
         output_ids = start.token_ids[len(request.prompt_ids) :]
+        # Of few, what is allowed is found as well, which beginnings may leave out.
         if forces and not output_ids and len(self._followers) + 1 >= _FEW:
             self._followers[row] = grammar.begin(trial)
             return

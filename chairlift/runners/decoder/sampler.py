@@ -137,7 +137,7 @@ class Sampler:
         chosen = ids.numpy()[:, 0].copy()
         for index in ruling.tried:
             if math.isfinite(values[index][0]):
-                # None are left of what the row may choose where the logit is not finite.
+                # Where fewer may be chosen than there are candidates, the rest have no finite logit.
                 pairs = zip(candidates[index], values[index], strict=True)
                 token = ruling.pick(index, (token for token, value in pairs if math.isfinite(value)))
                 if token is not None:
