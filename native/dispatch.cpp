@@ -155,9 +155,9 @@ EXPORT void chairlift_linear(const void *x, int64_t rows, const Weight *weight, 
     chosen->kernels->linear(x, rows, *weight, out, floats, dtype);
 }
 
-EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *allowed, int64_t words,
+EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *const *allowed,
                            int64_t most, int64_t *index, float *value, int32_t dtype) {
-    chosen->kernels->best(x, rows, *weight, allowed, words, most, index, value, dtype);
+    chosen->kernels->best(x, rows, *weight, allowed, most, index, value, dtype);
 }
 
 EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
@@ -192,6 +192,6 @@ EXPORT void chairlift_mamba2(const StateSpans *spans, const Mamba2 *mamba, int32
     chosen->kernels->mamba2(*spans, *mamba, dtype);
 }
 
-EXPORT void chairlift_exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words) {
-    chosen->kernels->exclude(logits, rows, vocab, allowed, words);
+EXPORT void chairlift_exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
+    chosen->kernels->exclude(logits, rows, vocab, allowed);
 }

@@ -17,13 +17,17 @@ struct Rows {
 };
 
 // The `most` highest sums of each row so far and their outputs, the highest first, as one thread has seen them. Of a row
-// that has bits in `allowed`, of `words` for each row, only those outputs count whose bit is set.
+// that has a bit for each output in `allowed`, only outputs whose bit is set count, and only the highest is kept.
 struct Highest {
     float *value;
     int64_t *index;
     int64_t most = 1;
-    const uint32_t *allowed = nullptr;
-    int64_t words = 0;
+    const uint32_t *const *allowed = nullptr;
+
+    const uint32_t *of(int64_t row) const { return allowed ? allowed[row] : nullptr; }
+
+    // How many of a row's sums are kept.
+    int64_t count(int64_t row) const { return of(row) ? 1 : most; }
 
     // Begins with nothing: values below all sums.
     void clear(int64_t rows) const {
@@ -42,7 +46,7 @@ struct Highest {
         const auto beats = [&](int64_t place) {
             return sum > values[place] || (sum == values[place] && output < outputs[place]);
         };
-        int64_t place = most - 1;
+        int64_t place = count(row) - 1;
         if (!beats(place)) return;
         for (; place > 0 && beats(place - 1); place--)
             values[place] = values[place - 1], outputs[place] = outputs[place - 1];
@@ -52,7 +56,8 @@ struct Highest {
     // A bit for each output of the panel that begins with this one.
     uint32_t bits(int64_t row, int64_t first) const {
         static_assert(PANEL == 32);
-        return allowed ? allowed[row * words + first / PANEL] : ~0u;
+        const uint32_t *words = of(row);
+        return words ? words[first / PANEL] : ~0u;
     }
 };
 
@@ -195,8 +200,8 @@ template <typename T> struct Epilogue {
     }
 
     void update_highest(int64_t row, int64_t first, const Wide &values, int count) const {
-        const int64_t last = (row + 1) * highest.most - 1;
-        const float best = highest.value[row * highest.most], high = highest.value[last];
+        const int64_t start = row * highest.most, last = start + highest.count(row) - 1;
+        const float best = highest.value[start], high = highest.value[last];
         if (best != best) return;
         // A thread does not take all panels in their order; of equal sums the first output's counts.
         const float bar = first < highest.index[last] ? std::nextafter(high, -__builtin_inff()) : high;

@@ -74,11 +74,11 @@ void any_linear(const void *x, int64_t rows, const Weight &weight, void *out, bo
     });
 }
 
-void any_best(const void *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words,
+void any_best(const void *x, int64_t rows, const Weight &weight, const uint32_t *const *allowed,
               int64_t most, int64_t *index, float *value, int32_t dtype) {
     with_type(dtype, [&](auto *type) {
         using T = decltype(type);
-        best(T(x), rows, weight, allowed, words, most, index, value);
+        best(T(x), rows, weight, allowed, most, index, value);
     });
 }
 

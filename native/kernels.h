@@ -242,14 +242,14 @@ struct Kernels {
     void (*pack)(const void *weight, const void *bias, const Weight &packed, int32_t dtype);
     // The sums as rows of the activations' type (for a gated weight half as many), activated if it has an activation, or as floats.
     void (*linear)(const void *x, int64_t rows, const Weight &weight, void *out, bool floats, int32_t dtype);
-    void (*best)(const void *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words,
+    void (*best)(const void *x, int64_t rows, const Weight &weight, const uint32_t *const *allowed,
                  int64_t most, int64_t *index, float *value, int32_t dtype);
     void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
     void (*highest)(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values);
-    void (*exclude)(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words);
+    void (*exclude)(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed);
     void (*causal_conv)(const StateSpans &spans, const Convolution &conv, int32_t dtype);
     void (*gated_delta)(const StateSpans &spans, const DeltaRule &rule, int32_t dtype);
     void (*mamba2)(const StateSpans &spans, const Mamba2 &mamba, int32_t dtype);

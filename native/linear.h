@@ -34,17 +34,17 @@ template <typename T> void linear(const T *x, int64_t rows, const Weight &weight
 }
 
 // The `most` highest sums of each row and whose they are, the highest first; the first is no number if any of them is
-// none. With `allowed`, a bit for each output in `words` words a row, others do not count.
+// none. With `allowed`, a row may have a bit for each output: only those that are set count then, and one sum is found.
 template <typename T>
-void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *allowed, int64_t words, int64_t most,
+void best(const T *x, int64_t rows, const Weight &weight, const uint32_t *const *allowed, int64_t most,
           int64_t *index, float *value) {
     static thread_local Arena arena;
     const int64_t threads = omp_get_max_threads(), kept = rows * most;
     arena.reset(threads * kept * (sizeof(float) + sizeof(int64_t)) + 2 * 64);
-    const Highest found{arena.take<float>(threads * kept), arena.take<int64_t>(threads * kept), most, allowed, words};
+    const Highest found{arena.take<float>(threads * kept), arena.take<int64_t>(threads * kept), most, allowed};
     found.clear(threads * rows);
     multiply(x, rows, weight, Epilogue<T>{EpilogueMode::HIGHEST, nullptr, nullptr, 0, found});
-    const Highest of_all{value, index, most};
+    const Highest of_all{value, index, most, allowed};
     of_all.clear(rows);
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = row * most; i < threads * kept && value[row * most] == value[row * most]; i += kept)

@@ -166,13 +166,13 @@ void highest(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, flo
     });
 }
 
-// Makes all logits [rows, vocab] negative infinity whose bit is not set in `allowed`, of `words` for each row.
-void exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *allowed, int64_t words) {
+// Makes all logits [rows, vocab] negative infinity whose bit is not set in what `allowed` has for their row, if anything.
+void exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
     constexpr int BITS = 32;
     with_team(rows > 1, [&](Team &team) {
         for (int64_t row = team.take(); row < rows; row = team.take())
-            for (int64_t word = 0; word < words; word++) {
-                const uint32_t bits = allowed[row * words + word];
+            for (int64_t word = 0; allowed[row] && word * BITS < vocab; word++) {
+                const uint32_t bits = allowed[row][word];
                 if (bits == ~0u) continue;
                 float *some = logits + row * vocab + word * BITS;
                 const int count = int(std::min<int64_t>(BITS, vocab - word * BITS));

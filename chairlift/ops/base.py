@@ -13,6 +13,9 @@ from torch import Tensor
 KVCache = tuple[Tensor, ...]
 Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
+# For each row of logits the tokens that may be chosen, [ceil(V / 32)] int32 on the host: token t may if bit t % 32 of
+# word t // 32 is set. None: all may.
+Allowed = Sequence[Tensor | None]
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -40,17 +43,18 @@ class Head(Protocol):
         """Return hidden [R, H] -> [R, V], in float32 or the dtype of `hidden`."""
         ...
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return what `best` does for the C likeliest tokens, the likeliest first: [R, C] both.
 
-        Of equal logits the first token comes first. Where fewer are allowed, the rest has logits of -inf.
+        Of equal logits the first token comes first. Of a row of which not all are allowed only the likeliest is found,
+        and the rest has logits of -inf.
         """
         ...
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] int64 that has it.
 
-        With `allowed`, as in `Ops.exclude`, only the tokens that it names count; -inf if there is none.
+        With `allowed` only the tokens that it names count; -inf if there is none.
         """
         ...
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from chairlift.ops.activation import Activation
 from chairlift.ops.base import (
+    Allowed,
     AttentionBatch,
     DecoderWeights,
     Draws,
@@ -114,11 +115,8 @@ class Ops(Protocol):
         """Add x into `residual` in place and return rms_norm(residual)."""
         ...
 
-    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
-        """Make logits [R, V] float32 -inf in place, except those of the tokens that are allowed.
-
-        allowed [R, ceil(V / 32)] int32: token t of a row is allowed if bit t % 32 of word t // 32 is set.
-        """
+    def exclude(self, logits: Tensor, allowed: Allowed) -> None:
+        """Make logits [R, V] float32 -inf in place, except those of the tokens that are allowed."""
         ...
 
     def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.ops import native
 from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import (
+    Allowed,
     AttentionBatch,
     DecoderWeights,
     Draws,
@@ -33,7 +34,7 @@ from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.native import DTYPES, load_library, product_path, zeros
-from chairlift.ops.packed import PackedWeight
+from chairlift.ops.packed import PackedWeight, addresses
 from chairlift.ops.recurrence import NativeRecurrence
 from chairlift.ops.reference import FollowedLinear, ReferenceLinear
 
@@ -57,12 +58,12 @@ class PlainHead:
         """Return hidden [R, in] -> [R, out]."""
         return functional.linear(hidden, self._weight)
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         return best_allowed(self.logits(hidden).float(), allowed)
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return what `best` does, [R, 1] both, as `Head.candidates`."""
         values, tokens = self.best(hidden, allowed)
         return values[:, None], tokens[:, None]
@@ -206,9 +207,9 @@ class CpuOps:
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ACTIVATIONS[activation], self._code)
         return out
 
-    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
-        """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
-        self._library.chairlift_exclude(logits.data_ptr(), *logits.shape, allowed.data_ptr(), allowed.shape[1])
+    def exclude(self, logits: Tensor, allowed: Allowed) -> None:
+        """Make logits [R, V] float32 -inf in place except those of the tokens that are allowed."""
+        self._library.chairlift_exclude(logits.data_ptr(), *logits.shape, addresses(allowed))
 
     def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the highest of logits [R, V] float32, [R], and the first token that has it, [R] int64."""

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.ops.base import Draws, Ints
+from chairlift.ops.base import Allowed, Draws, Ints
 
 # Likeliest tokens looked at before a row with top_p alone is sorted as a whole; real distributions rarely need more.
 _HEAD = 512
@@ -26,14 +26,16 @@ def draw_tokens(logits: Tensor, draws: Draws) -> Tensor:
     return draw(logits, _tensor(draws.uniform, logits))
 
 
-def exclude_tokens(logits: Tensor, allowed: Tensor) -> None:
+def exclude_tokens(logits: Tensor, allowed: Allowed) -> None:
     """Exclude as `Ops.exclude` says."""
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    is_allowed = (allowed[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+    every = torch.full((-(-logits.shape[1] // 32),), -1, dtype=torch.int32)
+    words = torch.stack([every if each is None else each for each in allowed]).to(logits.device)
+    is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
     logits.masked_fill_(~is_allowed, -torch.inf)
 
 
-def best_allowed(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+def best_allowed(logits: Tensor, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
     """Return `Head.best` of logits [R, V] float32, which may be changed."""
     if allowed is not None:
         exclude_tokens(logits, allowed)

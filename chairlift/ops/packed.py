@@ -1,13 +1,20 @@
 """Weights packed once for the native products: see native/gemm.h."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from chairlift.ops.activation import Activation
+from chairlift.ops.base import Allowed
 from chairlift.ops.formats import PANEL, WeightFormat
-from chairlift.ops.native import ACTIVATIONS, DTYPES, WeightStruct, zeros
+from chairlift.ops.native import ACTIVATIONS, DTYPES, POINTER, WeightStruct, zeros
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where their memory begins, which is kept only as long as they are; null for None."""
+    return (POINTER * len(tensors))(*(None if each is None else each.data_ptr() for each in tensors))
 
 
 class PackedWeight:
@@ -73,22 +80,22 @@ class PackedWeight:
         self._linear(hidden.data_ptr(), hidden.shape[0], self._address, out.data_ptr(), 1, self._code)
         return out
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return the highest logit of each row, [R] float32, and the first output that has it, [R], as `Head.best`."""
         values, indices = self._highest(hidden, allowed, 1)
         return values[:, 0], indices[:, 0]
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return the highest logits of each row, [R, C] float32, and whose they are, [R, C], as `Head.candidates`."""
         return self._highest(hidden, allowed, self.num_candidates)
 
-    def _highest(self, hidden: Tensor, allowed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    def _highest(self, hidden: Tensor, allowed: Allowed | None, count: int) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
         values = torch.empty((rows, count), dtype=torch.float32)
         indices = torch.empty((rows, count), dtype=torch.int64)
-        bits = (None, 0) if allowed is None else (allowed.data_ptr(), allowed.shape[1])
+        bits = None if allowed is None else addresses(allowed)
         out = count, indices.data_ptr(), values.data_ptr()
-        self._best(hidden.data_ptr(), rows, self._address, *bits, *out, self._code)
+        self._best(hidden.data_ptr(), rows, self._address, bits, *out, self._code)
         return values, indices
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.ops.activation import Activation, activate, gated
-from chairlift.ops.base import AttentionBatch, DecoderWeights, Draws, Head, HeadShape, KVCache, Linear, Quantization
+from chairlift.ops.base import (
+    Allowed,
+    AttentionBatch,
+    DecoderWeights,
+    Draws,
+    Head,
+    HeadShape,
+    KVCache,
+    Linear,
+    Quantization,
+)
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
 from chairlift.ops.rotation import rotate
@@ -52,12 +62,12 @@ class ReferenceLinear:
 
     logits = sums
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return the highest logit of each row, [R] float32, and its first token, [R], as `Head.best`."""
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         return best_allowed(self.sums(hidden).float(), allowed)
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return what `best` does, [R, 1] both, as `Head.candidates`."""
         values, tokens = self.best(hidden, allowed)
         return values[:, None], tokens[:, None]
@@ -164,8 +174,8 @@ class ReferenceOps:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
-    def exclude(self, logits: Tensor, allowed: Tensor) -> None:
-        """Make logits [R, V] float32 -inf in place wherever `allowed` [R, ceil(V / 32)] int32 has no bit."""
+    def exclude(self, logits: Tensor, allowed: Allowed) -> None:
+        """Make logits [R, V] float32 -inf in place except those of the tokens that are allowed."""
         exclude_tokens(logits, allowed)
 
     def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chairlift.ops import native
 from chairlift.ops.activation import Activation, activate
-from chairlift.ops.base import Quantization
+from chairlift.ops.base import Allowed, Quantization
 from chairlift.ops.cpu import CpuOps, OneDnnLinear, product_rows
 from chairlift.ops.formats import FORMATS
 from chairlift.ops.native import load_library, product_path
@@ -220,13 +220,13 @@ def test_the_first_of_equal_logits_is_best(kind: Kind) -> None:
     assert values.tolist() == indices.tolist() == [0] * len(hidden)
 
 
-def bits_of(allowed: Tensor) -> Tensor:
-    """Words [R, ceil(V / 32)] int32 with a bit for each true value of [R, V]."""
+def bits_of(allowed: Tensor) -> list[Tensor]:
+    """For each of R rows its words, as in `Allowed`, with a bit for each true value of [R, V]."""
     rows, vocab = allowed.shape
     padded = torch.zeros(rows, -(-vocab // 32) * 32, dtype=torch.uint8)
     padded[:, :vocab] = allowed
     packed = np.packbits(padded.numpy(), axis=1, bitorder="little")
-    return torch.from_numpy(packed.view(np.int32))
+    return list(torch.from_numpy(packed.view(np.int32)))
 
 
 @pytest.mark.parametrize("vocab", [31, 64, 3000])
@@ -237,7 +237,8 @@ def test_only_what_is_allowed_can_be_best(kind: Kind, vocab: int, share: float) 
     allowed = torch.rand(40, vocab, generator=torch.Generator().manual_seed(3)) < share
     allowed[0], allowed[1] = True, False
     allowed[2:, 5] = True
-    bits = bits_of(allowed)
+    allowed[3::4] = True
+    bits: Allowed = [None if index % 4 == 3 else row for index, row in enumerate(bits_of(allowed))]
     excluded = head.logits(hidden).float().masked_fill(~allowed, -torch.inf)
     values, indices = head.best(hidden, bits)
     assert torch.equal(values, excluded.amax(-1))
@@ -260,9 +261,13 @@ def test_candidates_are_the_likeliest_in_their_order(kind: Kind, vocab: int, thr
     hidden = random(70, 64, dtype=kind[0], seed=2)
     allowed = torch.rand(70, vocab, generator=torch.Generator().manual_seed(3)) < 0.5
     allowed[0], allowed[1] = True, False
-    for bits, some in ((None, torch.ones_like(allowed)), (bits_of(allowed), allowed)):
+    allowed[3::4] = True
+    mixed: Allowed = [None if index % 4 == 3 else row for index, row in enumerate(bits_of(allowed))]
+    for bits, some in ((None, torch.ones_like(allowed)), (mixed, allowed)):
         logits = head.logits(hidden).float().masked_fill(~some, -torch.inf)
         expected, order = logits.sort(dim=-1, descending=True, stable=True)
+        # Others of a row of which not all are allowed are not looked for.
+        expected[[index for index in range(70) if bits and bits[index] is not None], 1:] = -torch.inf
         values, tokens = head.candidates(hidden, bits)
         count = min(head.num_candidates, vocab)
         assert torch.equal(values[:, :count], expected[:, :count])

@@ -10,7 +10,6 @@ import pytest
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer, TrialKind
-from chairlift.runners.decoder.ruling import AllowedBits
 from chairlift.text.structured import grammar_of
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -76,10 +75,3 @@ def test_tokens_are_tried_where_no_client_describes_what_is_allowed(
 ) -> None:
     schema = {"type": "array", "items": text}
     assert words.compile(grammar_of(StructuredOutputsParams(json=schema))).is_plain == is_plain
-
-
-def test_bits_of_a_step_are_those_of_its_own_rows_whatever_the_step_before_had() -> None:
-    bits, some, others = AllowedBits(), np.array([1, 2], np.int32), np.array([4, 8], np.int32)
-    for rows in ([None, some], [some, None, others], [None, None], [others], [some, None, None, None]):
-        expected = [[-1, -1] if row is None else row.tolist() for row in rows]
-        assert bits.fill(rows, 2).tolist() == expected

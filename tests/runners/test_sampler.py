@@ -17,7 +17,7 @@ from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
 from chairlift.ops.reference import ReferenceOps
 from chairlift.runners.decoder.grammar import Follower
-from chairlift.runners.decoder.ruling import AllowedBits, Ruling
+from chairlift.runners.decoder.ruling import Ruling
 from chairlift.runners.decoder.runner import pack, split, to_host
 from chairlift.runners.decoder.sampler import Sampled, Sampler, request_seed, uniform
 
@@ -132,6 +132,7 @@ class Tried(Follower):
     def __init__(self, token_ids: list[int], vocab: int, is_open: bool) -> None:
         self.is_tried, self.is_open, self.error = True, is_open, None
         self.allowed = np.zeros(-(-vocab // 32), np.int32)
+        self.bits = torch.from_numpy(self.allowed)
         self._ids = set(token_ids)
         for token in token_ids:
             self.allowed[token // 32] |= np.uint32(1 << token % 32).view(np.int32)
@@ -152,7 +153,7 @@ def test_what_is_tried_is_drawn_as_if_nothing_else_were_there(token_ids: list[in
     rows, lengths = np.zeros(count, np.int64), np.arange(count)
 
     def tried(is_open: bool) -> tuple[Ruling, Ints]:
-        ruling = Ruling([Tried(token_ids, 41, is_open)] * count, CPU, AllowedBits())
+        ruling = Ruling([Tried(token_ids, 41, is_open)] * count)
         return ruling, sampler.sample(logits.expand(count, -1).clone(), rows, lengths, ruling).token_ids.numpy()
 
     ruling, found = tried(False)

@@ -18,7 +18,6 @@ class Exclusions:
 
     def __init__(self, request: Request, output_ids: Sequence[int], vocab_size: int) -> None:
         allowed = request.params.allowed_token_ids
-        # As `Ops.exclude` has it.
         self._allowed = _bits(allowed, vocab_size) if allowed else None
         self._words = [list(word) for word in request.bad_word_ids if word]
         # As many of the last tokens as the longest word needs.
@@ -35,7 +34,7 @@ class Exclusions:
     def apply(self, logits: Tensor, ops: Ops) -> None:
         """Make what is excluded -inf in the sequence's logits [1, V]."""
         if self._allowed is not None:
-            ops.exclude(logits, self._allowed.to(logits.device))
+            ops.exclude(logits, [self._allowed])
         # With these a word would be complete.
         last = [word[-1] for word in self._words if len(word) == 1 or self._tail[1 - len(word) :] == word[:-1]]
         if last:
@@ -43,8 +42,8 @@ class Exclusions:
 
 
 def _bits(token_ids: Sequence[int], vocab_size: int) -> Tensor:
-    """[1, ceil(vocab_size / 32)] int32: a bit for each token."""
+    """As `Allowed` has them."""
     ids: Ints = np.asarray(token_ids, np.int64)
     words = np.zeros(-(-vocab_size // _BITS), np.uint32)
     np.bitwise_or.at(words, ids // _BITS, np.uint32(1) << (ids % _BITS).astype(np.uint32))
-    return torch.from_numpy(words.view(np.int32)[None])
+    return torch.from_numpy(words.view(np.int32))

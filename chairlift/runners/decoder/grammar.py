@@ -13,6 +13,7 @@ from pathlib import Path
 import llguidance
 import numpy as np
 import tokenizers
+import torch
 
 from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import read_object
@@ -152,6 +153,8 @@ class Follower:
     ) -> None:
         self.grammar = grammar
         self.allowed = np.zeros(grammar.tokenizer.words, np.int32)
+        # The same memory, as `Allowed` has it.
+        self.bits = torch.from_numpy(self.allowed)
         self.forced: list[int] = []
         self.ended = False
         self.is_tried = False
@@ -173,7 +176,7 @@ class Follower:
         self._wary, self._times_in_vain = 0, 0
         self._said = list(output_ids)
         self._accepted: int | None = None
-        self._address = self.allowed.ctypes.data
+        self._address = self.bits.data_ptr()
 
     def copy(self) -> "Follower":
         """Another that is as far as this one, which is not busy and has not failed, and whose tokens nobody took."""

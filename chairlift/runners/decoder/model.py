@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from chairlift.core.cost import ExpertReads
-from chairlift.ops.base import DecoderWeights, Forward, Head, Inputs, KVCache
+from chairlift.ops.base import Allowed, DecoderWeights, Forward, Head, Inputs, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts
 from chairlift.runners.decoder.config import DecoderConfig
@@ -133,7 +133,7 @@ class Decoder:
         """Return [R, V] logits, in float32 or the model's dtype, of hidden states [R, H]."""
         return self._capped(self._head.logits(hidden))
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
         values, tokens = self._head.best(hidden, allowed)
         return self._capped(values), tokens
@@ -143,7 +143,7 @@ class Decoder:
         """How many tokens `candidates` gives for a row."""
         return self._head.num_candidates
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return what `best` does for the C likeliest tokens of each row, the likeliest first: [R, C] both."""
         values, tokens = self._head.candidates(hidden, allowed)
         return self._capped(values), tokens

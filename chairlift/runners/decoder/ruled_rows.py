@@ -3,12 +3,10 @@
 import time
 from collections.abc import Sequence
 
-import torch
-
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.decoder.look_ahead import LookAhead
-from chairlift.runners.decoder.ruling import AllowedBits, Ruling
+from chairlift.runners.decoder.ruling import Ruling
 from chairlift.runners.low_priority import while_waiting
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
@@ -43,7 +41,6 @@ class RuledRows:
         self._look_ahead = LookAhead()
         # Names of those that were late, until they are in a step again or need not be left out of one.
         self._late: dict[int, str] = {}
-        self._bits = AllowedBits()
         # When followers are advanced by this thread again, and how often one of them took long.
         self._here_from, self._times_long = 0.0, 0
 
@@ -88,7 +85,7 @@ class RuledRows:
         Nothing for one that is late, that has failed, or that nothing can follow. `are_all`: whether nothing else is in
         the step, so that it costs nobody to wait for them.
         """
-        ruled = [(row, name, self._followers[row]) for row, name in zip(rows, names, strict=True) if row in self]
+        ruled = self._ruled(rows, names)
         busy = [follower for _, _, follower in ruled if follower.busy]
         if busy:
             self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if len(busy) < len(rows) else 1))
@@ -132,11 +129,11 @@ class RuledRows:
     def __contains__(self, row: int) -> bool:
         return row in self._followers
 
-    def ruling(self, rows: Sequence[int], device: torch.device) -> Ruling | None:
+    def ruling(self, rows: Sequence[int]) -> Ruling | None:
         """What rows may choose; None if none of them follows a grammar."""
         if not any(row in self._followers for row in rows):
             return None
-        return Ruling([self._followers.get(row) for row in rows], device, self._bits)
+        return Ruling([self._followers.get(row) for row in rows])
 
     def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
         """Those whose tokens were tried in vain are late."""
@@ -151,23 +148,35 @@ class RuledRows:
 
         Returns what follows from them, as far as it is soon known, and tells the result who has ended by it.
         """
-        chosen = zip(rows, names, strict=True)
-        ruled = [(row, name, self._followers[row]) for row, name in chosen if row in self and name in result.tokens]
-        for _, name, follower in ruled:
-            follower.prepares = len(ruled) < _FEW
-            follower.say(result.tokens[name][-1])
-        self._held = {row: follower for row, _, follower in ruled if not follower.go_on()}
-        if self._tries and len(ruled) >= _FEW:
+        tokens = result.tokens
+        ruled = [each for each in self._ruled(rows, names) if each[1] in tokens]
+        prepares = len(ruled) < _FEW
+        held = []
+        for each in ruled:
+            _, name, follower = each
+            follower.prepares = prepares
+            follower.say(tokens[name][-1])
+            if not follower.go_on():
+                held.append(each)
+        self._held = {row: follower for row, _, follower in held}
+        if self._tries and not prepares:
             self._advance_here(_HERE * seconds)
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
         if len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience:
             self.go_on()
             self._look_ahead.wait(patience)
         given: dict[int, list[int]] = {}
-        for row, name, follower in ruled:
+        # Nothing follows yet where a token was tried and others can be.
+        for row, name, follower in held:
             if not follower.busy and follower.error is None:
                 self._give(row, name, follower, given, result)
         return given
+
+    def _ruled(self, rows: Sequence[int], names: Sequence[str]) -> list[tuple[int, str, Follower]]:
+        """Rows, names and followers of those that follow a grammar."""
+        followers = self._followers
+        found = zip(rows, names, map(followers.get, rows), strict=True)
+        return [(row, name, follower) for row, name, follower in found if follower is not None]
 
     def _advance_here(self, seconds: float) -> None:
         """Advance those that are soon done, for so many seconds at most."""

@@ -2,59 +2,27 @@
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from chairlift.ops.base import Int32s
+from chairlift.ops.base import Allowed
 from chairlift.runners.decoder.grammar import Follower
-
-
-class AllowedBits:
-    """Memory for what rows may choose, kept from step to step, as new memory of this size comes page by page."""
-
-    def __init__(self) -> None:
-        self._bits: Int32s = np.empty((0, 0), np.int32)
-        # Places that hold all bits, as they did in the step before.
-        self._full: set[int] = set()
-
-    def fill(self, rows: Sequence[Int32s | None], words: int) -> Int32s:
-        """Return [len(rows), words] with the bits of each row, or all bits for None, until it is filled again."""
-        if len(self._bits) < len(rows):
-            self._bits, self._full = np.empty((len(rows), words), np.int32), set()
-        for index, bits in enumerate(rows):
-            if bits is not None:
-                self._bits[index] = bits
-                self._full.discard(index)
-            elif index not in self._full:
-                self._bits[index] = -1
-                self._full.add(index)
-        return self._bits[: len(rows)]
 
 
 class Ruling:
     """R rows of a step, of which those at `tried` choose by trial, and others from what is known to be allowed."""
 
-    def __init__(self, followers: Sequence[Follower | None], device: torch.device, bits: AllowedBits) -> None:
-        """`followers` [R] are the rows' own, None for one that follows no grammar; `bits` nobody else fills now."""
+    def __init__(self, followers: Sequence[Follower | None]) -> None:
+        """`followers` [R] are the rows' own, None for one that follows no grammar."""
         self._followers = followers
-        self._device = device
-        self._bits = bits
         self.tried = [index for index, each in enumerate(followers) if each is not None and each.is_tried]
         # Those who are to say it again: no token that was tried may be next, and what may be is not known yet.
         self.refused: list[int] = []
 
-    def allowed(self, indices: Iterable[int] | None = None) -> Tensor:
-        """What rows may choose, as `Ops.exclude` has it: all rows, of which those that are tried may choose anything.
+    def allowed(self) -> Allowed:
+        """What rows may choose, of which those that are tried may choose anything; no follower is to advance then."""
+        return [None if each is None or each.is_tried else each.bits for each in self._followers]
 
-        Or only those at `indices`, of which all must be known.
-        """
-        if indices is None:
-            words = [None if each is None or each.is_tried else each.allowed for each in self._followers]
-        else:
-            words = [each.allowed for index in indices if (each := self._followers[index]) is not None]
-        width = next(len(each.allowed) for each in self._followers if each is not None)
-        return torch.from_numpy(self._bits.fill(words, width)).to(self._device)
+    def known(self, indices: Iterable[int]) -> Allowed:
+        """What the rows at `indices` may choose, of which that is known though they are tried."""
+        return [each.bits for index in indices if (each := self._followers[index]) is not None]
 
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:
         """Return the first of a tried row's candidates that may be next; None if none of them may.

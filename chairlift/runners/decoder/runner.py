@@ -351,7 +351,7 @@ class DecoderRunner:
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
-        ruling = self._ruled.ruling(rows.tolist(), self.model.device) if self._ruled else None
+        ruling = self._ruled.ruling(rows.tolist()) if self._ruled else None
         if not self.sampler.takes_best(rows):
             choice = self.sampler.sample(self.model.logits(hidden), rows, lengths, ruling)
         elif ruling is None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -133,13 +134,14 @@ class Sampler:
 
     def try_best(self, best: Tensor, ids: Tensor, ruling: Ruling) -> Choice:
         """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other."""
-        values, candidates = best.numpy().tolist(), ids.numpy().tolist()
-        chosen = ids.numpy()[:, 0].copy()
+        candidates, values = ids.numpy(), best.numpy()
+        chosen = candidates[:, 0].copy()
+        # On the host, where to look into an array for each row costs more than the trials.
+        likeliest, is_finite = chosen.tolist(), np.isfinite(values[:, 0]).tolist()
         for index in ruling.tried:
-            if math.isfinite(values[index][0]):
-                # Where fewer may be chosen than there are candidates, the rest have no finite logit.
-                pairs = zip(candidates[index], values[index], strict=True)
-                token = ruling.pick(index, (token for token, value in pairs if math.isfinite(value)))
+            if is_finite[index]:
+                others = _others(candidates, values, index)
+                token = ruling.pick(index, chain(likeliest[index : index + 1], others))
                 if token is not None:
                     chosen[index] = token
         return self.take(best[:, 0], torch.from_numpy(chosen))
@@ -197,7 +199,7 @@ class Sampler:
                     again.append(index)
         if again:
             some = logits[again]
-            self.ops.exclude(some, ruling.allowed(again))
+            self.ops.exclude(some, ruling.known(again))
             choice.best[again] = self.ops.highest(some)[0]
             last = range(_TRIALS, _TRIALS + 1)
             choice.token_ids[again] = self._draw(some, rows[again], lengths[again], last)[:, 0]
@@ -273,6 +275,13 @@ class Sampler:
             for index, row in enumerate(rows.tolist()):
                 if index not in sampled.errors:
                     self.count_forced(row, [int(sampled.token_ids[index])])
+
+
+def _others(candidates: Ints, values: NDArray[np.float32], index: int) -> Iterator[int]:
+    """A row's candidates after the likeliest, without those that stand for no token, as their logits say."""
+    for token, value in zip(candidates[index, 1:].tolist(), values[index, 1:].tolist(), strict=True):
+        if math.isfinite(value):
+            yield token
 
 
 # Random numbers are counter-based: the number at a position depends on the seed and the position, on nothing else.

@@ -19,7 +19,7 @@ from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import count_numbers
-from chairlift.ops.base import AttentionBatch, Inputs, KVCache, StateSpans
+from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
@@ -127,12 +127,12 @@ class TransformersModel:
         """The logits that `forward` gave."""
         return hidden
 
-    def best(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def best(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's highest logit [R] float32 (NaN if any is), and the first token [R] that has it."""
         logits = hidden.float()
         return self.ops.highest(logits) if allowed is None else best_allowed(logits.clone(), allowed)
 
-    def candidates(self, hidden: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, allowed: Allowed | None = None) -> tuple[Tensor, Tensor]:
         """Return what `best` does, [R, 1] both."""
         values, tokens = self.best(hidden, allowed)
         return values[:, None], tokens[:, None]
