@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -90,5 +91,67 @@ def test_those_who_are_cancelled_end() -> None:
         stream.cancel()
         with pytest.raises(StopAsyncIteration):
             await waiting
+
+    asyncio.run(go())
+
+
+def test_who_waits_for_one_stream_is_offered_what_comes_before_its_end() -> None:
+    async def go() -> None:
+        stream, offered = make_stream(), []
+        takes = True
+
+        def at_once(updates: Sequence[SequenceUpdate]) -> bool:
+            offered.append([each.token_ids for each in updates])
+            return takes
+
+        updates = Updates([stream], at_once)
+        stream.push(update(1))
+        assert tokens_of(await anext(updates)) == [(0, [1])]
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        stream.push(update(2))
+        stream.push(update(3))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        takes = False
+        stream.push(update(4))
+        takes = True
+        stream.push(update(5))
+        assert offered == [[[2]], [[3]], [[4]]]
+        assert tokens_of(await waiting) == [(0, [4]), (0, [5])]
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        stream.push(update(6, end=FinishReason.LENGTH))
+        assert tokens_of(await waiting) == [(0, [6])]
+        assert len(offered) == 3
+
+    asyncio.run(go())
+
+
+def test_what_goes_wrong_at_once_is_raised_where_the_stream_is_read() -> None:
+    async def go() -> None:
+        stream = make_stream()
+
+        def at_once(updates: Sequence[SequenceUpdate]) -> bool:
+            raise RuntimeError("a mistake")
+
+        waiting = asyncio.ensure_future(anext(Updates([stream], at_once)))
+        await asyncio.sleep(0)
+        stream.push(update(1))
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await waiting
+
+    asyncio.run(go())
+
+
+def test_several_streams_are_read_together() -> None:
+    async def go() -> None:
+        streams = [make_stream(name) for name in "ab"]
+        updates = Updates(streams, lambda offered: pytest.fail("they are not offered one by one"))
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        streams[0].push(update(1))
+        streams[1].push(update(2))
+        assert tokens_of(await waiting) == [(0, [1]), (1, [2])]
 
     asyncio.run(go())

@@ -106,14 +106,21 @@ class Stream:
         self.on_change()
 
 
+# Deals with a stream's updates at once, or says that it can't.
+AtOnce = Callable[[Sequence[SequenceUpdate]], bool]
+
+
 class Updates:
     """Reads streams together: iterating gives all that has come for them since, each update with its stream's index.
 
-    Raises the error of a stream that has one, once all that came before has been read.
+    Raises the error of a stream that has one, once all that came before has been read. Of a single stream, while
+    somebody waits, `at_once` is offered first what comes before the end: to wake a task takes longer than most have to
+    do. What it raises is raised here.
     """
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[Stream], at_once: AtOnce | None = None) -> None:
         self._streams = streams
+        self._at_once = at_once if len(streams) == 1 else None
         self._error: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
         for stream in streams:
@@ -141,8 +148,22 @@ class Updates:
         raise self._error
 
     def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        wake = self._wake
+        if wake is not None and not wake.done() and not (self._at_once is not None and self._offer(self._at_once)):
+            wake.set_result(None)
+
+    def _offer(self, at_once: AtOnce) -> bool:
+        (stream,) = self._streams
+        if stream.done:
+            return False
+        try:
+            is_taken = at_once(stream.updates)
+        except Exception as error:
+            self._error = error
+            return False
+        if is_taken:
+            stream.updates.clear()
+        return is_taken
 
 
 def _nothing() -> None:

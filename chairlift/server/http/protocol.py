@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.endpoint import ShortWay
 from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody
+from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.http.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -233,12 +234,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Have the application answer; what is held of the body is let go when it has."""
+        cast(dict[str, Any], cycle.scope)[WRITER] = PartWriter(cycle)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(partial(self._ended, cycle))
 
     def _ended(self, cycle: RequestResponseCycle, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
+        # It holds the cycle, which holds the scope.
+        cast(dict[str, Any], cycle.scope).pop(WRITER, None)
         _release(cycle)
 
     def _reply(self, cycle: RequestResponseCycle, status: int, headers: Mapping[str, str], body: bytes) -> None:

@@ -12,7 +12,7 @@ from chairlift import __version__
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, check_stop, fan_out
-from chairlift.engine.sequences.client import Stream, Updates
+from chairlift.engine.sequences.client import AtOnce, Stream, Updates
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
@@ -417,10 +417,13 @@ class Sample:
             metrics.queue_time.observe(max(update.first_scheduled - arrival, 0.0))
 
 
-async def pieces(samples: Sequence[Sample]) -> AsyncGenerator[list[Piece], None]:
-    """What the samples get, a list for each step. Ends early, samples unfinished, if they were cancelled."""
+async def pieces(samples: Sequence[Sample], at_once: AtOnce | None = None) -> AsyncGenerator[list[Piece], None]:
+    """What the samples get, a list for each step. Ends early, samples unfinished, if they were cancelled.
+
+    `at_once`, as `Updates` has it, may take some of it before.
+    """
     try:
-        async for group in Updates([sample.stream for sample in samples]):
+        async for group in Updates([sample.stream for sample in samples], at_once):
             yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
     except ChairliftError as error:
         close_all(samples, _reason_of(error))

@@ -1,0 +1,159 @@
+"""Streams whose events are written as soon as their tokens come, over real sockets."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from support.items_harness import Listening, listening
+from support.server_harness import INFO, FakeClient, tokenizer
+
+from chairlift.config.server import ServerConfig
+from chairlift.engine.sequences.client import Stream
+from chairlift.server.http.part_writer import PartWriter
+from chairlift.server.models.sequence_service import Piece, SequenceService
+from chairlift.server.openai.completions import CompletionAnswer
+
+SENTENCE = "hello world! "
+TOKENS = 3000
+
+
+class StepClient(FakeClient):
+    """Gives a token a step, until a request is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizer().encode(SENTENCE))
+        self.info = msgspec.structs.replace(INFO, max_model_len=10**6, num_blocks=10**6)
+
+    async def _answer(self, streams: list[Stream]) -> None:
+        try:
+            await super()._answer(streams)
+        finally:
+            for stream in streams:
+                stream.close()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is written at once, as it goes out."""
+    parts: list[bytes] = []
+    write = PartWriter.write
+
+    def noting(self: PartWriter, part: bytes) -> None:
+        parts.append(part)
+        write(self, part)
+
+    monkeypatch.setattr(PartWriter, "write", noting)
+    return parts
+
+
+@pytest.fixture
+def server() -> Iterator[Listening]:
+    with listening(SequenceService(StepClient(), tokenizer(), "tiny", ServerConfig())) as it:
+        yield it
+
+
+def texts_of(lines: list[str]) -> dict[int, str]:
+    """The texts of a stream of completions or chats, by index."""
+    assert lines.pop() == "[DONE]"
+    found: dict[int, str] = {}
+    for choice in (choice for line in lines for choice in json.loads(line)["choices"]):
+        text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        found[choice["index"]] = found.get(choice["index"], "") + text
+    return found
+
+
+def events(raw: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in raw.splitlines() if line]
+
+
+def whole(tokens: int) -> str:
+    ids = tokenizer().encode(SENTENCE)
+    return tokenizer().decode([ids[step % len(ids)] for step in range(tokens)])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("waits", [False, True], ids=["quickly", "slowly"])
+def test_a_stream_is_whole_however_its_client_reads(
+    chat: bool, waits: bool, server: Listening, written: list[bytes]
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hello"}
+    body = json.dumps(asked | {"stream": True, "max_tokens": TOKENS, "ignore_eos": True}).encode()
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.settimeout(20)
+        reader.connect(("127.0.0.1", server.port))
+        more = "Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        reader.sendall(f"POST {path} HTTP/1.1\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        raw = b""
+        while part := reader.recv(65536):
+            raw += part
+            if waits and len(raw) < 200_000:
+                time.sleep(0.01)
+    _, _, chunks = raw.partition(b"\r\n\r\n")
+    data = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        data, chunks = data + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    assert texts_of(events(data.decode())) == {0: whole(TOKENS)}
+    assert written
+    if waits:
+        assert len(written) < TOKENS - 2
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"n": 2}, {0: whole(50), 1: whole(50)}),
+        ({"prompt": ["hello", "hello"]}, {0: whole(50), 1: whole(50)}),
+        ({"stop": "d! h"}, {0: "hello worl"}),
+    ],
+    ids=str,
+)
+def test_streams_of_several_and_those_that_a_string_may_stop_are_read_by_their_tasks(
+    more: dict[str, Any], expected: dict[int, str], server: Listening, written: list[bytes]
+) -> None:
+    body = {"prompt": "hello", "stream": True, "max_tokens": 50, "ignore_eos": True} | more
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert texts_of(events(answer.text)) == expected
+    assert not written
+
+
+def test_usage_and_the_end_follow_what_was_written(server: Listening, written: list[bytes]) -> None:
+    body = {"prompt": "hello", "stream": True, "max_tokens": 50, "stream_options": {"include_usage": True}}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body | {"ignore_eos": True})
+    lines = events(answer.text)
+    assert texts_of(list(lines)) == {0: whole(50)}
+    assert json.loads(lines[-2])["usage"]["completion_tokens"] == 50
+    assert len(written) > 40
+
+
+def test_a_mistake_ends_its_own_stream_with_an_error(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = CompletionAnswer.event
+
+    def breaking(self: CompletionAnswer, piece: Piece) -> bytes:
+        if piece.sample.stream.request.max_tokens == 40 and piece.num_tokens == 20:
+            raise RuntimeError("a mistake")
+        return event(self, piece)
+
+    monkeypatch.setattr(CompletionAnswer, "event", breaking)
+
+    async def go() -> list[list[str]]:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            body = {"prompt": "hello", "stream": True, "ignore_eos": True}
+            asked = [client.post("/v1/completions", json=body | {"max_tokens": count}) for count in (40, 41)]
+            return [events(answer.text) for answer in await asyncio.gather(*asked)]
+
+    broken, other = asyncio.run(go())
+    assert texts_of(other) == {0: whole(41)}
+    error = json.loads(broken.pop())["error"]
+    assert error["type"] == "server_error"
+    assert "a mistake" not in error["message"]
+    assert len(broken) == 19
