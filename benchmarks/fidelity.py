@@ -1,13 +1,14 @@
 """How true the simulator is: a real server meets a trace, and the simulated one beside it does.
 
-    python benchmarks/fidelity.py MODEL_DIR [--trace FILE] [--loads 0.5 0.85 0.95 1.1] [--out FILE] [-- SETTINGS]
+    python benchmarks/fidelity.py MODEL_DIR [--trace FILE] [--loads 0.5 0.85 0.95 1.1] [--rounds 3] [--out FILE]
+        [-- SETTINGS]
 
-First the model is measured for `--measure-seconds`, in a process of its own, as `chairlift.bench.measure_sequences`
-does; then the front, by what its process takes for requests with short prompts, long prompts and long answers sent to
-the real server (started with SETTINGS, flags of `chairlift serve`). Capacity is what the simulator says it is, and each
-of the `--loads` is a share of it. The real run is that of `chairlift bench serve`; both are summed up by the same code.
-With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are
-drawn at a temperature, as those are that were measured.
+In each round first the model is measured for `--measure-seconds`, in a process of its own, as
+`chairlift.bench.measure_sequences` does; then the front, by what its process takes for requests with short prompts,
+long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Capacity is
+what the simulator says it is, and each of the `--loads` is a share of it. The real run is that of
+`chairlift bench serve`; both are summed up by the same code. With random weights some tokens are no text, so every
+request's `--extra` fields make all tokens one that is; they are drawn at a temperature, as those that were measured.
 """
 
 import argparse
@@ -92,9 +93,17 @@ def measure(args: argparse.Namespace, config: SequenceConfig) -> None:
 
 
 def compare(args: argparse.Namespace, flags: list[str]) -> Results:
-    """Measure, serve, replay and simulate; each load's figures are saved as they come."""
-    config = settings_of(args.model, flags)
+    """Measure, serve, replay and simulate, in every round anew; each load's figures are saved as they come."""
     recording = Recording(start("fidelity", {**vars(args), "server": flags}, args.model), args.out)
+    recording.results["measured"] = []
+    for number in range(1, args.rounds + 1):
+        compare_once(args, flags, number, recording)
+    return recording.results
+
+
+def compare_once(args: argparse.Namespace, flags: list[str], number: int, recording: Recording) -> None:
+    """One round, with what the machine is at its beginning."""
+    config = settings_of(args.model, flags)
     profile = measured(args, flags)
     checkout = {"PYTHONPATH": str(Path(__file__).parents[1])}
     port = free_port()
@@ -103,23 +112,21 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     with running(command, port, "/health/ready", checkout):
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
         front = front_cost(target, front_pid(port), profile, config.slots, _FRONT_SECONDS, vocab=args.vocab)
-        recording.results["front"] = msgspec.to_builtins(front)
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
             machine.save(args.profile_out)
-        recording.results["cost"] = list(profile.cost)
         model = SequenceModel(config, profile)
         trace = wanted(args, profile.max_model_len)
         capacity = capacity_of(model, front, trace)
-        recording.results["capacity"] = capacity
+        about = {"front": msgspec.to_builtins(front), "cost": list(profile.cost), "capacity": capacity}
+        recording.results["measured"].append(about)
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
             real = replay(target, sent, "completions", PromptMaker(args.vocab, random.randrange(2**32)), args.drain)
             seen = simulated(model, front, sent, args.drain)
-            about = {"trace": args.trace.stem if args.trace else "bursty", "load": load}
+            names = {"round": number, "trace": args.trace.stem if args.trace else "bursty", "load": load}
             for row in rows(figures(real, NO_TARGET), figures(seen, NO_TARGET)):
-                recording.add(about | row)
-    return recording.results
+                recording.add(names | row)
 
 
 def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
@@ -192,12 +199,18 @@ def rows(real: dict[str, Any], seen: dict[str, Any]) -> list[dict[str, Any]]:
 
 def markdown(results: Results) -> str:
     """What was measured around the table."""
-    front = results["front"]
+    # Results of one round were once saved without a list.
+    found = [_in_words(each) for each in results.get("measured", [results])]
+    return f"{caption(results)}; {'; then '.join(found)}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+
+
+def _in_words(measured: dict[str, Any]) -> str:
+    """What the machine was in a round."""
+    front = measured["front"]
     each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
     delays = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in front["delays"])
     about = f"front: {', '.join(each)}, contention {front['contention']:.2f}, steps longer by {delays}"
-    about += f"; capacity {results['capacity']:.2f}/s"
-    return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+    return f"{about}; capacity {measured['capacity']:.2f}/s"
 
 
 def _at(row: dict[str, Any], key: str) -> float:
@@ -223,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     add_trace_options(parser)
     parser.set_defaults(extra='{"logit_bias": {"1000": 100}, "temperature": 1}')
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
+    parser.add_argument("--rounds", type=int, default=1, help="each with the machine measured anew")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--measure-seconds", type=float, default=50.0)
     parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)

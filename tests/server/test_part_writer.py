@@ -77,21 +77,32 @@ def whole(tokens: int) -> str:
     return tokenizer().decode([ids[step % len(ids)] for step in range(tokens)])
 
 
-@pytest.mark.parametrize("chat", [False, True])
+def delta_texts(lines: list[str]) -> str:
+    """The text of a stream of a response or a message."""
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    deltas = [each["delta"] for each in found if each["type"] in ("response.output_text.delta", "content_block_delta")]
+    numbers = [each["sequence_number"] for each in found if "sequence_number" in each]
+    assert numbers == list(range(len(numbers)))
+    return "".join(delta if isinstance(delta, str) else delta["text"] for delta in deltas)
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat/completions", "responses", "messages"])
 @pytest.mark.parametrize("waits", [False, True], ids=["quickly", "slowly"])
 def test_a_stream_is_whole_however_its_client_reads(
-    chat: bool, waits: bool, server: Listening, written: list[bytes]
+    kind: str, waits: bool, server: Listening, written: list[bytes]
 ) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hello"}
-    body = json.dumps(asked | {"stream": True, "max_tokens": TOKENS, "ignore_eos": True}).encode()
-    path = "/v1/chat/completions" if chat else "/v1/completions"
+    asked: dict[str, Any] = {"prompt": "hello"}
+    if kind != "completions":
+        asked = {"input" if kind == "responses" else "messages": [{"role": "user", "content": "hi"}], "model": "tiny"}
+    limit = "max_output_tokens" if kind == "responses" else "max_tokens"
+    body = json.dumps(asked | {"stream": True, limit: TOKENS}).encode()
     server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.settimeout(20)
         reader.connect(("127.0.0.1", server.port))
         more = "Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        reader.sendall(f"POST {path} HTTP/1.1\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        reader.sendall(f"POST /v1/{kind} HTTP/1.1\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         raw = b""
         while part := reader.recv(65536):
             raw += part
@@ -102,7 +113,9 @@ def test_a_stream_is_whole_however_its_client_reads(
     while chunks:
         size, _, rest = chunks.partition(b"\r\n")
         data, chunks = data + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-    assert texts_of(events(data.decode())) == {0: whole(TOKENS)}
+    lines = events(data.decode())
+    found = texts_of(lines) if kind.endswith("completions") else {0: delta_texts(lines)}
+    assert found == {0: whole(TOKENS)}
     assert written
     if waits:
         assert len(written) < TOKENS - 2

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from chairlift.core.finished import FinishReason
 from chairlift.server.http.api_errors import ApiError, anthropic_error
 from chairlift.server.http.exchange import PartStream, as_json, encode_line, new_id, until_gone
+from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.reply_steps import reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
@@ -83,6 +84,9 @@ class MessageBlocks:
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return event({"type": "content_block_delta", "index": len(self._done), "delta": delta})
 
+    def _events(self, parts: list[ReplyPart]) -> bytes:
+        return b"".join([self._blocks.push(part) for part in parts])
+
     def _end(self) -> bytes:
         """The block that is open is complete."""
         block, text = self._open, "".join(self._text)
@@ -134,7 +138,8 @@ class MessageAnswer:
         """The HTTP answer. Raises a 499 if the client leaves before the end."""
         headers = {"X-Request-Id": self._id, "request-id": self._id}
         if streams:
-            return PartStream("text/event-stream", self._render(), self._last, headers, self._close)
+            rendered = self._render(request.scope.get(WRITER))
+            return PartStream("text/event-stream", rendered, self._last, headers, self._close)
         async with until_gone(request.receive), contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
             async for parts in steps:
                 for part in parts:
@@ -148,12 +153,13 @@ class MessageAnswer:
     def _last(self, error: ApiError) -> bytes:
         return b"event: error\ndata: %b\n\n" % encode_line(anthropic_error(error, self._id))
 
-    async def _render(self) -> AsyncGenerator[bytes, None]:
-        """One chunk for each step."""
+    async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step, which the writer may have written before."""
         begun = False
-        async with contextlib.aclosing(reply_steps(self._sample, self._opened)) as steps:
+        found = reply_steps(self._sample, self._opened, writer=writer, render=self._events)
+        async with contextlib.aclosing(found) as steps:
             async for parts in steps:
-                chunk = b"".join([self._blocks.push(part) for part in parts])
+                chunk = self._events(parts)
                 if not begun:
                     # Only now is it known what the prefix cache had.
                     begun = True
@@ -163,6 +169,9 @@ class MessageAnswer:
                     chunk += self._blocks.finish() + self._end()
                 if chunk:
                     yield chunk
+
+    def _events(self, parts: list[ReplyPart]) -> bytes:
+        return b"".join([self._blocks.push(part) for part in parts])
 
     def _end(self) -> bytes:
         ending = self._ending()

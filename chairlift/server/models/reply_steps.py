@@ -1,13 +1,15 @@
 """A conversation with one reply: opened in the words of its protocol, and then the reply's parts, step by step."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import off_loop
+from chairlift.server.http.part_writer import PartWriter
+from chairlift.server.models.at_once import at_once
 from chairlift.server.models.conversation import Conversation, OpenConversation, open_conversation
-from chairlift.server.models.sequence_service import Sample, SequenceOptions, SequenceService, pieces
+from chairlift.server.models.sequence_service import Piece, Sample, SequenceOptions, SequenceService, pieces
 from chairlift.text.reply import ContentPart, ReplyPart
 
 
@@ -43,28 +45,44 @@ def reply_options(
 
 
 async def reply_steps(
-    sample: Sample, opened: OpenConversation, logprobs: list[TokenLogprob] | None = None
+    sample: Sample,
+    opened: OpenConversation,
+    logprobs: list[TokenLogprob] | None = None,
+    writer: PartWriter | None = None,
+    render: Callable[[list[ReplyPart]], bytes] = lambda parts: b"",
 ) -> AsyncGenerator[list[ReplyPart], None]:
     """What each step adds to the reply; nothing where a step adds no text.
 
     `logprobs` gets those of its tokens before. The sample has its `finish_reason` with the last of them, and none if it
-    was cancelled. Raises as `pieces`.
+    was cancelled. Those before that the `writer` may write at once, as they are rendered. Raises as `pieces`.
     """
-    reader = opened.make_reader() if opened.make_reader is not None else None
-    place = 0
-    async with contextlib.aclosing(pieces([sample])) as groups:
+    reading = _Reading(opened, logprobs)
+    written = at_once([sample], writer, lambda group: render(reading.parts(group)))
+    async with contextlib.aclosing(pieces([sample], written)) as groups:
         async for group in groups:
-            parts: list[ReplyPart] = []
-            for piece in group:
-                if logprobs is not None:
-                    logprobs += piece.logprobs
-                if reader is not None:
-                    parts += reader.push(piece.text)
-                    parts += reader.finish() if piece.finish_reason is not None else ()
-                elif piece.text:
-                    parts.append(ContentPart(piece.text, place))
-                    place += len(piece.text)
-            yield parts
+            yield reading.parts(group)
+
+
+class _Reading:
+    """Takes the parts of a reply out of its text, and notes its log-probabilities."""
+
+    def __init__(self, opened: OpenConversation, logprobs: list[TokenLogprob] | None) -> None:
+        self._reader = opened.make_reader() if opened.make_reader is not None else None
+        self._logprobs = logprobs
+        self._place = 0
+
+    def parts(self, group: list[Piece]) -> list[ReplyPart]:
+        found: list[ReplyPart] = []
+        for piece in group:
+            if self._logprobs is not None:
+                self._logprobs += piece.logprobs
+            if self._reader is not None:
+                found += self._reader.push(piece.text)
+                found += self._reader.finish() if piece.finish_reason is not None else ()
+            elif piece.text:
+                found.append(ContentPart(piece.text, self._place))
+                self._place += len(piece.text)
+        return found
 
 
 async def reasoning_tokens(service: SequenceService, thoughts: list[str], sample: Sample) -> int:

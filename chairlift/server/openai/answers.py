@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.core.sequences.request import SamplingParams, TokenLogprob
-from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import DONE, PartStream, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
+from chairlift.server.models.at_once import at_once
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
 from chairlift.server.openai.body_types import CommonBody, StreamOptions
 from chairlift.text.tokenizer import Tokenizer
@@ -150,17 +150,14 @@ class SequenceAnswer:
         self._prompt_logprobs = body.prompt_logprobs
         self._about = about
         self._streams = body.stream
-        # A stop string, which is found here, may end it with any piece.
-        self._goes_on = not params.stop_strings
-        self._writer: PartWriter | None = None
         self._texts: list[list[str]] = [[] for _ in samples]
 
     async def respond(self, request: Request) -> Response:
         """The HTTP answer. Raises a 499 if the client leaves before the end."""
         headers = {"X-Request-Id": self._about["id"]}
         if self._streams:
-            self._writer = request.scope.get(WRITER)
-            return PartStream("text/event-stream", self._render(), _last, headers, lambda: close_all(self.samples))
+            parts = self._render(request.scope.get(WRITER))
+            return PartStream("text/event-stream", parts, _last, headers, lambda: close_all(self.samples))
         async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
             async for group in groups:
                 for piece in group:
@@ -179,32 +176,21 @@ class SequenceAnswer:
         raw = encode(self._about | {"choices": choices, "usage": counted} | self.beside())
         return Response(raw, headers=headers, media_type="application/json")
 
-    async def _render(self) -> AsyncGenerator[bytes, None]:
-        """One chunk for each step: the events of its pieces."""
+    async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step: the events of its pieces. Some of them the writer may have written before."""
         unfinished = len(self.samples)
-        at_once = self._write if self._writer is not None and self._goes_on else None
-        async with contextlib.aclosing(pieces(self.samples, at_once)) as groups:
+        async with contextlib.aclosing(pieces(self.samples, at_once(self.samples, writer, self._events))) as groups:
             async for group in groups:
-                events: list[bytes] = []
-                for piece in group:
-                    events.append(self.event(piece))
-                    if piece.finish_reason is not None:
-                        unfinished -= 1
+                chunk = self._events(group)
+                unfinished -= sum(piece.finish_reason is not None for piece in group)
                 if not unfinished:
                     thought = await self.reasoning_tokens() if self.events.counts else None
-                    events.append(self.events.last(self.samples, thought))
-                if chunk := b"".join(events):
+                    chunk += self.events.last(self.samples, thought)
+                if chunk:
                     yield chunk
 
-    def _write(self, updates: Sequence[SequenceUpdate]) -> bool:
-        """Write the events of a step in which nothing ends, if its connection takes them now."""
-        (sample,), writer = self.samples, self._writer
-        if writer is None or not writer.is_ready:
-            return False
-        taken = [sample.take(update) for update in updates]
-        if chunk := b"".join([self.event(piece) for piece in taken if piece is not None]):
-            writer.write(chunk)
-        return True
+    def _events(self, group: list[Piece]) -> bytes:
+        return b"".join([self.event(piece) for piece in group])
 
     async def reasoning_tokens(self) -> int | None:
         """How many of the tokens are reasoning; None where it is not known how the model reasons."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from chairlift.core.finished import FinishReason
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream, as_json, encode_line, until_gone
+from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.reply_steps import reasoning_tokens, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
@@ -53,7 +54,8 @@ class ResponseAnswer:
         """The HTTP answer. Raises a 499 if the client leaves before the end."""
         headers = {"X-Request-Id": self._about["id"]}
         if streams:
-            return PartStream("text/event-stream", self._render(), self.last, headers, self.close)
+            parts = self._render(request.scope.get(WRITER))
+            return PartStream("text/event-stream", parts, self.last, headers, self.close)
         async with until_gone(request.receive):
             return as_json(await self.whole(), headers)
 
@@ -63,7 +65,7 @@ class ResponseAnswer:
 
     async def whole(self) -> ResponseDocument:
         """All of it, which is kept."""
-        async with contextlib.aclosing(self._steps()) as steps:
+        async with contextlib.aclosing(self._steps(None)) as steps:
             async for parts in steps:
                 for part in parts:
                     self._items.push(part)
@@ -76,8 +78,9 @@ class ResponseAnswer:
         self._keep(document)
         return document
 
-    def _steps(self) -> AsyncGenerator[list[ReplyPart], None]:
-        return reply_steps(self._sample, self._opened, None if self._logprobs is None else self._logprobs.entries)
+    def _steps(self, writer: PartWriter | None) -> AsyncGenerator[list[ReplyPart], None]:
+        logprobs = None if self._logprobs is None else self._logprobs.entries
+        return reply_steps(self._sample, self._opened, logprobs, writer, self._written)
 
     @property
     def _complete(self) -> bool:
@@ -106,9 +109,9 @@ class ResponseAnswer:
             "total_tokens": read + written,
         }
 
-    async def _render(self) -> AsyncGenerator[bytes, None]:
-        """One chunk for each step."""
-        async with contextlib.aclosing(self.events()) as groups:
+    async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
+        """One chunk for each step, which the writer may have written before."""
+        async with contextlib.aclosing(self.events(writer)) as groups:
             async for events in groups:
                 yield b"".join(events)
 
@@ -117,9 +120,9 @@ class ResponseAnswer:
         about = self.document("queued")
         return [self._numbered({"type": f"response.{kind}", "response": about}) for kind in ("created", "queued")]
 
-    async def events(self) -> AsyncGenerator[list[bytes], None]:
-        """What each step has to tell; nothing where that is nothing."""
-        async with contextlib.aclosing(self._steps()) as steps:
+    async def events(self, writer: PartWriter | None = None) -> AsyncGenerator[list[bytes], None]:
+        """What each step has to tell that the writer has not written; nothing where that is nothing."""
+        async with contextlib.aclosing(self._steps(writer)) as steps:
             async for parts in steps:
                 events: list[ItemEvent] = []
                 if not self._begun:
@@ -134,6 +137,10 @@ class ResponseAnswer:
                     events.append({"type": f"response.{document['status']}", "response": document})
                 if events:
                     yield [*map(self._numbered, events)]
+
+    def _written(self, parts: list[ReplyPart]) -> bytes:
+        """What a step in the middle has to tell."""
+        return b"".join([self._numbered(event) for part in parts for event in self._items.push(part)])
 
     def _numbered(self, event: ItemEvent) -> bytes:
         """An event as it is sent."""
