@@ -84,9 +84,6 @@ class MessageBlocks:
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return event({"type": "content_block_delta", "index": len(self._done), "delta": delta})
 
-    def _events(self, parts: list[ReplyPart]) -> bytes:
-        return b"".join([self._blocks.push(part) for part in parts])
-
     def _end(self) -> bytes:
         """The block that is open is complete."""
         block, text = self._open, "".join(self._text)
