@@ -192,6 +192,6 @@ EXPORT void chairlift_mamba2(const StateSpans *spans, const Mamba2 *mamba, int32
     chosen->kernels->mamba2(*spans, *mamba, dtype);
 }
 
-EXPORT void chairlift_exclude(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
+EXPORT void chairlift_exclude_tokens(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
     chosen->kernels->exclude(logits, rows, vocab, allowed);
 }

@@ -209,7 +209,7 @@ class CpuOps:
 
     def exclude(self, logits: Tensor, allowed: Allowed) -> None:
         """Make logits [R, V] float32 -inf in place except those of the tokens that are allowed."""
-        self._library.chairlift_exclude(logits.data_ptr(), *logits.shape, addresses(allowed))
+        self._library.chairlift_exclude_tokens(logits.data_ptr(), *logits.shape, addresses(allowed))
 
     def highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the highest of logits [R, V] float32, [R], and the first token that has it, [R] int64."""

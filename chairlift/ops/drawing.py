@@ -28,9 +28,12 @@ def draw_tokens(logits: Tensor, draws: Draws) -> Tensor:
 
 def exclude_tokens(logits: Tensor, allowed: Allowed) -> None:
     """Exclude as `Ops.exclude` says."""
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    every = torch.full((-(-logits.shape[1] // 32),), -1, dtype=torch.int32)
+    known = next((each for each in allowed if each is not None), None)
+    if known is None:
+        return
+    every = torch.full_like(known, -1)
     words = torch.stack([every if each is None else each for each in allowed]).to(logits.device)
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
     logits.masked_fill_(~is_allowed, -torch.inf)
 

@@ -331,7 +331,7 @@ _SIGNATURES = {
     "chairlift_causal_conv": [POINTER, POINTER, INT32],
     "chairlift_gated_delta": [POINTER, POINTER, INT32],
     "chairlift_mamba2": [POINTER, POINTER, INT32],
-    "chairlift_exclude": [POINTER, INT64, INT64, POINTER],
+    "chairlift_exclude_tokens": [POINTER, INT64, INT64, POINTER],
     "chairlift_remove_pauses": [INT32],
     "chairlift_begin_pauses": [INT32],
     "chairlift_begin_work": [INT32, INT64],

@@ -248,6 +248,13 @@ def test_only_what_is_allowed_can_be_best(kind: Kind, vocab: int, share: float) 
         logits = head.logits(hidden).float().contiguous()
         ops.exclude(logits, bits)
         assert torch.equal(logits, excluded)
+        # The vocabulary may have more tokens than there are logits.
+        wide = [None if row is None else torch.cat((row, torch.ones(2, dtype=torch.int32))) for row in bits]
+        logits = head.logits(hidden).float().contiguous()
+        ops.exclude(logits, wide)
+        assert torch.equal(logits, excluded)
+        ops.exclude(logits, [None] * len(wide))
+        assert torch.equal(logits, excluded)
     assert torch.equal(head.best(hidden, bits_of(torch.ones_like(allowed)))[1], head.best(hidden)[1])
 
 

@@ -1,5 +1,6 @@
 """Families through transformers: the same logits and tokens as its own, however the work is cut into steps."""
 
+import dataclasses
 import functools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from support.model_factory import edited_folder, model_folder, reference_model
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import foreign_model
 from chairlift.folders.foreign_model import ForeignConfig
-from chairlift.runners.decoder import transformers_parts
+from chairlift.runners.decoder import runner, transformers_parts
 from chairlift.runners.decoder.config import read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -205,6 +206,17 @@ def test_folders_are_refused_by_name_before_anything_is_loaded(
     folder = edited_folder(tmp_path / "m", foreign_folder("phi", "phi"), **fields)
     with pytest.raises(UnsupportedModel, match=problem):
         read_any_config(folder, "auto")
+
+
+def test_logits_for_more_tokens_than_the_vocabulary_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows may choose is read as far as their logits go."""
+    folder = foreign_folder("phi", "phi")
+    known = read_any_config(folder, "transformers")
+    assert isinstance(known, ForeignConfig)
+    smaller = dataclasses.replace(known, vocab_size=known.vocab_size - 1)
+    monkeypatch.setattr(runner, "read_any_config", lambda *given: smaller)
+    with pytest.raises(UnsupportedModel, match=f"logits for {known.vocab_size} tokens"):
+        make_runner(folder, ops="native", implementation="transformers")
 
 
 def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:

@@ -14,28 +14,12 @@ from support.items_harness import Listening, listening
 from support.server_harness import INFO, FakeClient, tokenizer
 
 from chairlift.config.server import ServerConfig
-from chairlift.engine.sequences.client import Stream
 from chairlift.server.http.part_writer import PartWriter
 from chairlift.server.models.sequence_service import Piece, SequenceService
 from chairlift.server.openai.completions import CompletionAnswer
 
 SENTENCE = "hello world! "
 TOKENS = 3000
-
-
-class StepClient(FakeClient):
-    """Gives a token a step, until a request is cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__(tokenizer().encode(SENTENCE))
-        self.info = msgspec.structs.replace(INFO, max_model_len=10**6, num_blocks=10**6)
-
-    async def _answer(self, streams: list[Stream]) -> None:
-        try:
-            await super()._answer(streams)
-        finally:
-            for stream in streams:
-                stream.close()
 
 
 @pytest.fixture
@@ -54,7 +38,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.fixture
 def server() -> Iterator[Listening]:
-    with listening(SequenceService(StepClient(), tokenizer(), "tiny", ServerConfig())) as it:
+    client = FakeClient(tokenizer().encode(SENTENCE))
+    client.info = msgspec.structs.replace(INFO, max_model_len=10**6, num_blocks=10**6)
+    with listening(SequenceService(client, tokenizer(), "tiny", ServerConfig())) as it:
         yield it
 
 

@@ -197,6 +197,9 @@ class TransformersModel:
         text_config = self._model.config.get_text_config(decoder=True)
         with _told(), _quiet():
             found_logits, self._stateful = probe(self._model, text_config, self._short_text)
+        # What rows may choose has a bit for each token of the vocabulary, and no more.
+        if len(found_logits) > (size := self.config.vocab_size):
+            raise UnsupportedModel(f"it has logits for {len(found_logits)} tokens, and by config.json {size}")
         layers = text_config.num_hidden_layers
         stateful = set() if self._stateful is None else {*self._stateful.ways}
         # Between layers with states some families have others that are an MLP alone.

@@ -14,7 +14,7 @@ from chairlift.server.http.api_errors import ApiError, anthropic_error
 from chairlift.server.http.exchange import PartStream, as_json, encode_line, new_id, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.conversation import OpenConversation
-from chairlift.server.models.reply_steps import reply_steps
+from chairlift.server.models.reply_steps import EarlyParts, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 
@@ -153,7 +153,7 @@ class MessageAnswer:
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step, which the writer may have written before."""
         begun = False
-        found = reply_steps(self._sample, self._opened, writer=writer, render=self._events)
+        found = reply_steps(self._sample, self._opened, early=EarlyParts(writer, self._events))
         async with contextlib.aclosing(found) as steps:
             async for parts in steps:
                 chunk = self._events(parts)

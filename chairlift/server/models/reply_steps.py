@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import NamedTuple
 
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.errors import InvalidRequest
@@ -44,20 +45,29 @@ def reply_options(
     )
 
 
+class EarlyParts(NamedTuple):
+    """Where parts before the end may be written as they come, and what is made of them."""
+
+    writer: PartWriter | None
+    render: Callable[[list[ReplyPart]], bytes]
+
+
 async def reply_steps(
     sample: Sample,
     opened: OpenConversation,
     logprobs: list[TokenLogprob] | None = None,
-    writer: PartWriter | None = None,
-    render: Callable[[list[ReplyPart]], bytes] = lambda parts: b"",
+    early: EarlyParts | None = None,
 ) -> AsyncGenerator[list[ReplyPart], None]:
     """What each step adds to the reply; nothing where a step adds no text.
 
     `logprobs` gets those of its tokens before. The sample has its `finish_reason` with the last of them, and none if it
-    was cancelled. Those before that the `writer` may write at once, as they are rendered. Raises as `pieces`.
+    was cancelled. Those before that may be written `early`, and are not given then. Raises as `pieces`.
     """
     reading = _Reading(opened, logprobs)
-    written = at_once([sample], writer, lambda group: render(reading.parts(group)))
+    written = None
+    if early is not None:
+        render = early.render
+        written = at_once([sample], early.writer, lambda group: render(reading.parts(group)))
     async with contextlib.aclosing(pieces([sample], written)) as groups:
         async for group in groups:
             yield reading.parts(group)

@@ -14,7 +14,7 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream, as_json, encode_line, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.conversation import OpenConversation
-from chairlift.server.models.reply_steps import reasoning_tokens, reply_steps
+from chairlift.server.models.reply_steps import EarlyParts, reasoning_tokens, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.server.responses.output_items import ItemEvent, OutputItems, TextLogprobs
 from chairlift.text.reply import ReplyPart
@@ -80,7 +80,7 @@ class ResponseAnswer:
 
     def _steps(self, writer: PartWriter | None) -> AsyncGenerator[list[ReplyPart], None]:
         logprobs = None if self._logprobs is None else self._logprobs.entries
-        return reply_steps(self._sample, self._opened, logprobs, writer, self._written)
+        return reply_steps(self._sample, self._opened, logprobs, EarlyParts(writer, self._written))
 
     @property
     def _complete(self) -> bool:
