@@ -1,9 +1,10 @@
-"""What streams over HTTP leave of the rate in process: python benchmarks/http_share.py MODEL --out FILE.json
+"""What HTTP leaves of the rate in process: python benchmarks/http_share.py MODEL --out FILE.json
 
-`--streams` greedy completions of `--tokens` tokens, all at once, over HTTP and then with `LLM` in this process, in
-turn. The client is a process of its own on the same cores, which counts bytes and decodes nothing. CPU of the
-server's front and of the client is that of their processes, divided by all tokens. The round before the first warms
-up both and is not kept. What follows `--` are flags of `chairlift serve`, which `LLM` gets as well.
+`--answers` greedy completions of `--tokens` tokens, all at once: streamed over HTTP, whole over HTTP, and with `LLM` in
+this process, in turn. The client is a process of its own on the same cores, which counts bytes and decodes nothing. CPU
+of the server's front and of the client is that of their processes, divided by all tokens. The round before the first
+warms up all of them and is not kept. What follows `--` are flags of `chairlift serve`; of `--quantization` and
+`--kv-cache-gb` (1) `LLM` gets the same.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from engines import SERVED_NAME
 from fidelity import front_pid, settings_of
@@ -31,13 +31,13 @@ def main() -> None:
     cut = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a Hugging Face folder")
-    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--answers", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--whole", action="store_true", help="answers come as a whole, not streamed")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="FILE")
-    args, flags = parser.parse_args(given[:cut]), given[cut + 1 :]
+    args, flags = parser.parse_args(given[:cut]), ["--kv-cache-gb", "1", *given[cut + 1 :]]
     if args.port:
         import uvloop
 
@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def markdown(results: Results) -> str:
-    """A row, as everything is of one model and one setting."""
-    names = [Column(key, key, "{}") for key in ("model", "streams")]
+    """A row for answers that are streamed, and one for those that come as a whole."""
+    names = [Column(key, key, "{}") for key in ("model", "answers")]
     columns = (
         Column("http_tok_s", "tok/s over HTTP"),
         Column("in_process_tok_s", "in process"),
@@ -60,30 +60,33 @@ def markdown(results: Results) -> str:
 
 
 def measure(args: argparse.Namespace, flags: list[str]) -> Results:
-    """Serve, and have both in turn."""
-    record = Recording(start("http_share", {**vars(args), "server": flags}), args.out)
+    """Serve, and have all three in turn."""
+    record = Recording(start("http_share", {**vars(args), "model": Path(args.model).name, "server": flags}), args.out)
     port = free_port()
     command = [sys.executable, "-m", "chairlift.cli", "serve", args.model, "--served-model-name", SERVED_NAME]
     command += ["--port", str(port), "--data-dir", "", *flags]
     ask = [sys.executable, __file__, args.model, "--port", str(port)]
-    ask += ["--streams", str(args.streams), "--tokens", str(args.tokens), *(["--whole"] if args.whole else [])]
+    ask += ["--answers", str(args.answers), "--tokens", str(args.tokens)]
     with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
-        front = front_pid(port)
-        settings = settings_of(args.model, flags)
+        front, settings = front_pid(port), settings_of(args.model, flags)
         llm = LLM(args.model, quantization=settings.quantization, kv_cache_gb=settings.kv_cache_gb or 1.0)
-        count = args.streams * args.tokens
-        about = {"model": Path(args.model).name, "streams": f"{args.streams}{', whole' if args.whole else ''}"}
         for number in range(args.rounds + 1):
-            before = cpu_seconds(front)
-            client = json.loads(subprocess.run(ask, check=True, capture_output=True, text=True).stdout)
-            used = cpu_seconds(front) - before
-            rate, alone = count / client["seconds"], count / in_process(llm, args)
-            if number:
-                seen = {"http_tok_s": rate, "in_process_tok_s": alone, "share": rate / alone}
-                costs = {"front_us": 1e6 * used / count, "client_us": 1e6 * client["cpu"] / count}
-                record.add({**about, "round": number, **seen, **costs})
+            found = {"streamed": over_http(ask, front), "whole": over_http([*ask, "--whole"], front)}
+            alone, count = in_process(llm, args), args.answers * args.tokens
+            for kind, seen in found.items() if number else ():
+                rates = {"http_tok_s": count / seen["seconds"], "in_process_tok_s": count / alone}
+                costs = {f"{who}_us": 1e6 * seen[who] / count for who in ("front", "client")}
+                about = {"model": Path(args.model).name, "answers": f"{args.answers} {kind}", "round": number}
+                record.add({**about, **rates, "share": alone / seen["seconds"], **costs})
         llm.close()
     return record.results
+
+
+def over_http(ask: list[str], front: int) -> dict[str, float]:
+    """The seconds that the client took, and the CPU of both sides."""
+    before = cpu_seconds(front)
+    seen: dict[str, float] = json.loads(subprocess.run(ask, check=True, capture_output=True, text=True).stdout)
+    return seen | {"front": cpu_seconds(front) - before}
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -95,7 +98,7 @@ def in_process(llm: LLM, args: argparse.Namespace) -> float:
     """The seconds that the same takes without HTTP."""
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
     began = time.perf_counter()
-    llm.generate(prompts(args.streams), params, use_tqdm=False)
+    llm.generate(prompts(args.answers), params, use_tqdm=False)
     return time.perf_counter() - began
 
 
@@ -105,11 +108,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def load(args: argparse.Namespace) -> dict[str, Any]:
+async def load(args: argparse.Namespace) -> dict[str, float]:
     """Ask for all at once; the seconds until the last has ended, and this process's CPU for it."""
     used, began = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(one(args, prompt) for prompt in prompts(args.streams)))
-    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - used}
+    await asyncio.gather(*(one(args, prompt) for prompt in prompts(args.answers)))
+    return {"seconds": time.perf_counter() - began, "client": time.process_time() - used}
 
 
 async def one(args: argparse.Namespace, prompt: list[int]) -> None:
