@@ -91,13 +91,13 @@ class Stream:
     def push(self, update: SequenceUpdate) -> None:
         """Hand over an update from the worker."""
         self.started = True
-        reason = update.finish_reason
-        if reason is FinishReason.INVALID or reason is FinishReason.ERROR:
-            problem = str(update.detail)
-            self.close(InvalidRequest(problem) if reason is FinishReason.INVALID else RequestFailed(problem))
-            return
+        if (reason := update.finish_reason) is not None:
+            if reason in (FinishReason.INVALID, FinishReason.ERROR):
+                problem = str(update.detail)
+                self.close(InvalidRequest(problem) if reason is FinishReason.INVALID else RequestFailed(problem))
+                return
+            self.done = True
         self.updates.append(update)
-        self.done = reason is not None
         self.on_change()
 
     def close(self, error: Exception | None = None) -> None:

@@ -23,8 +23,7 @@ def at_once(
     def write(updates: Sequence[SequenceUpdate]) -> bool:
         if not writer.is_ready:
             return False
-        taken = [sample.take(update) for update in updates]
-        if part := render([piece for piece in taken if piece is not None]):
+        if part := render([piece for update in updates if (piece := sample.take(update)) is not None]):
             writer.write(part)
         return True
 
