@@ -14,7 +14,7 @@ from support.items_harness import Listening, listening
 from support.server_harness import INFO, FakeClient, tokenizer
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.part_writer import PartWriter
+from chairlift.server.http.part_writer import PartQueue, PartWriter
 from chairlift.server.models.sequence_service import Piece, SequenceService
 from chairlift.server.openai.completions import CompletionAnswer
 
@@ -156,3 +156,49 @@ def test_a_mistake_ends_its_own_stream_with_an_error(server: Listening, monkeypa
     assert error["type"] == "server_error"
     assert "a mistake" not in error["message"]
     assert len(broken) == 19
+
+
+class Connection(asyncio.Transport):
+    """Notes what is written."""
+
+    def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
+        super().__init__()
+        self.log, self.name, self.closes = log, name, False
+
+    def is_closing(self) -> bool:
+        return self.closes
+
+    def write(self, data: Any) -> None:
+        self.log.append((self.name, bytes(data)))
+
+
+def test_parts_are_written_together_before_those_who_are_woken_meanwhile() -> None:
+    async def go() -> None:
+        log: list[tuple[str, bytes]] = []
+        queue, one, other = PartQueue(), Connection(log, "one"), Connection(log, "other")
+        for step in (b"1", b"2"):
+            queue.add(one, step)
+            asyncio.get_running_loop().call_soon(log.append, ("task", step))
+            queue.add(other, step)
+        assert not log
+        await asyncio.sleep(0)
+        parts = [("one", b"1"), ("other", b"1"), ("one", b"2"), ("other", b"2")]
+        assert log == [*parts, ("task", b"1"), ("task", b"2")]
+        queue.add(one, b"3")
+        await asyncio.sleep(0)
+        assert log[-1] == ("one", b"3")
+
+    asyncio.run(go())
+
+
+def test_a_connection_that_closes_meanwhile_gets_nothing_and_the_others_theirs() -> None:
+    async def go() -> None:
+        log: list[tuple[str, bytes]] = []
+        queue, one, other = PartQueue(), Connection(log, "one"), Connection(log, "other")
+        queue.add(one, b"1")
+        queue.add(other, b"1")
+        one.closes = True
+        await asyncio.sleep(0)
+        assert log == [("other", b"1")]
+
+    asyncio.run(go())

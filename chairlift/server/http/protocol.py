@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.endpoint import ShortWay
 from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody
-from chairlift.server.http.part_writer import WRITER, PartWriter
+from chairlift.server.http.part_writer import WRITER, PartQueue, PartWriter
 from chairlift.server.http.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class _Config(uvicorn.Config):
     def __init__(self, limits: ServerConfig, buffered: Buffered, app: ASGIApp, **more: Any) -> None:
         self.limits = limits
         self.buffered = buffered
+        self.parts = PartQueue()
         super().__init__(app, **more)
 
 
@@ -80,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a new connection has to say what it wants."""
         config = cast(_Config, self.config)
-        self._limits, self._buffered = config.limits, config.buffered
+        self._limits, self._buffered, self._parts = config.limits, config.buffered, config.parts
         self._head_bytes = 0
         self._in_head = True
         self._direct: ShortWay | None = getattr(self.app, "direct", None)
@@ -234,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Have the application answer; what is held of the body is let go when it has."""
-        cast(dict[str, Any], cycle.scope)[WRITER] = PartWriter(cycle)
+        cast(dict[str, Any], cycle.scope)[WRITER] = PartWriter(cycle, self._parts)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(partial(self._ended, cycle))
