@@ -96,7 +96,9 @@ def _theirs(engine: str, model: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
+    loaded.eval().to(device)
 
     def config(length: int) -> Any:
         return GenerationConfig(
@@ -105,7 +107,7 @@ def _theirs(engine: str, model: str) -> Any:
 
     def run(prompts: list[list[int]], length: int) -> int:
         if engine == PLAIN:
-            made = loaded.generate(torch.tensor(prompts), generation_config=config(length))
+            made = loaded.generate(torch.tensor(prompts, device=device), generation_config=config(length))
             return int((made.shape[1] - PROMPT) * len(prompts))
         found = loaded.generate_batch(prompts, generation_config=config(length))
         return sum(len(each.generated_tokens) for each in found.values())

@@ -145,7 +145,8 @@ themselves are cached, which takes many times the memory that native families wi
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
 prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends
-and where prefixes part, at any token. Tests hold these models' texts from snapshots to those of transformers, too.
+and where prefixes part, at any token. Tests hold these models' texts from snapshots to those of transformers, too. They
+need transformers 5.21 or newer.
 
 {foreign}
 

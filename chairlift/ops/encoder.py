@@ -204,11 +204,19 @@ class PlainEncoder:
         return out.flatten(1)
 
 
+def text_sums(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Sum of each text's rows: hidden [T, H] -> [S, H], for `lengths` [S] int64; the same bits each time."""
+    if hidden.device.type != "cpu":
+        # There index_add_ adds in whatever order threads come.
+        return torch.segment_reduce(hidden, "sum", lengths=lengths, axis=0)
+    owner = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden)
+
+
 def text_means(hidden: Tensor, starts: Tensor) -> Tensor:
     """Mean of each text's rows: hidden [T, H] -> [S, H], for `starts` [S + 1] int64."""
     lengths = starts.diff()
-    owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
-    return hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, owner, hidden) / lengths.unsqueeze(1)
+    return text_sums(hidden, lengths) / lengths.unsqueeze(1)
 
 
 def _groups(weights: EncoderWeights, starts: Int32s, device: torch.device) -> list[_Group]:

@@ -15,6 +15,7 @@ import llguidance
 import msgspec
 import numpy as np
 import pytest
+from support.native_isa import needs_native
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.core.sequences.request import Request, Step, StepResult
@@ -380,6 +381,7 @@ class Matcher:
         return getattr(self._real, name)
 
 
+@needs_native
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("broken", ["try_consume_tokens", "validate_tokens"])
@@ -409,6 +411,8 @@ STORY = StructuredOutputsParams(json={"type": "array", "items": {"type": "string
 WORDS = StructuredOutputsParams(json={"type": "array", "items": {"type": "string", "maxLength": 5}, "minItems": 8})
 
 
+# Where nothing is native tokens are not tried.
+@needs_native
 @pytest.mark.parametrize("wanted", [STORY, WORDS], ids=["story", "words"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 3.0])
 def test_what_is_chosen_does_not_depend_on_whether_what_is_allowed_is_known(

@@ -105,7 +105,7 @@ def test_a_batch_of_many_passes(pooling: str, monkeypatch: pytest.MonkeyPatch, t
             return super()._forward(texts, output)
 
     monkeypatch.setattr("chairlift.runners.encoder.backbone.CausalEncoder", Counting)
-    monkeypatch.setitem(causal_encoder._PASS_TOKENS, "cpu", 80)
+    monkeypatch.setattr(causal_encoder, "_PASS_TOKENS", dict.fromkeys(causal_encoder._PASS_TOKENS, 80))
     np.testing.assert_allclose(vectors(load(folder), TEXTS * 3), wanted, atol=1e-5)
     # The longest texts go alone, the others together as far as they fit.
     assert lengths[:5] == [200, 72, 18, 129, 33]

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.device import DEVICE
 from support.foreign_factory import greedy
 from support.model_factory import EXACT, EXPERTS, FAMILIES, ROUNDED, model_folder, reference_model
 
@@ -141,7 +142,8 @@ def test_scaled_embeddings_are_rounded_as_transformers_does_it(ops: str) -> None
 
     ids = torch.arange(320)
     theirs = AutoModelForCausalLM.from_pretrained(model_folder("gemma3", "bfloat16"), dtype=torch.bfloat16)
-    assert torch.equal(runner_of("gemma3", ops, "bfloat16").model._embed(ids, ids), theirs.model.embed_tokens(ids))
+    own = runner_of("gemma3", ops, "bfloat16").model
+    assert torch.equal(own._embed(ids.to(DEVICE), ids.to(DEVICE)).cpu(), theirs.model.embed_tokens(ids))
 
 
 @functools.cache

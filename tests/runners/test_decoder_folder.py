@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import make_runner
+from support.device import DEVICE
 from support.model_factory import TINY, edited_folder, model_folder, reference_model
 
 from chairlift.errors import ConfigError, UnsupportedModel
@@ -303,7 +304,7 @@ def test_a_head_in_the_files_wins_over_tying(tmp_path: Path) -> None:
     folder = edited_folder(tmp_path / "model", model_folder("llama"), tie_word_embeddings=True)
     hidden = torch.randn(3, 64)
     wanted = reference_model("llama").lm_head(hidden)
-    assert torch.allclose(make_runner(folder).model.logits(hidden), wanted, atol=1e-4)
+    assert torch.allclose(make_runner(folder).model.logits(hidden.to(DEVICE)).cpu(), wanted, atol=1e-4)
 
 
 def test_dtype_follows_the_folder_or_the_setting() -> None:

@@ -30,7 +30,7 @@ def test_results_are_brought_over_once_a_step(names: list[str], monkeypatch: pyt
     def all_at_once(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
         """As from another device."""
         copies.append(len(tensors))
-        return runner.split(runner.pack(tensors).numpy(), tensors) if tensors else []
+        return runner.split(runner.pack(tensors).cpu().numpy(), tensors) if tensors else []
 
     monkeypatch.setattr(runner, "to_host", all_at_once)
     for request in requests:

@@ -30,7 +30,7 @@ def states(runner: EncoderRunner, texts: list[Encoding]) -> list[NDArray[np.floa
     """Hidden states [tokens, H] of each text, computed in one batch."""
     batch = texts_of(texts)
     with torch.inference_mode():
-        found = runner.forward(batch, "tokens").numpy()
+        found = runner.forward(batch, "tokens").cpu().numpy()
     return np.split(found, batch.starts[1:-1])
 
 

@@ -188,6 +188,13 @@ def test_what_can_not_be_honoured_is_refused(name: str) -> None:
         make_runner(foreign_folder(model_type, name), ops="native", implementation="transformers")
 
 
+def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_type, _, problem = REFUSED["zamba2"]
+    monkeypatch.setattr("transformers.__version__", "5.17.0")
+    with pytest.raises(UnsupportedModel, match=f"{problem}.* this is transformers 5.17.0, .* 5.21 or newer"):
+        make_runner(foreign_folder(model_type, "zamba2"), ops="native", implementation="transformers")
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.device import DEVICE
+from support.native_isa import needs_native
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, SamplingParams, Start, Step, StepResult
-from chairlift.errors import ConfigError
-from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 
 LENGTHS = (1, 2, 15, 16, 17, 100, 300)
@@ -19,19 +19,19 @@ GREEDY = SamplingParams(temperature=0, max_tokens=None)
 
 
 def make_runner(folder: Path, **settings: Any) -> DecoderRunner:
-    config = SequenceConfig(
-        **{
-            "model": str(folder),
-            "device": "cpu",
-            "ops": "reference",
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 4096,
-            "max_model_len": 400,
-            "num_threads": 1,
-        }
-        | settings
-    )
-    runner = DecoderRunner(config)
+    """A runner that is loaded; on CUDA, where nothing is native, of the operations that there are."""
+    settings = {
+        "model": str(folder),
+        "device": DEVICE,
+        "ops": "reference",
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 4096,
+        "max_model_len": 400,
+        "num_threads": 1,
+    } | settings
+    if settings["device"] == "cuda":
+        settings["ops"] = "auto"
+    runner = DecoderRunner(SequenceConfig(**settings))
     runner.load()
     return runner
 
@@ -142,16 +142,8 @@ class Harness:
         return {id: self.outputs.pop(id) for id in ids}
 
 
-def _native_missing() -> bool:
-    try:
-        select_ops("native", torch.device("cpu"), torch.float32, 64)
-    except ConfigError:
-        return True
-    return False
-
-
 # For tests that are to hold whatever computes.
-OPS = ["reference", pytest.param("native", marks=pytest.mark.skipif(_native_missing(), reason="no native kernels"))]
+OPS = ["reference", pytest.param("native", marks=needs_native)]
 
 
 @functools.cache
@@ -185,7 +177,7 @@ def check_every_way(harness: Harness, count: int) -> None:
 
 @torch.inference_mode()
 def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
-    """Logits after every token of each sequence, computed in one pass."""
+    """Logits after every token of each sequence, computed in one pass, on the host."""
     harness = Harness(runner)
     for index, tokens in enumerate(sequences):
         harness.add(make_request(f"logits{index}", tokens))
@@ -199,4 +191,4 @@ def all_logits(runner: DecoderRunner, sequences: list[list[int]]) -> list[torch.
     rows = torch.arange(sum(counts.values())).numpy()
     hidden = runner.model.forward(runner._inputs(prepared, rows, {}))
     runner._update(Step(1, {}, [], {}, list(counts), []))
-    return list(runner.model.logits(hidden).split(list(counts.values())))
+    return list(runner.model.logits(hidden).cpu().split(list(counts.values())))

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _LENGTHS, _CUTS = (12, 9), ((0, 0), (7, 4), (11, 8))
 # What forward passes have called the cache: transformers from 5.24 on, before that, and some of Mamba's kin still.
 _CACHE_NAMES = "cache", "past_key_values", "cache_params"
+# The first version whose modules ask for each state by itself.
+_STATES_SINCE = "5.21"
 # By how much logits may differ that should be equal, as a share of the largest.
 _CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
@@ -206,7 +208,7 @@ class TransformersModel:
         missing = {*range(layers)} - {*self._attention.heads} - stateful
         if (missing and not stateful) or not {*self._attention.heads} <= {*range(layers)}:
             found = len(self._attention.heads)
-            raise UnsupportedModel(f"of its {layers} layers {found} have an attention that can be taken over")
+            raise _unknown(f"of its {layers} layers {found} have an attention that can be taken over")
         if sizes := {heads.head_dim for heads in self._heads} - {self.config.head_dim}:
             raise UnsupportedModel(f"its heads have {min(sizes)} numbers, and by config.json {self.config.head_dim}")
         kinds = getattr(text_config, "layer_types", None) or []
@@ -223,7 +225,7 @@ class TransformersModel:
         """
         if not self._same_in_parts(num_blocks, block_size, max_model_len):
             problem = "what it computes in parts, or beside others, is not what it computes at once and alone"
-            raise UnsupportedModel(f"{problem}: it remembers by more than its attention")
+            raise _unknown(f"{problem}: it remembers by more than its attention")
 
     def _same_in_parts(self, num_blocks: int, block_size: int, max_model_len: int) -> bool:
         lengths = [min(length, max_model_len) for length in _LENGTHS]
@@ -305,6 +307,18 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         if names := sorted(map(str, loading[kind])):
             raise UnsupportedModel(f"{kind.replace('_keys', '')} tensors: {', '.join(names[:3])}")
     return model.eval().requires_grad_(False).to(device)
+
+
+def _unknown(problem: str) -> UnsupportedModel:
+    """The error of a model that remembers in ways that are not known, which may be for the age of transformers."""
+    version: str = import_module("transformers").__version__
+    if _major_minor(version) < _major_minor(_STATES_SINCE):
+        problem += f"; this is transformers {version}, and layers with states need {_STATES_SINCE} or newer"
+    return UnsupportedModel(problem)
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 @contextlib.contextmanager

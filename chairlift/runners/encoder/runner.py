@@ -13,7 +13,7 @@ from chairlift.folders.kind import labels_of, task_of
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.sentence_files import SPLADE, SentenceFiles
 from chairlift.ops.base import Quantization
-from chairlift.ops.encoder import EncoderForward, Output, Texts
+from chairlift.ops.encoder import EncoderForward, Output, Texts, text_sums
 from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
 from chairlift.runners.encoder.model import Projected, read_dense
@@ -234,14 +234,15 @@ def pool(forward: EncoderForward, texts: Texts, poolings: Sequence[str]) -> Tens
 def _pooled(hidden: Tensor, starts: Tensor, lengths: Tensor, owner: Tensor, pooling: str) -> Tensor:
     if pooling in ("cls", "lasttoken"):
         return hidden[starts[:-1] if pooling == "cls" else starts[1:] - 1]
-    vectors = hidden.new_zeros(len(lengths), hidden.shape[1])
     if pooling == "max":
         index = owner.unsqueeze(1).expand_as(hidden)
-        return vectors.scatter_reduce_(0, index, hidden, "amax", include_self=False)
+        return hidden.new_zeros(len(lengths), hidden.shape[1]).scatter_reduce_(
+            0, index, hidden, "amax", include_self=False
+        )
     counts = lengths.unsqueeze(1).float()
     if pooling == "weightedmean":
         # A token's weight is its place, from 1 on.
         places = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts[:-1][owner]
         hidden, counts = hidden * places.unsqueeze(1), counts * (counts + 1) / 2
-    sums = vectors.index_add_(0, owner, hidden)
+    sums = text_sums(hidden, lengths)
     return sums / (counts.sqrt() if pooling == "mean_sqrt_len_tokens" else counts)
