@@ -74,6 +74,7 @@ class AttentionBatch:
     positions [T] int64: position of each token in its sequence.
     max_query_len, max_context_len: the most tokens that a sequence has in this step, and the longest context; 0 without
     sequences. They are known without waiting for the device.
+    known_on_host: what `on_host` returns, once it was asked for.
     """
 
     query_start: Tensor
@@ -83,6 +84,13 @@ class AttentionBatch:
     positions: Tensor
     max_query_len: int
     max_context_len: int
+    known_on_host: tuple[list[int], list[int]] | None = None
+
+    def on_host(self) -> tuple[list[int], list[int]]:
+        """Return query_start and context_len; elsewhere than on the CPU the first call waits for the device."""
+        if self.known_on_host is None:
+            self.known_on_host = self.query_start.tolist(), self.context_len.tolist()
+        return self.known_on_host
 
 
 @dataclass(slots=True, frozen=True)

@@ -240,11 +240,10 @@ class ReferenceOps:
         if batch.max_query_len == 1 and q.device.type != "cpu":
             return decode_attention(q, cache, batch, heads, sinks)
         out = torch.empty_like(q)
-        # Elsewhere than on the CPU this waits for the device.
-        starts = batch.query_start.tolist()
-        for index, context in enumerate(batch.context_len.tolist()):
+        starts, contexts = batch.on_host()
+        for index, context in enumerate(contexts):
             first, last = starts[index], starts[index + 1]
-            k, v, *scales = (_gather(pages, batch.block_tables[index], context) for pages in cache)
+            k, v, *scales = (gather(pages, batch.block_tables[index], context) for pages in cache)
             if scales:
                 k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
             out[first:last] = _attend(q[first:last], k, v, heads, sinks)
@@ -298,7 +297,7 @@ def decode_attention(
     return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
 
 
-def _gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
+def gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
     """The first `context` tokens of one sequence, [context, num_kv_heads, ...], out of its blocks."""
     used = -(-context // pages.shape[1])
     return pages[blocks[:used].long()].flatten(0, 1)[:context]

@@ -9,6 +9,7 @@ from chairlift.errors import ConfigError
 from chairlift.ops.base import Quantization
 from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
+from chairlift.ops.cuda import CudaOps
 from chairlift.ops.formats import FORMATS
 from chairlift.ops.native import load_library, product_path
 from chairlift.ops.reference import ReferenceOps
@@ -21,7 +22,7 @@ def select_ops(
 ) -> Ops:
     """Return the operations that `name` stands for: "reference", "native", or "auto" for the fastest that work here.
 
-    On CUDA there is only the reference for now, so "auto" gives that and "native" is refused. On the CPU "auto" falls
+    On CUDA "auto" is the reference with PyTorch's own attention, and "native" is refused. On the CPU "auto" falls
     back to the reference, with a warning, where the native library cannot be loaded or has no kernels for heads of
     `head_dim`. Raises ConfigError for "native" where it cannot be had, and for any other name.
     """
@@ -32,7 +33,7 @@ def select_ops(
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         if name == "native":
             raise ConfigError(f"ops = 'native' has no kernels for {dtype} on {device.type}; set ops = 'auto'")
-        return ReferenceOps(quantization)
+        return CudaOps(quantization) if device.type == "cuda" else ReferenceOps(quantization)
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         reason = f"the native kernels take a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
         if name == "native":

@@ -16,6 +16,7 @@ from chairlift.ops import cpu, select
 from chairlift.ops.activation import gated
 from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
 from chairlift.ops.contract import Ops
+from chairlift.ops.cuda import CudaOps
 from chairlift.ops.native import ACTIVATIONS, LIBRARY, load_library
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceOps, decode_attention
@@ -216,6 +217,17 @@ def test_decodes_at_once_are_those_of_the_reference(
         close(one, other)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_of_pytorch_is_that_of_the_reference(shape: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: prompts one after the other, decodes at once."""
+    num_heads, num_kv_heads, dim, block_size, window = shape
+    heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
+    wanted = run_steps(ReferenceOps(), heads, torch.bfloat16, block_size, STEPS)
+    monkeypatch.setattr(ReferenceOps, "attention", None)
+    for one, other in zip(run_steps(CudaOps(), heads, torch.bfloat16, block_size, STEPS), wanted, strict=True):
+        close(one, other)
+
+
 @needs_native
 @pytest.mark.parametrize("block_size", [1, 5, 16, 24])
 def test_rounded_values_are_within_half_a_step(native: Ops, dtype: torch.dtype, block_size: int) -> None:
@@ -403,8 +415,8 @@ def test_auto_is_native_on_the_cpu() -> None:
         select.select_ops("native", CPU, torch.float32, 20)
 
 
-def test_there_are_no_native_operations_on_cuda_yet() -> None:
-    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64).name == "reference"
+def test_there_are_no_native_operations_on_cuda() -> None:
+    assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64).name == "cuda"
     with pytest.raises(ConfigError, match="ops = 'native'"):
         select.select_ops("native", torch.device("cuda"), torch.bfloat16, 64)
 

@@ -10,6 +10,7 @@ from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_weights import DecoderReader
+from chairlift.runners.decoder.recorded_steps import RecordedSteps
 from chairlift.runners.weights import Weights
 
 
@@ -41,6 +42,8 @@ class Decoder:
         self.rotations: list[Tensor] = []
         # Does as `forward`, all in one native call; None where there is no such thing.
         self.fused: Forward | None = None
+        # On CUDA, where nothing waits for what it computes.
+        self.recorded: RecordedSteps | None = None
 
     @property
     def experts(self) -> ExpertReads | None:
@@ -72,10 +75,15 @@ class Decoder:
         if one_layer:
             self.caches *= len(layers)
         self.fused = self.ops.fuse(self.weights, self.caches, self.rotations)
+        # Which rows an expert takes has to be known on the host.
+        if self.device.type == "cuda" and self.experts is None and not one_layer:
+            self.recorded = RecordedSteps(self._forward, block_size, max_model_len)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
-        return self._forward(inputs) if self.fused is None else self._shifted(self.fused(inputs))
+        if self.fused is not None:
+            return self._shifted(self.fused(inputs))
+        return self._forward(inputs) if self.recorded is None else self.recorded.forward(inputs)
 
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""

@@ -1,0 +1,79 @@
+"""Operations on CUDA: those of the reference, with PyTorch's own attention kernels where these compute the same."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Quantization
+from chairlift.ops.reference import ReferenceOps, gather
+
+
+class CudaOps(ReferenceOps):
+    """`Ops` on CUDA. Attention in bfloat16 is PyTorch's, which neither caps scores nor knows sinks; all else is as is.
+
+    float32 stays with the reference: PyTorch's kernels may round it to tf32.
+    """
+
+    def __init__(self, quantization: Quantization = "none") -> None:
+        super().__init__(quantization)
+        self.name = self.name.replace("reference", "cuda")
+
+    def attention(
+        self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
+        if sinks is not None or heads.cap is not None or not q.dtype == cache[0].dtype == torch.bfloat16:
+            return super().attention(q, cache, batch, heads, sinks)
+        if batch.max_query_len == 1:
+            return _decode(q, cache, batch, heads)
+        return _one_by_one(q, cache, batch, heads)
+
+
+def _decode(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    """Where each sequence has one token: all at once, filled up to the longest context."""
+    context, block_size = batch.max_context_len, cache[0].shape[1]
+    positions = torch.arange(context, device=q.device)
+    ends = batch.context_len.unsqueeze(1)
+    seen = positions < ends
+    # What lies behind a sequence's last token may be anything, even no number: its first token stands there instead.
+    mine = positions.where(seen, 0)
+    blocks = batch.block_tables.long().gather(1, mine // block_size)
+    slots = blocks * block_size + mine % block_size
+    k, v = (pages.flatten(0, 1)[slots].transpose(1, 2) for pages in cache)
+    if heads.window is not None:
+        seen &= positions >= ends - heads.window
+    # The queries that share keys take the place of a text's tokens.
+    grouped = q.view(len(q), heads.num_kv_heads, -1, heads.head_dim)
+    mask = seen[:, None, None].expand(-1, heads.num_kv_heads, grouped.shape[2], -1)
+    return F.scaled_dot_product_attention(grouped, k, v, mask, scale=heads.scale).reshape(len(q), -1)
+
+
+def _one_by_one(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    """One sequence after the other."""
+    out = torch.empty_like(q)
+    starts, contexts = batch.on_host()
+    for index, context in enumerate(contexts):
+        first, last = starts[index], starts[index + 1]
+        count = last - first
+        k, v = (gather(pages, batch.block_tables[index], context).transpose(0, 1)[None] for pages in cache)
+        query = q[first:last].view(count, heads.num_heads, heads.head_dim).transpose(0, 1)[None]
+        whole = count == context and (heads.window is None or context <= heads.window)
+        mixed = F.scaled_dot_product_attention(
+            query,
+            k,
+            v,
+            None if whole else _mask(count, context, heads.window, q.device),
+            is_causal=whole,
+            scale=heads.scale,
+            enable_gqa=heads.num_heads > heads.num_kv_heads,
+        )
+        out[first:last] = mixed[0].transpose(0, 1).reshape(count, -1)
+    return out
+
+
+def _mask(count: int, context: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of a sequence's tokens its last ones see: [count, context]."""
+    query = torch.arange(context - count, context, device=device).unsqueeze(1)
+    key = torch.arange(context, device=device)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)

@@ -1,0 +1,134 @@
+"""Steps in which each sequence has one token, recorded as CUDA graphs.
+
+A GPU is done with a small operation before Python asks for the next. A graph asks for all of a step's at once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chairlift.ops.base import AttentionBatch, Forward, Inputs
+
+# The shortest context that is recorded for, and how many graphs are kept: each takes some megabytes.
+_SHORTEST, _MOST = 256, 96
+
+Run = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step of some shape: what goes in and out lies at the same place each time."""
+
+    inputs: Inputs
+    hidden: Tensor | None = None
+    run: Run | None = None
+
+
+class RecordedSteps:
+    """Runs a forward pass as recorded where each sequence has one token, and else as it is.
+
+    Steps are padded to a few shapes with their first sequence, which writes to its place in the cache what it writes
+    there anyway. A shape is computed as it is when it is first met, and recorded when it comes back.
+    """
+
+    def __init__(
+        self, forward: Forward, block_size: int, max_model_len: int, record: Callable[[Run], Run] | None = None
+    ) -> None:
+        """`record` returns what does again what it is given, without looking at anything but memory."""
+        self._forward, self._block_size = forward, block_size
+        self._longest = -(-max_model_len // block_size) * block_size
+        self._record = record or _Recorder()
+        self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Return hidden states [R, H], which are there until the next call."""
+        batch, count = inputs.attention, len(inputs.token_ids)
+        if batch.max_query_len != 1 or len(inputs.logit_rows) != count:
+            return self._forward(inputs)
+        shape = _padded(count), min(max(_power(batch.max_context_len), _SHORTEST), self._longest)
+        step = self._steps.get(shape)
+        if step is None:
+            if len(self._steps) == _MOST:
+                self._steps.popitem(last=False)
+            step = self._steps[shape] = _Step(self._room(*shape, inputs.token_ids.device))
+        self._steps.move_to_end(shape)
+        _fill(step.inputs, inputs)
+        return self._compute(step)[:count]
+
+    def _compute(self, step: _Step) -> Tensor:
+        def compute() -> None:
+            step.hidden = self._forward(step.inputs)
+
+        if step.hidden is None:
+            # What libraries set up for a shape is not to become a part of the recording.
+            compute()
+        elif step.run is None:
+            step.run = self._record(compute)
+        if step.run is not None:
+            step.run()
+        assert step.hidden is not None
+        return step.hidden
+
+    def _room(self, count: int, context: int, device: torch.device) -> Inputs:
+        """Inputs of so many sequences."""
+
+        def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        attention = AttentionBatch(
+            query_start=torch.arange(count + 1, dtype=torch.int32, device=device),
+            context_len=zeros(count, dtype=torch.int32),
+            block_tables=zeros(count, -(-context // self._block_size), dtype=torch.int32),
+            slot_mapping=zeros(count),
+            positions=zeros(count),
+            max_query_len=1,
+            max_context_len=context,
+        )
+        return Inputs(zeros(count), attention, torch.arange(count, device=device))
+
+
+def _fill(room: Inputs, inputs: Inputs) -> None:
+    """Write a step's inputs where they are read, with the first sequence as many times as there is room left."""
+    count, (to, given) = len(inputs.token_ids), (room.attention, inputs.attention)
+    width = given.block_tables.shape[1]
+    pairs = [
+        (room.token_ids, inputs.token_ids),
+        (to.context_len, given.context_len),
+        (to.slot_mapping, given.slot_mapping),
+        (to.positions, given.positions),
+        (to.block_tables[:, :width], given.block_tables),
+    ]
+    for where, what in pairs:
+        where[:count] = what
+        where[count:] = what[:1]
+    to.known_on_host = None
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _padded(count: int) -> int:
+    """The next multiple of an eighth of the next power of two."""
+    part = max(_power(count) // 8, 1)
+    return -(-count // part) * part
+
+
+class _Recorder:
+    """Records on the GPU. Recordings share their memory, as one runs after the other."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, compute: Run) -> Run:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            compute()
+        self._pool = graph.pool()
+        replay: Run = graph.replay
+        return replay
