@@ -5,10 +5,12 @@
 
 In each round first the model is measured for `--measure-seconds`, in a process of its own, as
 `chairlift.bench.measure_sequences` does; then the front, by what its process takes for requests with short prompts,
-long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Capacity is
-what the simulator says it is, and each of the `--loads` is a share of it. The real run is that of
-`chairlift bench serve`; both are summed up by the same code. With random weights some tokens are no text, so every
-request's `--extra` fields make all tokens one that is; they are drawn at a temperature, as those that were measured.
+long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Then
+nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for a
+while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is what
+the simulator says it is, and each of the `--loads` is a share of it. The real run is that of `chairlift bench serve`;
+both are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields
+make all tokens one that is; they are drawn at a temperature, as those that were measured.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +118,7 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
             machine.save(args.profile_out)
+        time.sleep(args.quiet_seconds)
         model = SequenceModel(config, profile)
         trace = wanted(args, profile.max_model_len)
         capacity = capacity_of(model, front, trace)
@@ -239,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=1, help="each with the machine measured anew")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--measure-seconds", type=float, default=50.0)
+    parser.add_argument("--quiet-seconds", type=float, default=20.0, help="of the server before the loads")
     parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--profile-out", type=Path, metavar="FILE", help="save what was measured, for chairlift plan")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")

@@ -32,6 +32,7 @@ constexpr uint64_t SMALL_PAGE = 4096;
 // that has to find a page first stops the core, whatever the thread's priority, and a step beside which many came one
 // after the other took three times as long.
 constexpr int64_t REST = 2;
+constexpr std::chrono::milliseconds LOOK_AGAIN{50};
 
 struct Array {
     uint64_t address;
@@ -41,6 +42,8 @@ struct Array {
 struct Supply {
     std::vector<Array> arrays;
     int64_t num_blocks, span, lead;
+    // Until when models of this process are at work, by the monotonic clock.
+    const volatile int64_t *busy_until;
     std::mutex mutex;
     std::condition_variable changed;
     std::atomic<int64_t> wanted{0}, ready{0};
@@ -54,6 +57,15 @@ std::chrono::nanoseconds thread_time() {
     return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
+bool is_quiet(const Supply &supply) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec >= *supply.busy_until;
+}
+
+// Once blocks beyond the first span were wanted somebody uses the model, and will come to all of them.
+bool has_time(const Supply &supply) { return supply.wanted > supply.span && is_quiet(supply); }
+
 // Writes to each page, and changes nothing: the model may be writing there as well. A page that nobody has used is zero.
 void touch(const Supply &supply, uint64_t begin, uint64_t end) {
     for (uint64_t page = begin; page < end && !supply.ended; page += SMALL_PAGE) {
@@ -66,10 +78,12 @@ void touch(const Supply &supply, uint64_t begin, uint64_t end) {
 void supply_span(Supply &supply) {
     const int64_t first = supply.ready, stop = std::min(first + supply.span, supply.num_blocks);
     for (const Array &array : supply.arrays) {
+        // What nobody wants yet waits for a quiet moment.
+        while (!supply.ended && first >= supply.wanted && !is_quiet(supply)) std::this_thread::sleep_for(LOOK_AGAIN);
         if (supply.ended) return;
         const auto started = thread_time();
         touch(supply, array.address + first * array.block_bytes, array.address + stop * array.block_bytes);
-        if (first + supply.span + supply.lead >= supply.wanted)
+        if (first + supply.span + supply.lead >= supply.wanted && !is_quiet(supply))
             std::this_thread::sleep_for(REST * (thread_time() - started));
     }
     const std::lock_guard<std::mutex> lock(supply.mutex);
@@ -84,7 +98,8 @@ bool faults_alone() {
     return major > 6 || (major == 6 && minor >= 4);
 }
 
-// Keeps all that is wanted ready, or all but what the other thread has the time for.
+// Keeps all that is wanted ready, or all but what the other thread has the time for. While no model is at work the idle
+// one goes on to the end, so that later steps find all of the memory there.
 void keep_ready(Supply &supply, bool is_urgent) {
     const sched_param lowest{};
     const int64_t lead = is_urgent ? supply.lead : 0;
@@ -92,7 +107,13 @@ void keep_ready(Supply &supply, bool is_urgent) {
     while (supply.ready < supply.num_blocks) {
         {
             std::unique_lock<std::mutex> lock(supply.mutex);
-            supply.changed.wait(lock, [&] { return supply.ended || supply.ready < supply.wanted - lead; });
+            const auto is_due = [&] {
+                return supply.ended || supply.ready < supply.wanted - lead || (!is_urgent && has_time(supply));
+            };
+            if (is_urgent)
+                supply.changed.wait(lock, is_due);
+            else
+                while (!is_due()) supply.changed.wait_for(lock, LOOK_AGAIN);
         }
         if (supply.ended) return;
         supply_span(supply);
@@ -112,15 +133,17 @@ void end(Supply &supply) {
 } // namespace
 
 // Begins to supply `count` arrays, of which each has `num_blocks` blocks of so many bytes from its address on, `span`
-// blocks at a time, as far as they are wanted; what is wanted but the last `lead` blocks is urgent. Returns what the
-// others take; null if no thread can be started.
+// blocks at a time, as far as they are wanted; what is wanted but the last `lead` blocks is urgent. All else comes once
+// some were wanted, while it is later than `busy_until`. Returns what the others take; null if no thread can be started.
 EXPORT void *chairlift_begin_supply(const uint64_t *addresses, const int64_t *block_bytes, int64_t count,
-                                    int64_t num_blocks, int64_t span, int64_t lead) {
+                                    int64_t num_blocks, int64_t span, int64_t lead,
+                                    const volatile int64_t *busy_until) {
     auto supply = std::make_unique<Supply>();
     for (int64_t i = 0; i < count; i++) supply->arrays.push_back({addresses[i], block_bytes[i]});
     supply->num_blocks = num_blocks;
     supply->span = span;
     supply->lead = lead;
+    supply->busy_until = busy_until;
     try {
         supply->idle = std::thread(keep_ready, std::ref(*supply), false);
         supply->urgent = std::thread(keep_ready, std::ref(*supply), true);
@@ -150,7 +173,8 @@ EXPORT void chairlift_end_supply(void *handle) {
 
 #else
 
-EXPORT void *chairlift_begin_supply(const uint64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t) {
+EXPORT void *chairlift_begin_supply(const uint64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t,
+                                    const volatile int64_t *) {
     return nullptr;
 }
 EXPORT int64_t chairlift_supply(void *, int64_t) { return 0; }

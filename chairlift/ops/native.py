@@ -342,7 +342,7 @@ _SIGNATURES = {
 _RETURNING: dict[str, tuple[Any, list[Any]]] = {
     "chairlift_add_pauses": (INT32, [INT32, POINTER, POINTER, POINTER]),
     "chairlift_count_pauses": (INT64, []),
-    "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64, INT64]),
+    "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64, INT64, POINTER]),
     "chairlift_supply": (INT64, [POINTER, INT64]),
     "chairlift_faster": (ctypes.c_char_p, [ctypes.c_char_p, ctypes.c_char_p]),
     "chairlift_select": (ctypes.c_char_p, [ctypes.c_char_p]),

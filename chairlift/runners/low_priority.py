@@ -28,6 +28,11 @@ _held_back: set[threading.Thread] = set()
 _lock = threading.Lock()
 
 
+def busy_until() -> int:
+    """Return where that moment lies in memory, for threads of the library."""
+    return ctypes.addressof(_busy_until)
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     return find_library()
@@ -57,8 +62,7 @@ def _number_of(library: ctypes.CDLL, thread: threading.Thread) -> int | None:
     _held_back.intersection_update(_numbers)
     if thread not in _numbers and thread.native_id is not None and thread.is_alive():
         holds_interpreter = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
-        until = ctypes.addressof(_busy_until)
-        number = library.chairlift_add_pauses(thread.native_id, holds_interpreter, until, _function())
+        number = library.chairlift_add_pauses(thread.native_id, holds_interpreter, busy_until(), _function())
         if number >= 0:
             _numbers[thread] = number
     return _numbers.get(thread)

@@ -13,6 +13,7 @@ from chairlift.ops.base import HeadShape
 from chairlift.ops.native import LIBRARY, find_library
 from chairlift.runners.decoder import kv_pages
 from chairlift.runners.decoder.kv_pages import KvPages
+from chairlift.runners.low_priority import while_computing
 
 HEADS = HeadShape(4, 4, 64, 1.0)
 PAGE = 4096
@@ -47,7 +48,11 @@ def until(condition: object) -> None:
 
 
 def test_blocks_are_there_a_little_before_they_are_used() -> None:
-    every = caches(16_000)
+    with while_computing():
+        check_what_is_there(caches(16_000))
+
+
+def check_what_is_there(every: list[tuple[torch.Tensor, ...]]) -> None:
     pages = KvPages(every)
     if pages.is_done:
         pytest.skip("this system can't supply memory beforehand")
@@ -65,6 +70,21 @@ def test_blocks_are_there_a_little_before_they_are_used() -> None:
     pages.use(15_999)
     until(lambda: pages.is_done)
     assert all(there(array, 15_999) for array in arrays)
+
+
+def test_all_of_it_comes_when_a_model_that_was_used_has_nothing_to_do() -> None:
+    every = caches(16_000)
+    arrays = [array for cache in every for array in cache]
+    pages = KvPages(every)
+    if pages.is_done:
+        pytest.skip("this system can't supply memory beforehand")
+    until(lambda: all(there(array, pages._span - 1) for array in arrays))
+    time.sleep(0.3)
+    assert not any(there(array, 3 * pages._span) for array in arrays)
+    pages.use(0)
+    until(lambda: pages.is_done)
+    assert all(there(array, 15_999) for array in arrays)
+    assert all(not array.any() for array in arrays)
 
 
 def threads() -> set[Path]:

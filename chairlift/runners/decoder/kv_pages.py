@@ -7,6 +7,7 @@ import numpy as np
 
 from chairlift.ops.base import KVCache
 from chairlift.ops.native import find_library
+from chairlift.runners.low_priority import busy_until
 
 _HUGE_PAGE = 2**21
 # Spans that are kept ready behind the last block in use, of which half a one is urgent. A span is a huge page of every
@@ -21,7 +22,8 @@ class KvPages:
 
     Blocks that nobody has used are taken in order. So all arrays reach their next huge page in the same step, where the
     kernel clears each of them, and a virtual machine's host has to find them first: 60 arrays made that step 0.3 s
-    longer on one. The threads are the native library's (native/page_supply.cpp).
+    longer on one. Once a model is used, all of its memory is supplied while no model of this process computes. The
+    threads are the native library's (native/page_supply.cpp).
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
@@ -46,6 +48,7 @@ class KvPages:
             self._num_blocks,
             self._span,
             _AHEAD * self._span - self._span // 2,
+            busy_until(),
         )
         if self._supply is not None:
             weakref.finalize(self, library.chairlift_end_supply, self._supply)
