@@ -80,21 +80,22 @@ inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Pane
     MicroKernel<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);
 }
 #else
-// A tile of `rows`, at most ROWS.
-template <typename Format, int ROWS>
-inline void multiply_some(const char *x, int64_t rows, const Panel &panel, typename MicroKernel<Format>::Sum *sums) {
+// Calls f with the number of a tile's rows, at most ROWS, as a constant.
+template <int ROWS = TILE_ROWS, typename F> inline void with_rows(int64_t rows, F f) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
-            MicroKernel<Format>::template run<ROWS>(x, panel, sums);
+            f(std::integral_constant<int, ROWS>{});
         else
-            multiply_some<Format, ROWS - 1>(x, rows, panel, sums);
+            with_rows<ROWS - 1>(rows, f);
     }
 }
 
 template <typename Format>
 inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Panel &panel,
                           typename MicroKernel<Format>::Sum *sums) {
-    multiply_some<Format, TILE_ROWS>(x.data + first * x.row_bytes, rows, panel, sums);
+    with_rows(rows, [&](auto count) {
+        MicroKernel<Format>::template run<count>(x.data + first * x.row_bytes, panel, sums);
+    });
 }
 #endif
 
@@ -176,36 +177,80 @@ struct Ahead {
     }
 };
 
+// How a panel is multiplied in parts, for a few tiles at once, so that what these need of it and their sums stay in the
+// nearest caches.
+template <typename Format> struct Parts;
+template <typename Format> constexpr bool HAS_PARTS = false;
+
 #if defined(__AMX_TILE__)
-// A panel of more steps is multiplied in parts, for a few tiles at once, so that what these need of it and their sums
-// stay in the nearest cache, where one of few steps is anyway. Between two tiles only, sums of many parts cost more to
-// keep than that brings.
-constexpr int64_t PART_STEPS = 96, TILES_AT_ONCE = 4, FEW_STEPS = 160, MOST_STEPS_OF_TWO = 640;
+// A panel of few steps stays there anyway. Between two tiles only, sums of many parts cost more to keep than that brings.
+template <typename Format> struct AmxParts {
+    static constexpr int64_t TILES_AT_ONCE = 4, MOST_STEPS = 96, FEW_STEPS = 160, MOST_STEPS_OF_TWO = 640;
+
+    static bool pay(int64_t tiles, int64_t steps) {
+        return tiles > 1 && steps > FEW_STEPS && (tiles > 2 || steps <= MOST_STEPS_OF_TWO);
+    }
+    static int64_t steps(int64_t all) {
+        const int64_t parts = (all + MOST_STEPS - 1) / MOST_STEPS;
+        return rounded_up((all + parts - 1) / parts, AMX_STEPS);
+    }
+
+    const char *take(const char *weights, int64_t) { return weights; }
+    static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part,
+                         typename MicroKernel<Format>::Sum *sums) {
+        const char *row = x.data + first * x.row_bytes + from / AMX_STEPS * ROW_BLOCK * 64;
+        MicroKernel<Format>::run_part(row, x.row_bytes, rows, part, sums, from > 0);
+    }
+};
+template <> struct Parts<Bf16Format> : AmxParts<Bf16Format> {};
+template <> struct Parts<Int8Format> : AmxParts<Int8Format> {};
+template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
+template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
+#elif defined(HAVE_WIDENED)
+// Each part is widened once for all tiles, if that makes up for what it takes.
+template <> struct Parts<Bf16Format> {
+    static constexpr int64_t TILES_AT_ONCE = 24;
+    alignas(64) float widened[WIDENED_STEPS * 2 * PANEL];
+
+    static bool pay(int64_t tiles, int64_t) { return tiles >= (LANES == 16 ? 8 : 2); }
+    static int64_t steps(int64_t) { return WIDENED_STEPS; }
+
+    const char *take(const char *weights, int64_t steps) {
+        widen_part(weights, steps, widened);
+        return reinterpret_cast<const char *>(widened);
+    }
+    static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part, float *sums) {
+        const char *row = x.data + first * x.row_bytes + from * rows * 8;
+        with_rows(rows, [&](auto count) { MicroKernel<Bf16Format>::run_part<count>(row, part, sums, from > 0); });
+    }
+};
+template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
+#endif
 
 // As `multiply`, in parts.
 template <typename Format, typename AnyEpilogue>
-void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
-                       const Panel &panel, const char *next, const Ahead &ahead, const AnyEpilogue &epilogue) {
-    alignas(64) typename MicroKernel<Format>::Sum sums[TILES_AT_ONCE][TILE_ROWS * PANEL];
-    const int64_t all = panel.steps, parts = (all + PART_STEPS - 1) / PART_STEPS;
-    const int64_t most = rounded_up((all + parts - 1) / parts, AMX_STEPS);
-    for (int64_t begin = some.begin; begin < some.end; begin += TILES_AT_ONCE) {
-        const int64_t end = std::min(begin + TILES_AT_ONCE, some.end);
+NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight,
+                                int64_t index, const Panel &panel, const char *next, const Ahead &ahead,
+                                const AnyEpilogue &epilogue) {
+    Parts<Format> parts;
+    alignas(64) typename MicroKernel<Format>::Sum sums[parts.TILES_AT_ONCE][TILE_ROWS * PANEL];
+    const int64_t all = panel.steps, most = parts.steps(all);
+    for (int64_t begin = some.begin; begin < some.end; begin += parts.TILES_AT_ONCE) {
+        const int64_t end = std::min(begin + parts.TILES_AT_ONCE, some.end);
         for (int64_t from = 0; from < all; from += most) {
             const int64_t steps = std::min(most, all - from);
-            Panel part{panel.weights + from * Format::STEP_BYTES, panel.compensation, steps, panel.weights, 0};
+            const char *weights = parts.take(panel.weights + from * Format::STEP_BYTES, steps);
+            Panel part{weights, panel.compensation, steps, panel.weights, 0};
             for (int64_t tile = begin; tile < end; tile++) {
                 const int64_t nth = tile - some.begin, first = tiles.first(tile), rows = tiles.rows_of(tile);
                 part.prefetch_stride = next && nth < ahead.tiles ? ahead.stride : 0;
                 if (part.prefetch_stride) part.prefetch_from = next + (nth * all + from) * ahead.stride;
-                const char *row = x.data + first * x.row_bytes + from / AMX_STEPS * ROW_BLOCK * 64;
-                MicroKernel<Format>::run_part(row, x.row_bytes, rows, part, sums[tile - begin], from > 0);
+                parts.multiply(x, first, rows, from, part, sums[tile - begin]);
                 if (from + steps == all) epilogue.apply(weight, index, first, int(rows), x, sums[tile - begin]);
             }
         }
     }
 }
-#endif
 
 // The rows of some tiles under one panel of a weight, which is expanded if its format is; `next` is the panel to
 // prefetch meanwhile, or null.
@@ -232,10 +277,9 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         Format::expand(panel.weights, steps, weights);
         panel.weights = weights;
     }
-#if defined(__AMX_TILE__)
-    if (!single && steps > FEW_STEPS && (some.end - some.begin > 2 || steps <= MOST_STEPS_OF_TWO))
-        return multiply_in_parts<Multiplied>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
-#endif
+    if constexpr (HAS_PARTS<Multiplied>)
+        if (Parts<Multiplied>::pay(some.end - some.begin, steps))
+            return multiply_in_parts<Multiplied>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
     for (int64_t tile = some.begin; tile < some.end; tile++) {
         // A single tile reads the panel as it streams from memory; several prefetch the next.
         const int64_t nth = tile - some.begin;

@@ -98,6 +98,11 @@ template <> struct MicroKernel<Bf16Format> {
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         widened_products<ROWS>(reinterpret_cast<const float *>(x), panel, sums);
     }
+
+    // Steps of a panel that were widened, added to the sums or the first of them.
+    template <int ROWS> static NOINLINE void run_part(const char *x, const Panel &part, Sum *sums, bool adds) {
+        widened_part<true, ROWS>(reinterpret_cast<const float *>(x), part, adds, sums);
+    }
 #else
     static constexpr const char *PATH = nullptr;
 #endif
