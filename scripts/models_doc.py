@@ -9,7 +9,7 @@ from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
-from chairlift.gguf.architectures import ARCHITECTURES
+from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
 # Which models have that `model_type` in their config.json.
@@ -46,7 +46,7 @@ KNOWN = {
     "glm4_moe": "GLM 4.5",
     "dots1": "dots.llm1",
     "deepseek_v2": "DeepSeek V2 and its Lite and Coder",
-    "deepseek_v3": "DeepSeek V3 and R1, Moonlight, in bfloat16",
+    "deepseek_v3": "DeepSeek V3 and R1, in bfloat16 or FP8, which is unpacked; Moonlight",
     "glm4_moe_lite": "GLM 4.7 Flash",
     "youtu": "Youtu-LLM",
     "minicpm3": "MiniCPM 3",
@@ -110,8 +110,9 @@ REFUSED = {
     "layers that share one attention (Zamba)": "their attention can't be taken over",
     "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
     "images and sound": "only texts go in",
-    "quantized folders with experts (but gpt-oss's MXFP4), and of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
-    "GGUF files with experts, of other architectures, or in several parts": "not read yet",
+    "quantized folders of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
+    "quantized folders with several experts in a tensor (but gpt-oss's MXFP4)": _NOT_READ,
+    "GGUF files of other architectures, or in several parts": "not read yet",
 }
 
 _TEXT = """# Models
@@ -129,7 +130,8 @@ in company, in chunks, after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
 in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are
-**GGUF** files of {architectures} ([formats](guides/serving.md#gguf-files)).
+**GGUF** files of {architectures}, and of
+{with_experts} with experts ([formats](guides/serving.md#gguf-files)).
 
 {decoders}
 
@@ -175,6 +177,7 @@ def text() -> str:
     refused = [["models", "why"], *map(list, REFUSED.items())]
     return _TEXT.format(
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
+        with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
         decoders=layout(decoders),
         encoders=layout(encoders),
         refused=layout(refused),

@@ -28,6 +28,25 @@ _GEMMA_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# A tensor holds all experts, each of which has one of its own in a folder: in place of the braces is its number.
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+# No known model has as many.
+_MOST_EXPERTS = 1024
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
 
 
@@ -48,7 +67,7 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def name_of(self, name: str) -> str:
-        """What a folder calls a tensor of a file; as it is, if that is not known."""
+        """What a folder calls a tensor of a file; as it is, if that is not known. Of experts' it has braces."""
         base, _, part = name.rpartition(".")
         if base in _WHOLE:
             return f"{_WHOLE[base]}.{part}"
@@ -99,10 +118,30 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+_OF_EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_experts"}
+_WITH_WIDTH = _OF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
+# Those of files that count experts.
+WITH_EXPERTS: dict[str, Architecture] = {
+    "llama": Architecture("mixtral", paired=True, names=_MIXTRAL_EXPERTS, keys=_OF_EXPERTS),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        names=_EXPERTS,
+        keys=_WITH_WIDTH | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
+    "qwen3moe": Architecture("qwen3_moe", names=_EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
+    "olmoe": Architecture("olmoe", names=_EXPERTS, keys=_OF_EXPERTS),
+}
+
+
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     """The architecture that a file's metadata names. Raises UnsupportedModel."""
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"general.architecture {shown(name)} of a GGUF file is not read; these are: {known}")
-    return ARCHITECTURES[name]
+    experts = metadata.get(f"{name}.expert_count") if isinstance(name, str) else None
+    if experts is not None and not (isinstance(experts, int) and 0 <= experts <= _MOST_EXPERTS):
+        raise UnsupportedModel(f"{name}.expert_count = {shown(experts)}: no more than {_MOST_EXPERTS} experts are read")
+    table = WITH_EXPERTS if experts else ARCHITECTURES
+    if not isinstance(name, str) or name not in table:
+        kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
+        known = ", ".join(table)
+        raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
+    return table[name]

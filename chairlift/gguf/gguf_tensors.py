@@ -18,6 +18,8 @@ from chairlift.gguf.model_config import FACTORS
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 # Numbers that are unpacked at a time.
 _AT_A_TIME = 2**17
+# Converters may leave out that it is one row.
+_ONE_ROW = ".shared_expert_gate.weight"
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
 
 
@@ -42,23 +44,25 @@ class GgufTensors:
         heads = file.metadata.get(key)
         # Of queries and of keys, in whose order rows may have to be.
         self._heads = {_PAIRED[0]: heads, _PAIRED[1]: file.metadata.get(f"{key}_kv", heads)}
-        self._names = {self._known.name_of(name): name for name in file.tensors if name not in FACTORS}
-        if len(self._names) < sum(name not in FACTORS for name in file.tensors):
-            raise UnsupportedModel(f"{file.path.name} has a tensor under two names")
         self._kinds, self._dequantize = _library()
+        # The file's own name of each, and where it lies.
+        self._places: dict[str, tuple[str, TensorPlace]] = {}
+        for name in file.tensors:
+            if name not in FACTORS:
+                self._add(name)
 
     def keys(self) -> list[str]:
         """The names of all tensors."""
-        return list(self._names)
+        return list(self._places)
 
     def get_slice(self, name: str) -> _Shape:
         """What has a tensor's shape."""
-        return _Shape(self._file.tensors[self._names[name]].shape)
+        return _Shape(self._places[name][1].shape)
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""
-        own = self._names[name]
-        found = self._read(own, self._file.tensors[own])
+        own, place = self._places[name]
+        found = self._read(own, place)
         if self._known.lift and name.endswith("norm.weight"):
             found = found.float() - self._known.lift
         for part, heads in self._heads.items():
@@ -66,7 +70,33 @@ class GgufTensors:
                 found = _unpaired(found, heads, own)
         return found
 
-    def _read(self, name: str, place: TensorPlace) -> Tensor:
+    def _add(self, name: str) -> None:
+        place = self._file.tensors[name]
+        new = self._known.name_of(name)
+        if new.endswith(_ONE_ROW) and len(place.shape) == 1:
+            place = place._replace(shape=(1, *place.shape))
+        names, found = [new], [(name, place)]
+        if "{}" in new:
+            found = [(name, each) for each in self._experts_of(name, place)]
+            names = [new.format(index) for index in range(len(found))]
+        if any(each in self._places for each in names):
+            raise UnsupportedModel(f"{self._file.path.name} has a tensor under two names")
+        self._places.update(zip(names, found, strict=True))
+
+    def _experts_of(self, name: str, place: TensorPlace) -> list[TensorPlace]:
+        """Where each expert's part of a tensor [E, outs, ins] lies."""
+        metadata = self._file.metadata
+        count = metadata[f"{metadata['general.architecture']}.expert_count"]
+        if len(place.shape) != 3 or place.shape[0] != count:
+            raise UnsupportedModel(
+                f"tensor {name!r} is for {list(place.shape)} numbers, not for {shown(count)} experts"
+            )
+        each = place._replace(shape=place.shape[1:])
+        size = self._size_of(name, each)[2]
+        return [each._replace(offset=place.offset + index * size) for index in range(count)]
+
+    def _size_of(self, name: str, place: TensorPlace) -> tuple[Any, int, int]:
+        """Its type, how many numbers a block of that has, and how many bytes the tensor."""
         kind = self._kinds.get(place.kind)
         if kind is None or kind.name not in READ:
             said = f"type {place.kind}" if kind is None else kind.name
@@ -75,16 +105,19 @@ class GgufTensors:
         width = place.shape[-1] if place.shape else 1
         if width % numbers:
             raise UnsupportedModel(f"tensor {name!r} has rows of {width} numbers, which {kind.name} can't have")
-        row_bytes = width // numbers * size
-        rows = math.prod(place.shape[:-1])
-        if place.offset + rows * row_bytes > len(self._file.data):
+        return kind, numbers, math.prod(place.shape[:-1]) * (width // numbers * size)
+
+    def _read(self, name: str, place: TensorPlace) -> Tensor:
+        kind, numbers, num_bytes = self._size_of(name, place)
+        if place.offset + num_bytes > len(self._file.data):
             raise UnsupportedModel(f"tensor {name!r} lies beyond the end of {self._file.path.name}")
-        raw = np.frombuffer(self._file.data, np.uint8, rows * row_bytes, place.offset)
+        raw = np.frombuffer(self._file.data, np.uint8, num_bytes, place.offset)
         if kind.name in ("F32", "F16", "BF16"):
             dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind.name]
             # A copy, since nobody may write to a file's pages.
             return torch.from_numpy(raw.copy()).view(dtype).reshape(place.shape)
-        return torch.from_numpy(self._unpack(raw.reshape(-1, size), kind, numbers)).reshape(place.shape)
+        blocks = raw.reshape(-1, self._kinds.sizes[kind][1])
+        return torch.from_numpy(self._unpack(blocks, kind, numbers)).reshape(place.shape)
 
     def _unpack(self, blocks: NDArray[np.uint8], kind: Any, numbers: int) -> NDArray[np.float32]:
         """The numbers of blocks [N, bytes], each of which packs so many; as many at a time as caches hold."""

@@ -1,6 +1,6 @@
 """The config.json that says what a GGUF file's metadata says."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
@@ -20,7 +20,9 @@ _FIELDS = {
 }
 _REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
 # Metadata that says of a model what nothing here computes.
-_REFUSED = ("expert_count", "attention.alibi_bias_max", "attention.clamp_kqv", "ssm.conv_kernel")
+_REFUSED = ("attention.alibi_bias_max", "attention.clamp_kqv", "ssm.conv_kernel")
+# What may be said of experts besides what becomes a field of config.json.
+_NEUTRAL = {"expert_gating_func": 1, "expert_group_count": 1, "expert_group_used_count": 1, "expert_weights_scale": 1}
 _FLOAT32 = 0
 # Tensors that stretch rotations.
 FACTORS = _FREQUENCIES, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -36,7 +38,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     for key in _REFUSED:
         if told.get(key):
             raise UnsupportedModel(f"{prefix}{key} = {shown(told[key])} in a GGUF file: nothing here computes that")
-    for key in _REQUIRED:
+    _check_experts(told, prefix, known.keys)
+    for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_"))):
         if key not in told:
             raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}")
     found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
@@ -68,6 +71,13 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _check_experts(told: Mapping[str, Any], prefix: str, read: Collection[str]) -> None:
+    """Raise UnsupportedModel for what a file says of experts that would be computed otherwise here."""
+    for key, value in told.items():
+        if key.startswith("expert_") and key not in read and value and value != _NEUTRAL.get(key):
+            raise UnsupportedModel(f"{prefix}{key} = {shown(value)} in a GGUF file: nothing here computes that")
+
+
 def _score_scale(model_type: str, found: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     if model_type not in ("gemma2", "gemma3_text"):
         return {}
@@ -90,16 +100,12 @@ def _rotation(
         # Factors for each wavelength, which were made from another rule: the same for texts of any length.
         same = factors[_FREQUENCIES]
         scaling: dict[str, Any] = {"short_factor": same, "long_factor": same, "attention_factor": 1.0}
-        return share | {
-            "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": positions, **scaling}
-        }
+        return share | _longrope(positions, scaling)
     if _LONG in factors and _SHORT in factors:
         scaling = {"long_factor": factors[_LONG], "short_factor": factors[_SHORT]}
         if told.get("rope.scaling.attn_factor"):
             scaling["attention_factor"] = told["rope.scaling.attn_factor"]
-        return share | {
-            "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": original, **scaling}
-        }
+        return share | _longrope(original, scaling)
     if kind == "none" or (kind == "linear" and factor == 1):
         return share
     if kind == "linear":

@@ -11,7 +11,7 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
-from support.gguf_files import MODELS, add, gguf_file, plain_folder
+from support.gguf_files import MODELS, WITH_EXPERTS, add, gguf_file, plain_folder
 from support.model_factory import edited_folder
 
 from chairlift import LLM, SamplingParams
@@ -53,19 +53,25 @@ def test_a_file_of_few_bits_is_said_to_take_more_here(caplog: pytest.LogCaptureF
         assert (", int4" in made.info.ops) == (quantization == "int4")
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_a_rounded_model_is_that_of_the_rounded_numbers(kind: str, tmp_path: Path) -> None:
-    """By the package's own rounding, there and back."""
-    tensors = load_file(plain_folder("qwen2") / "model.safetensors")
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        *[("qwen2", kind) for kind in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")],
+        *[(name, "Q8_0") for name in WITH_EXPERTS],
+    ],
+)
+def test_a_rounded_model_is_that_of_the_rounded_numbers(model: str, kind: str, tmp_path: Path) -> None:
+    """By the package's own rounding, there and back; what chooses experts is not rounded."""
+    tensors = load_file(plain_folder(model) / "model.safetensors")
     number = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
-        if tensor.ndim == 2:
+        if tensor.ndim == 2 and not name.endswith(("gate.weight", "expert_gate.weight")):
             rounded = gguf.quants.quantize(tensor.numpy(), number)
             tensors[name] = torch.from_numpy(dequantize(rounded, number).astype(np.float32))
-    folder = edited_folder(tmp_path / "plain", plain_folder("qwen2"))
+    folder = edited_folder(tmp_path / "plain", plain_folder(model))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for dtype in ("float32", "bfloat16"):
-        found = make_runner(folder_of(gguf_file("qwen2", kind)), ops="native", dtype=dtype)
+        found = make_runner(folder_of(gguf_file(model, kind)), ops="native", dtype=dtype)
         wanted = make_runner(folder, ops="native", dtype=dtype)
         texts = list(prompts().values())
         for one, other in zip(all_logits(found, texts), all_logits(wanted, texts), strict=True):
@@ -160,7 +166,9 @@ def test_a_pickled_folder_is_refused_with_what_converts_it(tmp_path: Path) -> No
     ("key", "value", "said"),
     [
         ("general.architecture", "mamba", "general.architecture 'mamba'"),
-        ("llama.expert_count", 8, "llama.expert_count = 8"),
+        ("llama.expert_count", 8, "llama.expert_used_count is missing"),
+        ("llama.expert_count", 5000, "no more than 1024 experts"),
+        ("llama.expert_group_count", 8, "llama.expert_group_count = 8"),
         ("llama.rope.scaling.type", "su", "rope.scaling.type 'su'"),
         ("llama.feed_forward_length", [128, 128], "intermediate_size of"),
         ("llama.block_count", None, "llama.block_count is missing"),

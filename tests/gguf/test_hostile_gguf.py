@@ -46,10 +46,13 @@ def mangled(rng: random.Random, whole: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("llama_llama3", "F32"), ("llama_llama3", "Q4_0"), ("llama_llama3", "Q8_0"), ("qwen2_moe", "Q4_0")],
+)
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_whatever_a_file_holds_is_read_or_refused(kind: str, count: int, tmp_path: Path) -> None:
-    whole, rng, path = gguf_file("llama_llama3", kind).read_bytes(), random.Random(kind), tmp_path / "m.gguf"
+def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: int, tmp_path: Path) -> None:
+    whole, rng, path = gguf_file(name, kind).read_bytes(), random.Random(kind), tmp_path / "m.gguf"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = []
     for _ in range(count):
@@ -83,6 +86,15 @@ def test_what_a_header_claims_is_bounded(body: bytes, said: str, tmp_path: Path)
     with pytest.raises(UnsupportedModel) as refused:
         GgufFile(path)
     assert said in str(refused.value)
+
+
+def test_experts_that_are_not_as_many_as_counted_are_named(tmp_path: Path) -> None:
+    data = gguf_file("mixtral").read_bytes()
+    key = b"llama.expert_count" + struct.pack("<I", 4)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data.replace(key + struct.pack("<I", 4), key + struct.pack("<I", 3)))
+    with pytest.raises(UnsupportedModel, match=r"ffn_.*_exps.* is for \[4, .*\] numbers, not for 3 experts"):
+        read_whole(path)
 
 
 def test_a_tensor_beyond_the_end_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from chairlift.runners.decoder.config import read_config
 from chairlift.runners.weights import Weights
 
 FEW, MANY = 40, 2000
-PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+PARTS += ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+# Sizes of latent attention and of its experts in the tests are no whole groups.
+OF_ANY_SIZE = ("compressed, int8", "fp8", "fp8, blocks")
+WITH_EXPERTS = [
+    *[(layout, "mixtral") for layout in ("gptq", "awq", "compressed")],
+    *[(layout, variant) for layout in ("gptq", "awq", "compressed") for variant in ("olmoe", "ernie4_5_moe")],
+    *[(layout, variant) for layout in OF_ANY_SIZE for variant in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")],
+]
 
 
 @functools.cache
@@ -62,6 +70,33 @@ def test_a_model_is_that_of_the_numbers(layout: str) -> None:
     packed, plain = (make_runner(folder, ops="native") for folder in folders(layout))
     for found, wanted in zip(*(all_logits(each, list(prompts().values())) for each in (packed, plain)), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(("layout", "variant"), WITH_EXPERTS)
+def test_experts_and_latents_are_those_of_the_numbers(layout: str, variant: str) -> None:
+    packed, plain = (make_runner(folder, ops="native") for folder in folders(layout, variant))
+    for found, wanted in zip(*(all_logits(each, list(prompts().values())) for each in (packed, plain)), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_experts_in_one_packed_tensor_are_refused_by_name(tmp_path: Path) -> None:
+    """As transformers would save them; tools that pack have a tensor for each expert."""
+    folder = edited_folder(tmp_path / "m", folders("fp8", "olmoe")[0])
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "model.layers.0.mlp.experts"
+    parts = [f"{prefix}.{index}.{part}.weight" for index in range(4) for part in ("gate_proj", "up_proj")]
+    tensors[f"{prefix}.gate_up_proj"] = torch.stack([tensors.pop(name) for name in parts]).view(4, 256, 64)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"experts\.gate_up_proj' is torch\.float8_e4m3fn"):
+        make_runner(folder)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gpt_oss"])
+def test_families_with_transposed_weights_are_refused(variant: str, tmp_path: Path) -> None:
+    fields = {"quant_method": "fp8"}
+    folder = edited_folder(tmp_path / "m", model_folder(variant), quantization_config=fields)
+    with pytest.raises(UnsupportedModel, match=f"quantization_config is not read for {variant}"):
+        make_runner(folder)
 
 
 @pytest.mark.parametrize("layout", ["gptq", "compressed"])

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20},
     ),
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# Those with experts: the architecture that files of them name.
+WITH_EXPERTS = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+MODELS |= {
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": False}),
+}
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite"), ("gemma", "gemma2", "gemma3")
 
@@ -79,13 +89,13 @@ def gguf_file(name: str, kind: str = "F32") -> Path:
     """The same model in a GGUF file, its matrices in a type of ggml."""
     path = temporary_root() / f"{name}-{kind}.gguf"
     config = json.loads((plain_folder(name) / "config.json").read_text())
-    arch = config["model_type"].removesuffix("_text")
+    arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch)
     _describe(writer, config)
     add_words(writer, config["vocab_size"])
-    for own, tensor in load_file(plain_folder(name) / "model.safetensors").items():
+    for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
         new = names.get_name(own, try_suffixes=(".weight", ".bias"))
         array = tensor.float()
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
@@ -93,7 +103,7 @@ def gguf_file(name: str, kind: str = "F32") -> Path:
                 array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
         if arch in _LIFTED and own.endswith("norm.weight"):
             array = array + 1
-        add(writer, new, array.numpy(), kind if array.ndim == 2 else "F32")
+        add(writer, new, array.numpy(), kind if array.ndim >= 2 and "gate_inp" not in new else "F32")
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
@@ -102,6 +112,14 @@ def gguf_file(name: str, kind: str = "F32") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of which those of experts lie in one, as converters put them."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        found.setdefault(re.sub(r"experts\.\d+", "experts", name), []).append(tensors[name])
+    return {name: each[0] if ".experts." not in name else torch.stack(each) for name, each in found.items()}
 
 
 def add(writer: gguf.GGUFWriter, name: str, array: NDArray[np.float32], kind: str = "F32") -> None:
@@ -138,6 +156,11 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "embedding_multiplier": writer.add_embedding_scale,
         "residual_multiplier": writer.add_residual_scale,
         "logits_scaling": writer.add_logit_scale,
+        "num_experts": writer.add_expert_count,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
     for field, write in optional.items():
         if config.get(field):

@@ -227,8 +227,9 @@ def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> Packing | None:
     if family.quantized is not None and isinstance(given, dict) and given.get("quant_method") == family.quantized:
         return None
     packing = parse_packing(raw)
-    if packing is not None and (family.names.transposed or family.experts is not None):
-        raise UnsupportedModel("quantization_config is not read for families with experts, nor for GPT-2")
+    experts = family.experts
+    if packing is not None and (family.names.transposed or (experts is not None and experts.names.transposed)):
+        raise UnsupportedModel(f"quantization_config is not read for {raw['model_type']}, whose weights are transposed")
     return packing
 
 
