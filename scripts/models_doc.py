@@ -112,7 +112,7 @@ REFUSED = {
     "images and sound": "only texts go in",
     "quantized folders of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
     "quantized folders with several experts in a tensor (but gpt-oss's MXFP4)": _NOT_READ,
-    "GGUF files of other architectures, or in several parts": "not read yet",
+    "GGUF files of other architectures": "not read yet",
 }
 
 _TEXT = """# Models

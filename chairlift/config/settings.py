@@ -17,6 +17,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
+from chairlift.gguf.part_names import GGUF_PART
 from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import fetched, refuse_revision
@@ -179,6 +180,8 @@ def name_of(model: str) -> str:
     if not Path(model).exists() and (name := hub_name(model)):
         return name.repo.rpartition("/")[2]
     path = Path(model)
+    if (part := GGUF_PART.fullmatch(path.name)) is not None:
+        return part[1]
     return path.stem if path.suffix in (".gguf", ".onnx") else path.resolve().name
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chairlift.errors import UnsupportedModel, clip
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.part_names import GGUF_PART, part_name
 
 # What no real file comes near: pairs of metadata, tensors, elements of an array, bytes of a name and of a text, and
 # dimensions.
@@ -28,42 +30,69 @@ _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 
 
 class TensorPlace(NamedTuple):
-    """A tensor's shape, outermost first, the number of its type in ggml, and where its bytes begin in the file."""
+    """A tensor's shape, outermost first, the number of its type in ggml, and where its bytes begin in which data."""
 
     shape: tuple[int, ...]
     kind: int
     offset: int
+    data: mmap.mmap
 
 
 class GgufFile:
-    """`metadata` by key, and `tensors` by name. Raises UnsupportedModel, saying where, for a file that is none."""
+    """`metadata` by key, and `tensors` by name, also those of a model's other parts.
+
+    Raises UnsupportedModel, saying where, for a file that is none.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read all but the tensors."""
+        """Read all but the tensors of a file, and of the other parts if it is the first of several."""
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorPlace] = {}
-        try:
-            with path.open("rb") as file:
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"{path} cannot be read: {error}") from error
-        self._at = 0
-        try:
-            self._read()
-        except (ValueError, OverflowError, struct.error) as error:
-            raise UnsupportedModel(f"{path} is no whole GGUF file, at byte {self._at}: {error}") from error
+        parts = parts_of(path)
+        for index, part in enumerate(parts):
+            own, tensors = _FileHead(part).read()
+            if (own.get("split.count") or 1, own.get("split.no") or 0) != (len(parts), index):
+                said = f"split.no = {shown(own.get('split.no'))} and split.count = {shown(own.get('split.count'))}"
+                raise UnsupportedModel(
+                    f"{part.name} has {said}, but by its name it is part {index + 1} of {len(parts)}"
+                )
+            if self.tensors.keys() & tensors.keys() or len(self.tensors) + len(tensors) > _MOST_TENSORS:
+                raise UnsupportedModel(f"{part.name} has tensors of another part, or too many")
+            self.metadata = self.metadata or own
+            self.tensors |= tensors
 
     def floats(self, name: str) -> list[float]:
         """Return the numbers of a tensor in float32. Raises UnsupportedModel if it is none."""
         place = self.tensors[name]
         end = place.offset + 4 * math.prod(place.shape)
-        if place.kind or end > min(len(self.data), place.offset + 2**20):
+        if place.kind or end > min(len(place.data), place.offset + 2**20):
             raise UnsupportedModel(f"tensor {name!r} of {self.path.name} is not some float32 numbers within the file")
-        found: list[float] = np.frombuffer(self.data[place.offset : end], "<f4").tolist()
+        found: list[float] = np.frombuffer(place.data[place.offset : end], "<f4").tolist()
         return found
 
-    def _read(self) -> None:
+
+class _FileHead:
+    """One file up to its tensors, as it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._metadata: dict[str, Any] = {}
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+        self._at = 0
+
+    def read(self) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
+        """Metadata and tensors."""
+        try:
+            return self._metadata, self._tensors()
+        except (ValueError, OverflowError, struct.error) as error:
+            raise UnsupportedModel(f"{self._path} is no whole GGUF file, at byte {self._at}: {error}") from error
+
+    def _tensors(self) -> dict[str, TensorPlace]:
         if self._bytes(4) != _MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("<u4")
@@ -72,20 +101,20 @@ class GgufFile:
         num_tensors = self._count("tensors", _MOST_TENSORS)
         for _ in range(self._count("pairs of metadata", _MOST_PAIRS)):
             key = self._name()
-            if key in self.metadata:
+            if key in self._metadata:
                 raise ValueError(f"key {key!r} comes twice")
-            self.metadata[key] = self._value(self._number("<u4"), key)
+            self._metadata[key] = self._value(self._number("<u4"), key)
         places = {}
         for _ in range(num_tensors):
             name = self._name()
             if name in places:
                 raise ValueError(f"tensor {name!r} comes twice")
             places[name] = self._place(name)
-        alignment = self.metadata.get(_ALIGNMENT, 32)
+        alignment = self._metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 2**16:
             raise ValueError(f"{_ALIGNMENT} is {shown(alignment)}")
         begin = -(-self._at // alignment) * alignment
-        self.tensors = {name: place._replace(offset=begin + place.offset) for name, place in places.items()}
+        return {name: place._replace(offset=begin + place.offset) for name, place in places.items()}
 
     def _place(self, name: str) -> TensorPlace:
         dims = self._number("<u4")
@@ -94,7 +123,7 @@ class GgufFile:
         shape = tuple(self._number("<u8") for _ in range(dims))
         if not 0 < math.prod(shape) <= 2**40:
             raise ValueError(f"tensor {name!r} has shape {list(shape)}")
-        return TensorPlace(shape[::-1], self._number("<u4"), self._number("<u8"))
+        return TensorPlace(shape[::-1], self._number("<u4"), self._number("<u8"), self._data)
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
@@ -129,7 +158,7 @@ class GgufFile:
 
     def _text(self) -> str:
         # Read for each token of a vocabulary: without numpy it is some times as fast.
-        (length,) = struct.unpack_from("<Q", self.data, self._at)
+        (length,) = struct.unpack_from("<Q", self._data, self._at)
         self._at += 8
         if length > _MOST_TEXT:
             raise ValueError(f"a text of {length} bytes")
@@ -138,10 +167,30 @@ class GgufFile:
 
     def _bytes(self, count: int) -> bytes:
         end = self._at + count
-        if end > len(self.data):
-            raise ValueError(f"the file ends at byte {len(self.data)}, before what it says it holds")
-        found, self._at = self.data[self._at : end], end
+        if end > len(self._data):
+            raise ValueError(f"the file ends at byte {len(self._data)}, before what it says it holds")
+        found, self._at = self._data[self._at : end], end
         return found
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model in several parts, of which this is the first, or this alone. Raises UnsupportedModel.
+
+    They lie beside each other and are told apart by their names. A link that stands for a file in a folder of its own
+    (side_folder.py) leads to it.
+    """
+    named = path.readlink() if path.name == GGUF_WEIGHTS and path.is_symlink() else path
+    found = GGUF_PART.fullmatch(named.name)
+    if found is None:
+        return [path]
+    base, number, count = found[1], int(found[2]), int(found[3])
+    if number != 1 or not count:
+        raise UnsupportedModel(f"{named.name} is not the first of its parts: name {part_name(base, 1, count)}")
+    parts = [named.with_name(part_name(base, number, count)) for number in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise UnsupportedModel(f"{part.name} is missing beside {named.name}, a model in {count} parts")
+    return parts
 
 
 def shown(value: object) -> str:

@@ -109,9 +109,9 @@ class GgufTensors:
 
     def _read(self, name: str, place: TensorPlace) -> Tensor:
         kind, numbers, num_bytes = self._size_of(name, place)
-        if place.offset + num_bytes > len(self._file.data):
+        if place.offset + num_bytes > len(place.data):
             raise UnsupportedModel(f"tensor {name!r} lies beyond the end of {self._file.path.name}")
-        raw = np.frombuffer(self._file.data, np.uint8, num_bytes, place.offset)
+        raw = np.frombuffer(place.data, np.uint8, num_bytes, place.offset)
         if kind.name in ("F32", "F16", "BF16"):
             dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind.name]
             # A copy, since nobody may write to a file's pages.

@@ -11,12 +11,12 @@ from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_file import GgufFile, parts_of
 from chairlift.gguf.model_config import config_of
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 1
+_VERSION = 2
 
 
 def is_gguf(path: Path) -> bool:
@@ -29,9 +29,10 @@ def folder_of(path: Path) -> Path:
 
     Raises UnsupportedModel for what is not read, ConfigError if the folder can't be made.
     """
-    path = path.resolve()
-    about = path.stat()
-    mark = f"{path} {about.st_size} {about.st_mtime_ns} {_VERSION}"
+    # Not where links lead: parts lie beside each other by the names that these have.
+    path = path.absolute()
+    about = [each.stat() for each in parts_of(path)]
+    mark = f"{path} {[(each.st_size, each.st_mtime_ns) for each in about]} {_VERSION}"
     folder = _home() / f"{path.stem[:80]}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
     if not folder.is_dir():
         files = _contents(path)

@@ -1,10 +1,11 @@
 """Which files of a repository a model needs: weights once and as safetensors, tokenizer, templates, settings."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from chairlift.errors import UnsupportedModel
+from chairlift.gguf.part_names import GGUF_PART, part_name
 from chairlift.hub.name import HubName
 
 # More than these are no model's, and would only take time and disk.
@@ -50,13 +51,27 @@ def wanted_files(name: HubName, there: Iterable[HubFile]) -> list[HubFile]:
 
 
 def _one_file(name: HubName, wanted: str, files: dict[str, HubFile]) -> list[HubFile]:
-    """The file, and what an ONNX file keeps its weights in beside it."""
+    """The file, what an ONNX file keeps its weights in beside it, and a GGUF file's other parts."""
     if wanted not in files:
         alike = sorted(each for each in files if each.endswith(wanted[wanted.rindex(".") :]))
         there = f"of its kind it has {', '.join(alike[:10])}" if alike else "it has none of its kind"
         raise UnsupportedModel(f"{name.repo} has no file {wanted!r}; {there}")
     beside = [each for each in (f"{wanted}_data", f"{wanted}.data") if each in files and wanted.endswith(".onnx")]
-    return [files[each] for each in (*beside, wanted)]
+    return [files[each] for each in (*beside, *_other_parts(name, wanted, files), wanted)]
+
+
+def _other_parts(name: HubName, wanted: str, files: Collection[str]) -> list[str]:
+    """Of a GGUF file that is the first of several."""
+    found = GGUF_PART.fullmatch(wanted)
+    if found is None:
+        return []
+    count = int(found[3])
+    if int(found[2]) != 1 or not 1 <= count <= MAX_FILES:
+        raise UnsupportedModel(f"{wanted!r} is not the first of its parts: name {part_name(found[1], 1, count)}")
+    others = [part_name(found[1], number, count) for number in range(2, count + 1)]
+    if missing := [each for each in others if each not in files]:
+        raise UnsupportedModel(f"{name.repo} has {wanted!r}, but not its other part {missing[0]!r}")
+    return others
 
 
 def _other_weights(files: Iterable[str]) -> str:

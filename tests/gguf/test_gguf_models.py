@@ -21,6 +21,7 @@ from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf import side_folder
 from chairlift.gguf.gguf_tensors import READ, GgufTensors
+from chairlift.gguf.part_names import part_name
 from chairlift.gguf.side_folder import folder_of
 
 
@@ -37,6 +38,44 @@ def test_a_model_is_that_of_its_folder(name: str) -> None:
     texts = list(prompts().values())
     for one, other in zip(all_logits(found, texts), all_logits(wanted, texts), strict=True):
         assert (one - other).abs().max() <= 2e-4 * other.abs().max()
+
+
+def test_a_model_in_parts_is_that_of_the_whole_file(tmp_path: Path) -> None:
+    first = gguf_file("mixtral", "Q8_0", 7)
+    assert first.name.endswith("-00001-of-00004.gguf")
+    # As a cache of downloads has them: links by these names, to files with others.
+    for number, part in enumerate(first.parent.glob(f"{first.name[:-20]}*")):
+        (tmp_path / f"blob{number}").write_bytes(part.read_bytes())
+        (tmp_path / part.name).symlink_to(tmp_path / f"blob{number}")
+    served = load({"model": str(tmp_path / first.name)}, {}, tmp_path, "").models[0]
+    assert served.name == "mixtral-Q8_07"
+    found, wanted = make_runner(served.config.model), make_runner(folder_of(gguf_file("mixtral", "Q8_0")))
+    for one, other in zip(*(all_logits(each, list(prompts().values())) for each in (found, wanted)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
+    whole = gguf_file("llama", "F32", 10)
+    base, count = whole.name[:-20], int(whole.name[-10:-5])
+    names = [part_name(base, number, count) for number in range(1, count + 1)]
+
+    def refused(name: str) -> str:
+        for each in names:
+            if not (tmp_path / each).exists():
+                (tmp_path / each).write_bytes((whole.parent / each).read_bytes())
+        with pytest.raises(UnsupportedModel) as said:
+            folder_of(tmp_path / name)
+        return str(said.value)
+
+    assert f"not the first of its parts: name {names[0]}" in refused(names[1])
+    (tmp_path / names[1]).write_bytes((whole.parent / names[0]).read_bytes())
+    assert f"{names[1]} has split.no = 0" in refused(names[0])
+    (tmp_path / names[1]).unlink()
+    (tmp_path / names[0]).rename(tmp_path / "m.gguf")
+    assert "by its name it is part 1 of 1" in refused("m.gguf")
+    (tmp_path / names[-1]).unlink()
+    with pytest.raises(UnsupportedModel, match=f"{names[-1]} is missing beside"):
+        folder_of(tmp_path / names[0])
 
 
 def test_it_is_served_in_the_type_that_it_has() -> None:

@@ -206,6 +206,12 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
         wanted("a.gguf", "README.md")
     with pytest.raises(UnsupportedModel, match=r"no file 'b\.onnx'; of its kind it has a\.onnx"):
         wanted("a.onnx", file="b.onnx")
+    parts = [f"m/x-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    assert wanted(*parts, "other.gguf", file=parts[0]) == [*parts[1:], parts[0]]
+    with pytest.raises(UnsupportedModel, match=f"not the first of its parts: name {parts[0]}"):
+        wanted(*parts, file=parts[1])
+    with pytest.raises(UnsupportedModel, match=f"has '{parts[0]}', but not its other part '{parts[2]}'"):
+        wanted(*parts[:2], file=parts[0])
     with pytest.raises(UnsupportedModel, match="2003 files, more than the 2000"):
         wanted(
             "config.json", "model.safetensors.index.json", *(f"model-{i:05}-of-02001.safetensors" for i in range(2001))

@@ -85,14 +85,14 @@ def plain_folder(name: str) -> Path:
 
 
 @functools.cache
-def gguf_file(name: str, kind: str = "F32") -> Path:
-    """The same model in a GGUF file, its matrices in a type of ggml."""
-    path = temporary_root() / f"{name}-{kind}.gguf"
+def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0) -> Path:
+    """The same model in a GGUF file, its matrices in a type of ggml; or the first of several with so many tensors."""
+    path = temporary_root() / f"{name}-{kind}{tensors_in_part or ''}.gguf"
     config = json.loads((plain_folder(name) / "config.json").read_text())
     arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
     _describe(writer, config)
     add_words(writer, config["vocab_size"])
     for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
@@ -111,7 +111,7 @@ def gguf_file(name: str, kind: str = "F32") -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if not tensors_in_part else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

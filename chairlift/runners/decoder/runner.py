@@ -18,6 +18,7 @@ from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
 from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.gguf_file import parts_of
 from chairlift.ops.base import AttentionBatch, Inputs, Ints, StateSpans
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
@@ -138,9 +139,10 @@ class DecoderRunner:
     def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | ForeignConfig) -> None:
         """Files of few bits may take more memory here than on the disk, which nobody expects of them."""
         is_packed = isinstance(model_config, DecoderConfig) and model_config.packing is not None
-        if self.config.quantization != "none" or not (is_packed or (folder / GGUF_WEIGHTS).exists()):
+        gguf = folder / GGUF_WEIGHTS
+        if self.config.quantization != "none" or not (is_packed or gguf.exists()):
             return
-        files = [*folder.glob("*.safetensors"), *folder.glob(GGUF_WEIGHTS)]
+        files = [*folder.glob("*.safetensors"), *(parts_of(gguf) if gguf.exists() else ())]
         stored, held = sum(file.stat().st_size for file in files), self.model.weight_bytes
         if held > 1.5 * stored:
             said = "weights of %.1f MB on the disk take %.1f MB here; quantization int8 or int4 keeps them small"
