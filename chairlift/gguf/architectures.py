@@ -78,22 +78,19 @@ class Architecture:
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
-    "granite": Architecture(
-        "granite",
-        paired=True,
-        keys={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-    ),
+    "granite": Architecture("granite", paired=True, keys=_GRANITE),
     "olmo2": Architecture(
         "olmo2",
         names={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
@@ -130,6 +127,12 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
     "qwen3moe": Architecture("qwen3_moe", names=_EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
     "olmoe": Architecture("olmoe", names=_EXPERTS, keys=_OF_EXPERTS),
+    "granitemoe": Architecture(
+        "granitemoe",
+        paired=True,
+        names=_EXPERTS | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        keys=_GRANITE | _OF_EXPERTS,
+    ),
 }
 
 

@@ -104,9 +104,9 @@ def test_a_rounded_model_is_that_of_the_rounded_numbers(model: str, kind: str, t
     tensors = load_file(plain_folder(model) / "model.safetensors")
     number = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
-        if tensor.ndim == 2 and not name.endswith(("gate.weight", "expert_gate.weight")):
-            rounded = gguf.quants.quantize(tensor.numpy(), number)
-            tensors[name] = torch.from_numpy(dequantize(rounded, number).astype(np.float32))
+        if tensor.ndim >= 2 and not name.endswith(("gate.weight", "router.layer.weight")):
+            rounded = gguf.quants.quantize(tensor.flatten(0, -2).numpy(), number)
+            tensors[name] = torch.from_numpy(dequantize(rounded, number).astype(np.float32)).view(tensor.shape)
     folder = edited_folder(tmp_path / "plain", plain_folder(model))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for dtype in ("float32", "bfloat16"):

@@ -24,6 +24,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 # name: (model_type, config fields beside TINY). Sizes are multiples of 32, which blocks have.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -34,10 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
-    "granite": (
-        "granite",
-        {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 8.0},
-    ),
+    "granite": ("granite", _GRANITE),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": 20}),
     "gemma": ("gemma", _GEMMA),
@@ -59,14 +62,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Those with experts: the architecture that files of them name.
 WITH_EXPERTS = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+WITH_EXPERTS |= {"granitemoe": "granitemoe"}
 MODELS |= {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": False}),
+    "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
-_PAIRED, _LIFTED = ("llama", "smollm3", "granite"), ("gemma", "gemma2", "gemma3")
+_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
 
 
 @functools.cache
@@ -119,7 +124,13 @@ def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, list[torch.Tensor]] = {}
     for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
         found.setdefault(re.sub(r"experts\.\d+", "experts", name), []).append(tensors[name])
-    return {name: each[0] if ".experts." not in name else torch.stack(each) for name, each in found.items()}
+    whole = {name: each[0] if ".experts." not in name else torch.stack(each) for name, each in found.items()}
+    # Granite's files have gate and up in one.
+    for name in [name for name in whole if name.endswith("moe.input_linear.weight")]:
+        prefix = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
+        gate, up = whole.pop(name).chunk(2, dim=1)
+        whole |= {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up}
+    return whole
 
 
 def add(writer: gguf.GGUFWriter, name: str, array: NDArray[np.float32], kind: str = "F32") -> None:
