@@ -18,6 +18,8 @@ from chairlift.gguf.model_config import FACTORS
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 # Numbers that are unpacked at a time.
 _AT_A_TIME = 2**17
+# The largest models have a quarter of that: 384 experts in 60 layers.
+_MOST_PLACES = 2**18
 # Converters may leave out that it is one row.
 _ONE_ROW = ".shared_expert_gate.weight"
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
@@ -81,6 +83,10 @@ class GgufTensors:
             names = [new.format(index) for index in range(len(found))]
         if any(each in self._places for each in names):
             raise UnsupportedModel(f"{self._file.path.name} has a tensor under two names")
+        if len(self._places) + len(names) > _MOST_PLACES:
+            raise UnsupportedModel(
+                f"{self._file.path.name} has more than {_MOST_PLACES} tensors, each expert's counted"
+            )
         self._places.update(zip(names, found, strict=True))
 
     def _experts_of(self, name: str, place: TensorPlace) -> list[TensorPlace]:

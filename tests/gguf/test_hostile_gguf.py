@@ -5,6 +5,8 @@ import resource
 import struct
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from support.gguf_files import gguf_file
 
@@ -95,6 +97,21 @@ def test_experts_that_are_not_as_many_as_counted_are_named(tmp_path: Path) -> No
     path.write_bytes(data.replace(key + struct.pack("<I", 4), key + struct.pack("<I", 3)))
     with pytest.raises(UnsupportedModel, match=r"ffn_.*_exps.* is for \[4, .*\] numbers, not for 3 experts"):
         read_whole(path)
+
+
+def test_experts_of_all_tensors_together_are_bounded(tmp_path: Path) -> None:
+    """A name in the file is one for each expert, of which there may be a thousand."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_expert_count(1024)
+    for layer in range(260):
+        writer.add_tensor_info(f"blk.{layer}.ffn_up_exps.weight", (1024, 1, 1), np.dtype(np.float32), 4096)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="more than 262144 tensors, each expert's counted"):
+        GgufTensors(path)
 
 
 def test_a_tensor_beyond_the_end_is_named(tmp_path: Path) -> None:
