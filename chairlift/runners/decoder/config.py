@@ -227,9 +227,10 @@ def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> Packing | None:
     if family.quantized is not None and isinstance(given, dict) and given.get("quant_method") == family.quantized:
         return None
     packing = parse_packing(raw)
-    experts = family.experts
-    if packing is not None and (family.names.transposed or (experts is not None and experts.names.transposed)):
-        raise UnsupportedModel(f"quantization_config is not read for {raw['model_type']}, whose weights are transposed")
+    experts_too = family.experts is not None and family.experts.names.transposed
+    if packing is not None and (family.names.transposed or experts_too):
+        what = "experts" if experts_too else "weights"
+        raise UnsupportedModel(f"quantization_config is not read for {raw['model_type']}, whose {what} are transposed")
     return packing
 
 
