@@ -78,9 +78,10 @@ class GgufTensors:
         if new.endswith(_ONE_ROW) and len(place.shape) == 1:
             place = place._replace(shape=(1, *place.shape))
         names, found = [new], [(name, place)]
-        if "{}" in new:
+        # A name that is not known is as the file has it, and may have braces of its own.
+        if new != name and "{}" in new:
             found = [(name, each) for each in self._experts_of(name, place)]
-            names = [new.format(index) for index in range(len(found))]
+            names = [new.replace("{}", str(index)) for index in range(len(found))]
         if any(each in self._places for each in names):
             raise UnsupportedModel(f"{self._file.path.name} has a tensor under two names")
         if len(self._places) + len(names) > _MOST_PLACES:

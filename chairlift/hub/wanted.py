@@ -66,7 +66,9 @@ def _other_parts(name: HubName, wanted: str, files: Collection[str]) -> list[str
     if found is None:
         return []
     count = int(found[3])
-    if int(found[2]) != 1 or not 1 <= count <= MAX_FILES:
+    if count > MAX_FILES:
+        raise UnsupportedModel(f"{wanted!r} is in {count} parts, more than the {MAX_FILES} that a model may have")
+    if int(found[2]) != 1 or not count:
         raise UnsupportedModel(f"{wanted!r} is not the first of its parts: name {part_name(found[1], 1, count)}")
     others = [part_name(found[1], number, count) for number in range(2, count + 1)]
     if missing := [each for each in others if each not in files]:

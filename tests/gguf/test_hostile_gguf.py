@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.gguf_files import gguf_file
+from support.gguf_files import add, gguf_file
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import GgufFile
@@ -112,6 +112,23 @@ def test_experts_of_all_tensors_together_are_bounded(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedModel, match="more than 262144 tensors, each expert's counted"):
         GgufTensors(path)
+
+
+@pytest.mark.parametrize("name", ["{}", "a{}{:>99999999}", "{}{0.__class__}", "{}{no}", "blk.0.{}.weight", "{"])
+@pytest.mark.parametrize("experts", [0, 4])
+def test_braces_in_a_tensor_s_own_name_mean_nothing(name: str, experts: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    if experts:
+        writer.add_expert_count(experts)
+    add(writer, name, np.zeros((4, 2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = GgufTensors(path)
+    assert tensors.keys() == [name]
+    assert tensors.get_tensor(name).shape == (4, 2, 32)
 
 
 def test_a_tensor_beyond_the_end_is_named(tmp_path: Path) -> None:

@@ -13,15 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 from huggingface_hub import constants
 from support.fake_hub import FakeHub, FakeRepo
+from support.gguf_files import gguf_file
 
 from chairlift import LLM, SamplingParams
 from chairlift.cli import main
 from chairlift.config.settings import load
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError, DownloadFailed, UnsupportedModel
+from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.hub import download
 from chairlift.hub.download import Hub
 from chairlift.hub.name import HubName, hub_name
@@ -210,6 +214,8 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     assert wanted(*parts, "other.gguf", file=parts[0]) == [*parts[1:], parts[0]]
     with pytest.raises(UnsupportedModel, match=f"not the first of its parts: name {parts[0]}"):
         wanted(*parts, file=parts[1])
+    with pytest.raises(UnsupportedModel, match="in 99999 parts, more than the 2000"):
+        wanted("x-00001-of-99999.gguf", file="x-00001-of-99999.gguf")
     with pytest.raises(UnsupportedModel, match=f"has '{parts[0]}', but not its other part '{parts[2]}'"):
         wanted(*parts[:2], file=parts[0])
     with pytest.raises(UnsupportedModel, match="2003 files, more than the 2000"):
@@ -248,6 +254,12 @@ def test_settings_and_the_library_take_names(hub: FakeHub, tmp_path: Path) -> No
     assert Path(f"{onnx.config.model}_data").read_bytes() == b"weights"
     with pytest.raises(UnsupportedModel, match="is no whole GGUF file"):
         load({"model": "org/demo:demo-Q4_K_M.gguf"}, {}, tmp_path / "elsewhere", "")
+    parts = sorted(gguf_file("llama", "F32", 10).parent.glob("llama-F3210-*.gguf"))
+    hub.repos["org/demo"].files |= {f"gguf/{part.name}": part.read_bytes() for part in parts}
+    several = load({"model": f"org/demo:gguf/{parts[0].name}"}, {}, tmp_path / "elsewhere", "").models[0]
+    assert len(GgufTensors(Path(several.config.model) / GGUF_WEIGHTS).keys()) == sum(
+        len(gguf.GGUFReader(part).tensors) for part in parts
+    )
     for folder in (str(demo_path()), "org/demo"):
         with pytest.raises(ConfigError, match="revision"):
             LLM(folder, revision="v9")
