@@ -81,7 +81,8 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
     simulated = command(server, "why", "--faster", told["id"])
     assert simulated.returncode == 0, simulated.stderr
     assert "the twin takes" in simulated.stdout
-    assert "max_num_seqs = 4" in simulated.stdout, "many waited for one place"
+    # More slots are only as good as what their steps were measured to take here: tests/server/test_forecast.py.
+    assert "with another machine like this one beside it" in simulated.stdout, "many waited for one place"
     refused = command(server, "why", "--faster", told["id"], name="bob")
     assert refused.returncode == 1
     assert "there is no request" in refused.stderr
