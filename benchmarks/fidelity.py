@@ -8,8 +8,9 @@ In each round first the model is measured for `--measure-seconds`, in a process 
 long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Then
 nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for a
 while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is what
-the simulator says it is, and each of the `--loads` is a share of it. The real run is that of `chairlift bench serve`;
-both are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields
+the simulator says it is, and each of the `--loads` is a share of it. After the loads the model is measured once more:
+what capacity would be by that says whether the machine was the same all the time, as no simulator can be truer than
+what it was told. The real run is that of `chairlift bench serve`; both are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields
 make all tokens one that is; they are drawn at a temperature, as those that were measured.
 """
 
@@ -131,6 +132,9 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
             names = {"round": number, "trace": args.trace.stem if args.trace else "bursty", "load": load}
             for row in rows(figures(real, NO_TARGET), figures(seen, NO_TARGET)):
                 recording.add(names | row)
+    # A processor shared with others may be a third slower by now.
+    about["capacity_after"] = capacity_of(SequenceModel(config, measured(args, flags)), front, trace)
+    recording.save()
 
 
 def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
@@ -214,7 +218,8 @@ def _in_words(measured: dict[str, Any]) -> str:
     each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
     delays = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in front["delays"])
     about = f"front: {', '.join(each)}, contention {front['contention']:.2f}, steps longer by {delays}"
-    return f"{about}; capacity {measured['capacity']:.2f}/s"
+    after = f", {measured['capacity_after']:.2f}/s as measured after the loads" if "capacity_after" in measured else ""
+    return f"{about}; capacity {measured['capacity']:.2f}/s{after}"
 
 
 def _at(row: dict[str, Any], key: str) -> float:

@@ -92,14 +92,15 @@ class Recording:
     def add(self, run: Mapping[str, Any]) -> None:
         """Keep what was measured."""
         self.results["runs"].append(run)
-        self._save()
+        self.save()
 
     def fail(self, about: Mapping[str, Any], error: str) -> None:
         """Keep why something could not be measured."""
         self.results["failures"].append({**about, "error": error})
-        self._save()
+        self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save what is known by now; `add` and `fail` do."""
         if self._path is not None:
             save(self.results, self._path)
 

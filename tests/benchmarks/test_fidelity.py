@@ -47,12 +47,13 @@ def test_errors_are_relative_to_the_real_run() -> None:
 def test_every_round_says_what_the_machine_was() -> None:
     front = {"request": 1e-3, "contention": 1.2, "delays": [[1, 1e-3]]}
     measured = [{"front": front, "capacity": capacity} for capacity in (10.0, 12.0)]
+    measured[1]["capacity_after"] = 9.0
     names = {"trace": "bursty", "load": 0.5, "figure": "TTFT p50 ms", "real": 100.0}
     errors = ((1, 90.0, -10.0), (2, 120.0, 20.0))
     runs = [{**names, "round": number, "simulated": seen, "error_percent": error} for number, seen, error in errors]
     text = fidelity.markdown({"runs": runs, "measured": measured})
     assert "capacity 10.00/s; then front" in text
-    assert "capacity 12.00/s" in text
+    assert "capacity 12.00/s, 9.00/s as measured after the loads" in text
     assert "+5.0% (-10.0%-+20.0%)" in text
 
 
