@@ -6,12 +6,13 @@
 In each round first the model is measured for `--measure-seconds`, in a process of its own, as
 `chairlift.bench.measure_sequences` does; then the front, by what its process takes for requests with short prompts,
 long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Then
-nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for a
-while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is what
-the simulator says it is, and each of the `--loads` is a share of it. After the loads the model is measured once more:
-what capacity would be by that says whether the machine was the same all the time, as no simulator can be truer than
-what it was told. The real run is that of `chairlift bench serve`; both are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields
-make all tokens one that is; they are drawn at a temperature, as those that were measured.
+nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for
+a while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is
+what the simulator says it is, and each of the `--loads` is a share of it. After the loads the model is measured once
+more: what capacity would be by that says whether the machine was the same all the time, as no simulator can be truer
+than what it was told. The real run is that of `chairlift bench serve`; both are summed up by the same code. With
+random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are
+drawn at a temperature, as those that were measured.
 """
 
 import argparse

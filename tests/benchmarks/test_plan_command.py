@@ -14,6 +14,7 @@ from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.simulated import exact_calls, few_candidates, noisy_profile
 
+from chairlift.bench import plan_traffic
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
@@ -28,7 +29,8 @@ DESCRIBED = ("--rate", "5", "--input-lengths", "constant:8", "--output-lengths",
 
 
 @pytest.fixture(autouse=True)
-def few() -> Iterator[None]:
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plan_traffic, "_MAKE_UP", 100)
     with few_candidates():
         yield
 

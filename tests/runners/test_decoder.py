@@ -8,10 +8,17 @@ from support.decoder_harness import OPS, Harness, all_logits, make_request, make
 from support.device import DEVICE
 from support.foreign_factory import greedy
 from support.model_factory import EXACT, EXPERTS, FAMILIES, ROUNDED, model_folder, reference_model
+from support.native_isa import needs_native
 
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
+# What a step's cut, the cache and preemption do is of the parts that families are made of, and there are few of those:
+# the reference operations meet the other families behind the marker `slow`.
+THOROUGH = ["llama", "gemma3", "gpt2", "falcon", "mixtral", "gpt_oss", "deepseek_v3"]
+FAMILIES_AND_OPS = [
+    pytest.param(variant, "reference", marks=() if variant in THOROUGH else pytest.mark.slow) for variant in FAMILIES
+] + [pytest.param(variant, "native", marks=needs_native) for variant in FAMILIES]
 
 
 @functools.cache
@@ -48,16 +55,14 @@ def test_greedy_tokens_equal_transformers(variant: str, ops: str) -> None:
     assert harness.generate(requests(), NUM_OUTPUT, chunk=7) == expected(variant)
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize(("variant", "ops"), FAMILIES_AND_OPS)
 def test_one_by_one(variant: str, ops: str) -> None:
     harness = Harness(runner_of(variant, ops))
     for request in requests():
         assert harness.generate([request], NUM_OUTPUT)[request.id] == expected(variant)[request.id]
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize(("variant", "ops"), FAMILIES_AND_OPS)
 def test_prefix_hits(variant: str, ops: str) -> None:
     """A request that shares computed blocks, and one that shares blocks computed in the very same step."""
     harness = Harness(runner_of(variant, ops))
@@ -84,8 +89,7 @@ def test_prefix_hits(variant: str, ops: str) -> None:
     assert both == dict.fromkeys(["writer", "reader"], expected(variant)["100"])
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize(("variant", "ops"), FAMILIES_AND_OPS)
 def test_preemption_by_recompute(variant: str, ops: str) -> None:
     """Two sequences are dropped amid decoding and amid their prompt, and start again with all of their tokens."""
     harness = Harness(runner_of(variant, ops))
@@ -162,8 +166,7 @@ def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
         assert torch.cosine_similarity(logits, wanted, dim=-1).min() > 0.999
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize(("variant", "ops"), FAMILIES_AND_OPS)
 def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
     harness = Harness(rounding_runner(variant, ops))
     alone = {request.id: harness.generate([request], NUM_OUTPUT)[request.id] for request in requests()}
