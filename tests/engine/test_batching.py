@@ -377,7 +377,10 @@ def test_a_program_ends_though_a_call_still_runs() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.processes
 def test_it_works_in_a_process_that_was_forked() -> None:
+    # Python warns of any fork beside threads from 3.12 on.
     forking = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
 child = os.fork()
 if child == 0:
     assert double(3) == 6

@@ -13,12 +13,13 @@ import torch
 from support.decoder_harness import make_runner
 from support.model_factory import EXPERTS, ROUNDED, edited_folder, model_folder
 from support.model_factory import VARIANTS as FACTORY
-from support.native_isa import ISAS, kernels_of
+from support.native_isa import ISAS, kernels_of, needs_native
 from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, Inputs
 from chairlift.runners.decoder.model import Decoder
 
+pytestmark = needs_native
 BLOCK = 16
 LENGTHS = (90, 1, 33, 250)
 # Biases, unlike layers, norms of heads, of all heads together and of what a part of a layer gives, a tied embedding, an

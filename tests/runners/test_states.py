@@ -4,8 +4,9 @@ import functools
 
 import pytest
 import torch
-from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
+from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
 from support.foreign_factory import FOREIGN, STATEFUL, foreign_folder, foreign_reference, greedy
+from support.native_isa import needs_native
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, SamplingParams, Step
@@ -43,7 +44,7 @@ def expected(name: str) -> list[int]:
     return continued(name, prompts()["300"], NUM_OUTPUT)
 
 
-@pytest.mark.parametrize("ops", ["native", "reference"])
+@pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_text_goes_on_from_snapshots(name: str, ops: str) -> None:
     """Those that a pass saved in the middle of a prompt, in company, at places that need not be ends of blocks."""
@@ -63,6 +64,7 @@ def test_a_text_goes_on_from_snapshots(name: str, ops: str) -> None:
     assert harness.finish(ids, NUM_OUTPUT) == dict.fromkeys(ids, expected(name))
 
 
+@needs_native
 @pytest.mark.parametrize(
     "settings", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
 )
@@ -98,7 +100,7 @@ def test_who_leaves_is_kept(name: str) -> None:
     assert found["turn"] == continued(name, more, NUM_OUTPUT)
 
 
-@pytest.mark.parametrize("ops", ["native", "reference"])
+@pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "falcon_h1", "jamba"])
 @torch.inference_mode()
 def test_a_token_that_is_taken_back_leaves_nothing(name: str, ops: str) -> None:
@@ -139,7 +141,7 @@ def test_a_token_that_is_taken_back_leaves_nothing(name: str, ops: str) -> None:
     found.append(runner.model.logits(runner.model.forward(inputs))[0])
     wanted = foreign_reference(name)(torch.tensor([prompt])).logits[0, -1]
     for logits in found:
-        assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+        assert (logits.cpu() - wanted).abs().max() <= 1e-3 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("name", STATEFUL)
