@@ -1,6 +1,8 @@
 """JSON decoded strictly into typed structs, with errors that say exactly what is wrong and where."""
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +26,8 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _NEITHER = bytes(set(_OTHERS) - set(b'"'))
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+# No name of ours is longer, and to compare a name takes as long as it is.
+_LONGEST_NAME = 64
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
 
 
@@ -34,7 +38,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.ValidationError as error:
         without = _without_neutral(body, decoder) if _UNKNOWN in str(error) else None
         if without is None:
-            raise _describe(str(error)) from None
+            raise _describe(str(error), known=_fields_of(decoder)) from None
         return decode(without, decoder)
     except RecursionError:
         raise _too_deep("the body") from None
@@ -82,9 +86,9 @@ def check_integers(raw: bytes, field: str) -> None:
 
 def _without_neutral(body: bytes, decoder: "msgspec.json.Decoder[T]") -> bytes | None:
     """The body without the fields that are unknown and ask for nothing, if it has any."""
-    if not (isinstance(decoder.type, type) and issubclass(decoder.type, msgspec.Struct)):
+    known = set(_fields_of(decoder))
+    if not known:
         return None
-    known = set(decoder.type.__struct_encode_fields__)
     try:
         given = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -93,17 +97,28 @@ def _without_neutral(body: bytes, decoder: "msgspec.json.Decoder[T]") -> bytes |
     return msgspec.json.encode(kept) if len(kept) < len(given) else None
 
 
+def _fields_of(decoder: "msgspec.json.Decoder[Any]") -> tuple[str, ...]:
+    """The names of the fields that a body may have; none if it is not one struct."""
+    kind = decoder.type
+    return kind.__struct_encode_fields__ if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+
+
 def _too_deep(what: str) -> InvalidRequest:
     return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
 
 
-def _describe(message: str, where: str = "") -> InvalidRequest:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name."""
+def _describe(message: str, where: str = "", known: Iterable[str] = ()) -> InvalidRequest:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name.
+
+    `known` are the fields of the outermost object, of which one may have been meant by an unknown one.
+    """
     path = (where + (match[1] if (match := _PATH.search(message)) else "")).lstrip(".")
     if field := _FIELD.match(message):
         name = f"{path}.{field[1]}" if path else field[1]
         if "unknown" in message:
-            return InvalidRequest(f"unknown field {name!r}", name, "unknown_field")
+            close = difflib.get_close_matches(name[:_LONGEST_NAME], () if path else known, 1, 0.75)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            return InvalidRequest(f"unknown field {name!r}{meant}", name, "unknown_field")
         return InvalidRequest(f"the field {name!r} is required", name, "missing_field")
     problem = _PATH.sub("", message).replace("`", "")
     return InvalidRequest(f"{path}: {problem[:1].lower()}{problem[1:]}" if path else problem, path or None)

@@ -181,6 +181,17 @@ def test_a_hostile_body_gets_a_short_error_of_the_clients(server: Listening, num
     assert len(answer.content) <= MAX_BYTES
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"), [("max_tokns", "; did you mean 'max_tokens'?"), ("xyz", ""), ("max_tokens" + LONG, "")]
+)
+def test_a_misspelt_field_is_told_what_may_have_been_meant(server: Listening, field: str, meant: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], field: 3}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+    assert error["message"].startswith(f"unknown field '{field[:64]}")
+    assert error["message"].endswith(meant)
+    assert ("did you mean" in error["message"]) == bool(meant)
+
+
 def test_honest_bodies_of_the_same_shapes_go_through(server: Listening) -> None:
     for path, body in (
         ("/v1/chat/completions", {"messages": MESSAGES, "metadata": nested(60)}),

@@ -276,7 +276,9 @@ def test_events_are_one_line_for_every_splitter() -> None:
 
 def test_chat_lengths_and_alternatives_are_checked() -> None:
     assert chat(max_completion_tokens=0).error["param"] == "max_completion_tokens"
-    assert chat(max_tokens=0).error["param"] == "max_tokens"
+    refused = chat(max_tokens=0).error
+    assert refused["param"] == "max_tokens"
+    assert refused["message"] == "max_tokens must be at least 1, got 0"
     assert chat(top_logprobs=2).error["param"] == "top_logprobs"
     assert chat(logprobs=True, top_logprobs=21).error["param"] == "top_logprobs"
     assert chat(max_tokens=1000).error["code"] == "context_length_exceeded"

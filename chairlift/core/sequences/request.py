@@ -75,7 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value!r}")
+                wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+                raise ValueError(f"{name} must be {wanted}, got {value!r}")
         if self.top_p <= 0:
             raise ValueError(f"top_p must be above 0, got {self.top_p!r}")
         if self.repetition_penalty <= 0:
