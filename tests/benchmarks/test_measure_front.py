@@ -8,8 +8,9 @@ import pytest
 from support.serve_process import language_model
 from support.simulated import exact_profile
 
-from chairlift.bench.completion_stream import Target
-from chairlift.bench.measure_front import _jobs, _seconds, front_cost, measure_front
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.load import Load
+from chairlift.bench.measure_front import _delay, _FrontLoad, _jobs, _seconds, front_cost, measure_front
 from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
@@ -62,6 +63,17 @@ def test_of_a_model_that_would_take_too_long_the_front_counts_as_free() -> None:
 
 def test_prompts_and_answers_fit_into_a_short_context() -> None:
     assert all(job.prompt + job.answer <= 40 for job in _jobs(times(1e-5), 4, 10.0, 40))
+
+
+@pytest.mark.parametrize(("shown", "longer"), [(1, 0.005), (2, 0.016)])
+def test_a_step_with_prompts_of_others_is_no_delay(shown: int, longer: float) -> None:
+    """Ten steps of 25 ms, the first of which took 135; where only every other token is text, their mean has to do."""
+    job = _FrontLoad(16, 11, 4, 4)
+    moments = [0.0, *(0.135 + 0.025 * step for step in range(10))]
+    answer = Outcome(0.0, 0.0, moments[-1], moments[::shown], 11)
+    found = _delay(times(0.02 / 1.04), job, Load(0.0, 1.0, [answer] * 4, 0.0))
+    assert found.sequences == 4
+    assert found.seconds == pytest.approx(longer, abs=1e-6)
 
 
 @pytest.mark.processes
