@@ -31,7 +31,7 @@ Rows = list[tuple[str, str]]
 _TASKS = {"embed": "embeds texts", "classify": "classifies texts", "rerank": "scores pairs of texts"}
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Bytes of a number, with what groups of 4 bits have besides.
-_WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 32}
+_WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
 # Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
 _CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
 # Tokens of requests, to say how many there may be at once.

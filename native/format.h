@@ -92,29 +92,25 @@ struct Int4Format {
     static void expand(const char *panel, int64_t steps, char *out) { expand_int4(panel, steps, out); }
 
     template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
-        uint8_t *to = at(weight, panel);
         const float highest = max_abs(row, weight.in_features), inverse = highest > 0 ? 127.0f / highest : 0.0f;
+        static thread_local std::vector<Int4Steps> steps;
+        steps.clear();
+        const auto group_at = [&](int64_t first, float inverse) {
+            return Int4Group(row + first, std::min(INT4_GROUP, weight.in_features - first), inverse);
+        };
+        for (int64_t first = 0; first < weight.in_features; first += INT4_GROUP)
+            steps.push_back(Int4Steps::of(group_at(first, inverse)));
+        const float unit = unit_for(steps);
+        uint8_t *to = at(weight, panel);
         int32_t sum = 0;
         for (int64_t first = 0; first < weight.in_features; first += INT4_GROUP) {
-            const int64_t left = weight.in_features - first, count = left < INT4_GROUP ? left : INT4_GROUP;
-            float units[INT4_GROUP] = {};
-            // What is no number makes the output's scale none, and counts as zero here.
-            for (int64_t k = 0; k < count; k++) {
-                const float unit = widen(row[first + k]) * inverse;
-                units[k] = unit == unit ? unit : 0.0f;
-            }
-            const Int4Grid grid = choose_grid(units);
-            Int4Numbers numbers;
-            numbers.find(units, grid);
-            to[int4_grid_at(first, i)] = grid.bits();
-            uint8_t *put = to + int4_number_at(first, i);
-            for (int64_t k = 0; k < INT4_GROUP; k++) {
-                const int number = int(numbers.of[k]);
-                put[k / 4 * INT4_STEP_BYTES + k % 4] |= uint8_t(number << (i < 16 ? 0 : 4));
-                sum += grid.factor * (number - grid.zero);
-            }
+            const Int4Group group = group_at(first, inverse / unit);
+            const Int4Choice found(group, steps[first / INT4_GROUP].step / unit);
+            to[int4_grid_at(first, i)] = uint8_t(found.grid.factor);
+            to[int4_grid_at(first, i) + PANEL] = uint8_t(found.grid.offset);
+            sum += put(found, std::min(INT4_GROUP, weight.in_features - first), to + int4_number_at(first, i), i);
         }
-        const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f;
+        const_cast<float *>(weight.scales)[panel * PANEL + i] = highest / 127.0f * unit;
         const_cast<int32_t *>(weight.compensation)[panel * PANEL + i] = -128 * sum;
     }
 
@@ -122,13 +118,30 @@ struct Int4Format {
         const uint8_t *from = at(weight, panel);
         const float scale = weight.scales[panel * PANEL + i];
         for (int64_t k = 0; k < weight.in_features; k++) {
-            const auto grid = Int4Grid::of(from[int4_grid_at(k, i)]);
+            const uint8_t *grid = from + int4_grid_at(k, i);
             const int number = from[int4_number_at(k, i)] >> (i < 16 ? 0 : 4) & 15;
-            out[k] = narrow<T>(float(grid.factor * (number - grid.zero)) * scale);
+            out[k] = narrow<T>(float(grid[0] * number - grid[PANEL]) * scale);
         }
     }
 
   private:
+    // Puts a group's first `count` numbers into their half of bytes, and returns the sum of what they stand for.
+    static int32_t put(const Int4Choice &found, int64_t count, uint8_t *to, int64_t i) {
+        uint8_t numbers[INT4_GROUP] = {};
+        int32_t sum = 0;
+        for (int64_t k = 0; k < count; k++) {
+            const int number = int(found.numbers[k]);
+            numbers[k] = uint8_t(number << (i < 16 ? 0 : 4));
+            sum += number;
+        }
+        for (int64_t k = 0; k < INT4_GROUP; k += 4, to += INT4_STEP_BYTES) {
+            uint32_t four, more;
+            std::memcpy(&four, to, sizeof four), std::memcpy(&more, numbers + k, sizeof more);
+            four |= more;
+            std::memcpy(to, &four, sizeof four);
+        }
+        return found.grid.factor * sum - found.grid.offset * int32_t(count);
+    }
     static uint8_t *at(const Weight &weight, int64_t panel) {
         return static_cast<uint8_t *>(const_cast<void *>(weight.packed)) + panel * panel_bytes(weight);
     }

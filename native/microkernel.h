@@ -186,30 +186,24 @@ template <> struct MicroKernel<Int4Format> {
     // Adds the products of a group's first `count` steps, which is a constant for all groups but the last.
     template <int ROWS>
     static inline __attribute__((always_inline)) void add_group(const char *x, int64_t first, int64_t count,
-                                                                const char *numbers, const char *bits,
-                                                                Sums<ROWS> &sum) {
-        const Int4Grids low(bits), high(bits + 16);
-        Sums<ROWS> part;
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) part[r][0] = part[r][1] = _mm512_setzero_si512();
+                                                                const char *block, Sums<ROWS> &sum) {
+        const int64_t group = first / INT4_GROUP_STEPS % INT4_GROUPS;
+        const char *numbers = block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES;
+        const char *grids = block + INT4_NUMBERS + group * INT4_GRID_BYTES;
+        const Int4Expander low(grids), high(grids + 16);
+        __builtin_prefetch(grids + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
         for (int64_t step = 0; step < count; step++) {
             const __m512i both = _mm512_loadu_si512(numbers + step * INT4_STEP_BYTES);
             __builtin_prefetch(numbers + (step + INT4_STEPS_AHEAD) * INT4_STEP_BYTES);
-            const __m512i lower = _mm512_sub_epi8(int4_low(both), low.zeros);
-            const __m512i upper = _mm512_sub_epi8(int4_high(both), high.zeros);
+            const __m512i lower = low.expand(int4_low(both)), upper = high.expand(int4_high(both));
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++) {
                 int32_t four;
                 std::memcpy(&four, x + word_offset<ROWS>(first + step, r), sizeof four);
                 const __m512i inputs = _mm512_set1_epi32(four);
-                part[r][0] = _mm512_dpbusd_epi32(part[r][0], inputs, lower);
-                part[r][1] = _mm512_dpbusd_epi32(part[r][1], inputs, upper);
+                sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], inputs, lower);
+                sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], inputs, upper);
             }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            sum[r][0] = _mm512_add_epi32(sum[r][0], _mm512_mullo_epi32(part[r][0], low.factors));
-            sum[r][1] = _mm512_add_epi32(sum[r][1], _mm512_mullo_epi32(part[r][1], high.factors));
         }
     }
 
@@ -221,16 +215,10 @@ template <> struct MicroKernel<Int4Format> {
         const char *block = panel.weights;
         int64_t step = 0;
         for (; step + INT4_GROUP_STEPS <= panel.steps; step += INT4_GROUP_STEPS) {
-            const int64_t group = step / INT4_GROUP_STEPS % INT4_GROUPS;
-            add_group<ROWS>(x, step, INT4_GROUP_STEPS, block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES,
-                            block + INT4_NUMBERS + group * PANEL, sum);
-            if (group == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
+            add_group<ROWS>(x, step, INT4_GROUP_STEPS, block, sum);
+            if (step / INT4_GROUP_STEPS % INT4_GROUPS == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
         }
-        if (step < panel.steps) {
-            const int64_t group = step / INT4_GROUP_STEPS % INT4_GROUPS;
-            add_group<ROWS>(x, step, panel.steps - step, block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES,
-                            block + INT4_NUMBERS + group * PANEL, sum);
-        }
+        if (step < panel.steps) add_group<ROWS>(x, step, panel.steps - step, block, sum);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) {
             std::memcpy(sums + r * PANEL, &sum[r][0], 64);

@@ -7,7 +7,8 @@ namespace {
 // Bytes of a row of `width` quantized activations: a whole number of steps.
 inline int64_t quantized_size(int64_t width) { return (width + 3) / 4 * 4; }
 
-// A row as integers from 1 to 255 with a zero point of 128; returns the scale.
+// A row as integers from 1 to 255 with a zero point of 128; returns the scale. Bytes behind it are zero and not 128, as
+// compensations do not count the weights there.
 template <typename T> NOINLINE float quantize_symmetric(const T *x, int64_t width, uint8_t *out) {
     const float highest = max_abs(x, width), inverse = highest > 0 ? 127.0f / highest : 0.0f;
     int64_t i = 0;
@@ -21,7 +22,7 @@ template <typename T> NOINLINE float quantize_symmetric(const T *x, int64_t widt
 #endif
 #pragma omp simd
     for (int64_t k = i; k < width; k++) out[k] = uint8_t(int32_t(nearest_integer(widen(x[k]) * inverse)) + 128);
-    for (int64_t i = width; i < quantized_size(width); i++) out[i] = 128;
+    for (int64_t i = width; i < quantized_size(width); i++) out[i] = 0;
     return highest / 127.0f;
 }
 

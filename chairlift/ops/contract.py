@@ -67,7 +67,7 @@ class Ops(Protocol):
 
     With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
     is 8-bit numbers with a scale for each token, found from its highest magnitude. With "int4" the weights are 4-bit
-    numbers with a factor and a zero for each 32 of them besides: `quantize_int4` in reference.py makes them.
+    numbers with a factor and an offset for each 32 of them besides: `quantize_int4` in int4_grid.py makes them.
     """
 
     name: str

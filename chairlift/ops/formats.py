@@ -45,7 +45,7 @@ class WeightFormat:
 _FORMATS = (
     WeightFormat("bfloat16", 0, bits=16, block=(2, 128), rows=torch.bfloat16, scaled=False, compensated=False),
     WeightFormat("int8", 1, bits=8, block=(4, 128), rows=torch.uint8, scaled=True, compensated=True),
-    # Besides its 4 bits a weight has a 32nd part of a byte: see native/int4.h.
-    WeightFormat("int4", 2, bits=4, block=(64, 1088), rows=torch.uint8, scaled=True, compensated=True),
+    # Besides its 4 bits a weight has a 32nd part of two bytes: see native/int4.h.
+    WeightFormat("int4", 2, bits=4, block=(64, 1152), rows=torch.uint8, scaled=True, compensated=True),
 )
 FORMATS = {each.name: each for each in _FORMATS}

@@ -24,10 +24,8 @@ from chairlift.ops.base import (
 )
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
+from chairlift.ops.int4_grid import quantize_int4
 from chairlift.ops.rotation import rotate
-
-# Inputs of an output that have a factor and a zero of their own.
-INT4_GROUP = 32
 
 
 class ReferenceLinear:
@@ -101,33 +99,6 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     highest = x.float().abs().amax(-1, keepdim=True)
     inverse = torch.where(highest > 0, 127 / highest, 0.0)
     return (x.float() * inverse).round().to(torch.int8), highest / 127
-
-
-def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round weights [N, D] to 4 bits with a factor and a zero for each 32 of an output, and a scale for each output.
-
-    Returns factor * (number - zero), [N, D] int8, and the scales, [N, 1]: their product is nearly the weight. Of the
-    factors and zeros around those that reach from the lowest to the highest weight of a group, the ones with the least
-    squares are taken. See native/int4.h.
-    """
-    highest = weight.float().abs().amax(-1, keepdim=True)
-    units = weight.float() * torch.where(highest > 0, 127 / highest, 0.0)
-    outs, ins = units.shape
-    groups = F.pad(units, (0, -ins % INT4_GROUP)).view(outs, -1, INT4_GROUP)
-    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
-    middle = ((high - low) / 15).round()
-    best = torch.zeros_like(groups)
-    least = torch.full_like(low, torch.inf)
-    for factor in (middle - 1, middle, middle + 1):
-        inverse = 1 / factor.clamp(1, 16)
-        for shift in (-1, 0, 1):
-            zero = (-low * inverse).round() + shift
-            zero = zero.clamp(15 - (127 * inverse).floor().clamp(max=15), (128 * inverse).floor().clamp(max=15))
-            made = ((groups * inverse).round() + zero).clamp(0, 15).sub(zero) * factor
-            error = (made - groups).square().sum(-1, keepdim=True)
-            better = (error < least) & (factor >= 1) & (factor <= 16)
-            best, least = torch.where(better, made, best), torch.where(better, error, least)
-    return best.view(outs, -1)[:, :ins].to(torch.int8), highest / 127
 
 
 class ReferenceOps:

@@ -117,6 +117,22 @@ def test_a_rounded_model_is_that_of_the_rounded_numbers(model: str, kind: str, t
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
+def test_in_4_bits_files_of_4_bits_nearly_keep_their_numbers(model: str) -> None:
+    """Logits beside those of float32 products over the numbers: as 8 bits make them, and not as 4 bits do of others."""
+    alike = {}
+    for kind, quantization in (("Q4_0", "int8"), ("Q4_0", "int4"), ("Q4_1", "int4"), ("F32", "int4")):
+        folder = folder_of(gguf_file(model, kind))
+        exact = make_runner(folder, ops="native", dtype="float32")
+        found = make_runner(folder, ops="native", dtype="float32", quantization=quantization)
+        logits = [torch.cat(all_logits(runner, list(prompts().values()))) for runner in (exact, found)]
+        alike[kind, quantization] = float(torch.cosine_similarity(*logits, dim=-1).mean())
+    assert alike["Q4_0", "int8"] > 0.999
+    assert alike["Q4_0", "int4"] > 0.9985
+    assert alike["Q4_1", "int4"] > 0.998
+    assert alike["F32", "int4"] < 0.97
+
+
 @pytest.mark.parametrize("kind", READ)
 def test_numbers_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     """All types, also those that it does not round to: blocks of any bytes."""

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from chairlift.core.sequences.request import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.llm import LLM
-from chairlift.ops.reference import quantize_int4
+from chairlift.ops.int4_grid import quantize_int4
 from chairlift.runners.decoder.runner import DecoderRunner
 
 COUNT = 32
