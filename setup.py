@@ -109,7 +109,7 @@ class BuildKernels(build_ext):
                 progress.count(isa)
         defines = [(f"HAVE_{isa.upper()}", "1") for isa in INSTRUCTION_SETS if isa in objects]
         others = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
-        for name in ("pauses", "page_supply"):
+        for name in ("pauses", "page_supply", "ggml_blocks"):
             others += self.compile(f"{name}.cpp", name, FLAGS, [])
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -141,8 +141,12 @@ class AnyPythonWheel(bdist_wheel):
 
 if __name__ == "__main__":
     headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
-    sources = ["native/kernels.cpp", "native/dispatch.cpp", "native/pauses.cpp", "native/page_supply.cpp"]
+    sources = ["kernels", "dispatch", "pauses", "page_supply", "ggml_blocks"]
     setup(
-        ext_modules=[Extension("chairlift.ops._native", sources, depends=headers, optional=True)],
+        ext_modules=[
+            Extension(
+                "chairlift.ops._native", [f"native/{name}.cpp" for name in sources], depends=headers, optional=True
+            )
+        ],
         cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
     )

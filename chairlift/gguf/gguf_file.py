@@ -44,14 +44,17 @@ class GgufFile:
     Raises UnsupportedModel, saying where, for a file that is none.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read all but the tensors of a file, and of the other parts if it is the first of several."""
+    def __init__(self, path: Path, *, with_vocabulary: bool = True) -> None:
+        """Read all but the tensors of a file, and of the other parts if it is the first of several.
+
+        Without the vocabulary lists of texts are None.
+        """
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorPlace] = {}
         parts = parts_of(path)
         for index, part in enumerate(parts):
-            own, tensors = _FileHead(part).read()
+            own, tensors = _FileHead(part, with_vocabulary).read()
             if (own.get("split.count") or 1, own.get("split.no") or 0) != (len(parts), index):
                 said = f"split.no = {shown(own.get('split.no'))} and split.count = {shown(own.get('split.count'))}"
                 raise UnsupportedModel(
@@ -75,8 +78,8 @@ class GgufFile:
 class _FileHead:
     """One file up to its tensors, as it is read."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, with_vocabulary: bool) -> None:
+        self._path, self._with_vocabulary = path, with_vocabulary
         self._metadata: dict[str, Any] = {}
         try:
             with path.open("rb") as file:
@@ -134,7 +137,7 @@ class _FileHead:
             raise ValueError(f"key {key!r} is of unknown type {kind}")
         of, count = self._number("<u4"), self._count(f"elements of {key!r}", _MOST_ELEMENTS)
         if of == _STRING:
-            return [self._text() for _ in range(count)]
+            return [self._text() for _ in range(count)] if self._with_vocabulary else self._pass_texts(count)
         if of not in _NUMBERS:
             raise ValueError(f"key {key!r} is a list of unknown type {of}")
         form = np.dtype(_NUMBERS[of])
@@ -157,13 +160,22 @@ class _FileHead:
         return name
 
     def _text(self) -> str:
+        # What is no UTF-8 is a part of a character, as tokens may be.
+        return self._bytes(self._length()).decode("utf-8", "replace")
+
+    def _pass_texts(self, count: int) -> None:
+        for _ in range(count):
+            length = self._length()
+            self._at += length
+        self._bytes(0)
+
+    def _length(self) -> int:
         # Read for each token of a vocabulary: without numpy it is some times as fast.
-        (length,) = struct.unpack_from("<Q", self._data, self._at)
-        self._at += 8
+        length: int = struct.unpack_from("<Q", self._data, self._at)[0]
         if length > _MOST_TEXT:
             raise ValueError(f"a text of {length} bytes")
-        # What is no UTF-8 is a part of a character, as tokens may be.
-        return self._bytes(length).decode("utf-8", "replace")
+        self._at += 8
+        return length
 
     def _bytes(self, count: int) -> bytes:
         end = self._at + count
@@ -200,4 +212,4 @@ def shown(value: object) -> str:
 
 def numbers_of(path: Path) -> int:
     """How many numbers a file's tensors have. Raises UnsupportedModel."""
-    return sum(math.prod(place.shape) for place in GgufFile(path).tensors.values())
+    return sum(math.prod(place.shape) for place in GgufFile(path, with_vocabulary=False).tensors.values())

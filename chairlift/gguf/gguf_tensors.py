@@ -1,6 +1,7 @@
 """The tensors of a GGUF file under the names of a folder's, unpacked as they are read."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ _ONE_ROW = ".shared_expert_gate.weight"
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
 
 
+# By a type's number in ggml, of blocks [N, bytes] into numbers [N, numbers of one]; whether it knows the type.
+UnpackBlocks = Callable[[int, NDArray[np.uint8], NDArray[np.float32]], bool]
+
+
 class _Shape:
     """What safetensors gives for a tensor that is not read yet."""
 
@@ -38,9 +43,10 @@ class _Shape:
 class GgufTensors:
     """Reads tensors as a handle of safetensors does. Raises UnsupportedModel naming the tensor at fault."""
 
-    def __init__(self, path: Path) -> None:
-        """Open a file."""
-        self._file = file = GgufFile(path)
+    def __init__(self, path: Path, unpack_natively: UnpackBlocks | None = None) -> None:
+        """Open a file, whose blocks that unpacks where it can."""
+        self._unpack_natively = unpack_natively
+        self._file = file = GgufFile(path, with_vocabulary=False)
         self._known: Architecture = architecture_of(file.metadata)
         key = f"{file.metadata['general.architecture']}.attention.head_count"
         heads = file.metadata.get(key)
@@ -127,8 +133,13 @@ class GgufTensors:
         return torch.from_numpy(self._unpack(blocks, kind, numbers)).reshape(place.shape)
 
     def _unpack(self, blocks: NDArray[np.uint8], kind: Any, numbers: int) -> NDArray[np.float32]:
-        """The numbers of blocks [N, bytes], each of which packs so many; as many at a time as caches hold."""
+        """The numbers of blocks [N, bytes], each of which packs so many: natively, or by the package.
+
+        The package has as many at a time as caches hold.
+        """
         found = np.empty((len(blocks), numbers), np.float32)
+        if self._unpack_natively is not None and self._unpack_natively(kind.value, blocks, found):
+            return found
         count = _AT_A_TIME // numbers
         for begin in range(0, len(blocks), count):
             some = blocks[begin : begin + count]

@@ -13,6 +13,7 @@ from chairlift.folders.model_json import inside, read_object
 from chairlift.folders.packing import Packing
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.gguf_tensors import GgufTensors
+from chairlift.ops.ggml_blocks import unpack_blocks
 from chairlift.runners.packed_weights import PackedWeights
 
 # Buffers that old checkpoints carry and that are derived from the config.
@@ -147,7 +148,7 @@ class Weights:
 def _handles(folder: Path) -> Iterator[Any]:
     """What reads a folder's tensors, by `keys`, `get_slice` and `get_tensor`."""
     if (folder / GGUF_WEIGHTS).exists():
-        yield GgufTensors(folder / GGUF_WEIGHTS)
+        yield GgufTensors(folder / GGUF_WEIGHTS, unpack_blocks)
         return
     for path in _files(folder):
         try:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
 from support.gguf_files import MODELS, WITH_EXPERTS, add, gguf_file, plain_folder
 from support.model_factory import edited_folder
+from support.native_isa import needs_native
 
 from chairlift import LLM, SamplingParams
 from chairlift.cli import main as cli
@@ -23,6 +24,9 @@ from chairlift.gguf import side_folder
 from chairlift.gguf.gguf_tensors import READ, GgufTensors
 from chairlift.gguf.part_names import part_name
 from chairlift.gguf.side_folder import folder_of
+from chairlift.ops.ggml_blocks import unpack_blocks
+
+NOTHING = np.empty((0, 32), np.uint8), np.empty((0, 32), np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -150,12 +154,20 @@ def test_numbers_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    tensors = GgufTensors(path)
-    assert tensors.keys() == ["model.layers.0.mlp.up_proj.weight"]
-    assert tensors.get_slice(tensors.keys()[0]).get_shape() == [6, 3 * block]
-    found = tensors.get_tensor(tensors.keys()[0]).float().numpy()
     with np.errstate(all="ignore"):
-        assert np.array_equal(found, dequantize(raw, number).astype(np.float32), equal_nan=True)
+        wanted = dequantize(raw, number).astype(np.float32)
+        for unpack in (None, unpack_blocks):
+            tensors = GgufTensors(path, unpack)
+            assert tensors.keys() == ["model.layers.0.mlp.up_proj.weight"]
+            assert tensors.get_slice(tensors.keys()[0]).get_shape() == [6, 3 * block]
+            found = tensors.get_tensor(tensors.keys()[0]).float().numpy()
+            assert np.array_equal(found, wanted, equal_nan=True)
+
+
+@needs_native
+def test_the_types_of_most_files_are_unpacked_natively() -> None:
+    known = [kind for kind in READ if unpack_blocks(gguf.GGMLQuantizationType[kind].value, *NOTHING)]
+    assert known == ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 
 
 def test_a_library_is_given_a_file() -> None:
