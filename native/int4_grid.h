@@ -20,8 +20,6 @@ struct alignas(64) Int4Lanes {
     float of[INT4_LANES] = {};
 };
 
-inline vfloat nearest_integer(vfloat x) { return (x + 12582912.0f) - 12582912.0f; }
-
 struct Int4Grid {
     int factor = 1, offset = 0;
 

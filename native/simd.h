@@ -160,6 +160,7 @@ inline __m512 rounded(__m512 v) {
 
 // The nearest integer, by adding and subtracting a number whose last place is one; written to vectorize.
 inline float nearest_integer(float x) { return (x + 12582912.0f) - 12582912.0f; }
+inline vfloat nearest_integer(vfloat x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {

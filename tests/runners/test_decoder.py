@@ -1,6 +1,8 @@
 """Logits and greedy tokens of the decoder against transformers, however the work is cut into steps."""
 
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +18,18 @@ NUM_OUTPUT = 64
 # What a step's cut, the cache and preemption do is of the parts that families are made of, and there are few of those:
 # the reference operations meet the other families behind the marker `slow`.
 THOROUGH = ["llama", "gemma3", "gpt2", "falcon", "mixtral", "gpt_oss", "deepseek_v3"]
-FAMILIES_AND_OPS = [
-    pytest.param(variant, "reference", marks=() if variant in THOROUGH else pytest.mark.slow) for variant in FAMILIES
-] + [pytest.param(variant, "native", marks=needs_native) for variant in FAMILIES]
+
+
+def with_ops(variants: Iterable[str]) -> list[Any]:
+    """Parameters `variant` and `ops`."""
+    reference = [
+        pytest.param(variant, "reference", marks=() if variant in THOROUGH else pytest.mark.slow)
+        for variant in variants
+    ]
+    return reference + [pytest.param(variant, "native", marks=needs_native) for variant in variants]
+
+
+FAMILIES_AND_OPS = with_ops(FAMILIES)
 
 
 @functools.cache
@@ -46,8 +57,7 @@ def test_logits_equal_transformers(variant: str, ops: str) -> None:
         assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("variant", EXACT)
+@pytest.mark.parametrize(("variant", "ops"), with_ops(EXACT))
 def test_greedy_tokens_equal_transformers(variant: str, ops: str) -> None:
     """In one mixed batch, and in chunks of 7 tokens, whose last chunks mix with other requests' decodes."""
     harness = Harness(runner_of(variant, ops))
