@@ -1,7 +1,7 @@
 """How true the simulator is: a real server meets a trace, and the simulated one beside it does.
 
     python benchmarks/fidelity.py MODEL_DIR [--trace FILE] [--loads 0.5 0.85 0.95 1.1] [--rounds 3] [--out FILE]
-        [-- SETTINGS]
+        [--again] [-- SETTINGS]
 
 In each round first the model is measured for `--measure-seconds`, in a process of its own, as
 `chairlift.bench.measure_sequences` does; then the front, by what its process takes for requests with short prompts,
@@ -10,9 +10,10 @@ nothing is sent for `--quiet-seconds`, in which the server gets the rest of its 
 a while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is
 what the simulator says it is, and each of the `--loads` is a share of it. After the loads the model is measured once
 more: what capacity would be by that says whether the machine was the same all the time, as no simulator can be truer
-than what it was told. The real run is that of `chairlift bench serve`; both are summed up by the same code. With
-random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are
-drawn at a temperature, as those that were measured.
+than what it was told. With `--again` every load is sent twice to the server: how far the second time is off the first
+is what nobody could have foretold. The real run is that of `chairlift bench serve`; both are summed up by the same
+code. With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they
+are drawn at a temperature, as those that were measured.
 """
 
 import argparse
@@ -52,6 +53,8 @@ COLUMNS = (
     Column("real", "real", "{:.1f}"),
     Column("simulated", "simulated", "{:.1f}"),
     Column("error_percent", "error", "{:+.1f}%"),
+    Column("again", "real again", "{:.1f}"),
+    Column("again_percent", "off the first", "{:+.1f}%"),
 )
 FIGURES = {
     "tok/s": "output_tok_s",
@@ -128,14 +131,21 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
         recording.results["measured"].append(about)
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
-            real = replay(target, sent, "completions", PromptMaker(args.vocab, random.randrange(2**32)), args.drain)
-            seen = simulated(model, front, sent, args.drain)
+            real, *again = (_replayed(args, target, sent) for _ in range(1 + args.again))
+            seen = figures(simulated(model, front, sent, args.drain), NO_TARGET)
             names = {"round": number, "trace": args.trace.stem if args.trace else "bursty", "load": load}
-            for row in rows(figures(real, NO_TARGET), figures(seen, NO_TARGET)):
+            for row in rows(real, seen, *again):
                 recording.add(names | row)
     # A processor shared with others may be a third slower by now.
     about["capacity_after"] = capacity_of(SequenceModel(config, measured(args, flags)), front, trace)
     recording.save()
+
+
+def _replayed(args: argparse.Namespace, target: Target, sent: Sequence[TraceRequest]) -> dict[str, Any]:
+    """The figures of a trace that is sent to the server, with prompts of its own."""
+    return figures(
+        replay(target, sent, "completions", PromptMaker(args.vocab, random.randrange(2**32)), args.drain), NO_TARGET
+    )
 
 
 def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
@@ -195,15 +205,22 @@ def simulated(model: SequenceModel, front: FrontCost, trace: Sequence[TraceReque
     return Load(0.0, duration(trace), outcomes, 0.0)
 
 
-def rows(real: dict[str, Any], seen: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each figure of both, and by how many percent the simulated one is off."""
+def rows(real: dict[str, Any], seen: dict[str, Any], again: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Each figure of both, and by how many percent the simulated one is off, and one of a second real run."""
     found = []
     for title, key in FIGURES.items():
         one, other = _at(real, key), _at(seen, key)
-        error = 100 * (other / one - 1) if one else None
-        found.append({"figure": title, "real": one, "simulated": other, "error_percent": error})
+        row = {"figure": title, "real": one, "simulated": other, "error_percent": _off(one, other)}
+        if again is not None:
+            second = _at(again, key)
+            row |= {"again": second, "again_percent": _off(one, second)}
+        found.append(row)
     found.append({"figure": "failed", "real": real["failed"], "simulated": seen["failed"]})
     return found
+
+
+def _off(one: float, other: float) -> float | None:
+    return 100 * (other / one - 1) if one else None
 
 
 def markdown(results: Results) -> str:
@@ -247,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(extra='{"logit_bias": {"1000": 100}, "temperature": 1}')
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.85, 0.95, 1.1], help="shares of the capacity")
     parser.add_argument("--rounds", type=int, default=1, help="each with the machine measured anew")
+    parser.add_argument("--again", action="store_true", help="send every load twice")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--measure-seconds", type=float, default=50.0)
     parser.add_argument("--quiet-seconds", type=float, default=20.0, help="of the server before the loads")

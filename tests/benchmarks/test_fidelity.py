@@ -42,6 +42,8 @@ def test_errors_are_relative_to_the_real_run() -> None:
     errors = {row["figure"]: row.get("error_percent") for row in fidelity.rows(real, seen)}
     assert errors["TTFT p50 ms"] == pytest.approx(50)
     assert errors["ITL p95 ms"] == pytest.approx(0)
+    apart = {row["figure"]: row.get("again_percent") for row in fidelity.rows(seen, seen, real)}
+    assert apart["TTFT p50 ms"] == pytest.approx(-100 / 3)
 
 
 def test_every_round_says_what_the_machine_was() -> None:

@@ -99,7 +99,7 @@ def on_good_grids(exact: Tensor, found: Tensor) -> Tensor:
     wanted, scales = quantize_int4(exact)
     steps = (found / scales).nan_to_num(0).double().round()
     for group in steps.split(32, dim=-1):
-        assert all(len(set(row)) <= 16 for row in group.tolist())
+        assert (group.sort().values.diff() != 0).sum(-1).max() < 16
     assert steps.abs().max() <= 128
     errors = [(each.double() * scales - exact.double()).square().sum() for each in (steps, wanted)]
     assert errors[0] <= 1.0001 * errors[1]

@@ -35,13 +35,14 @@ class Rows(RuledRows):
         return row in self._rows
 
 
-def continued(name: str, prompt: list[int], count: int) -> list[int]:
-    return greedy(foreign_reference(name), prompt, count)
+def continued(name: str, prompt: list[int], guess: list[int]) -> list[int]:
+    return greedy(foreign_reference(name), prompt, guess)
 
 
 @functools.cache
 def expected(name: str) -> list[int]:
-    return continued(name, prompts()["300"], NUM_OUTPUT)
+    request = make_request("guess", prompts()["300"])
+    return continued(name, request.prompt_ids, Harness(runner_of(name)).generate([request], NUM_OUTPUT)["guess"])
 
 
 @pytest.mark.parametrize("ops", OPS)
@@ -96,8 +97,8 @@ def test_who_leaves_is_kept(name: str) -> None:
     harness.add(make_request("again", prompt + harness.outputs["first"]), computed, table[: computed // 16], 0)
     harness.add(make_request("turn", more), computed, table[: computed // 16], 0)
     found = harness.finish(["again", "turn"], NUM_OUTPUT)
-    assert found["again"] == continued(name, prompt + harness.outputs["first"], NUM_OUTPUT)
-    assert found["turn"] == continued(name, more, NUM_OUTPUT)
+    assert found["again"] == continued(name, prompt + harness.outputs["first"], found["again"])
+    assert found["turn"] == continued(name, more, found["turn"])
 
 
 @pytest.mark.parametrize("ops", OPS)
@@ -206,4 +207,4 @@ def test_chats_hit_what_a_dense_model_hits(name: str) -> None:
     print(f"{name}: {found:.3f} of tokens cached, a dense model's {wanted:.3f}")
     assert found >= 0.9 * wanted
     for prompt, answer in said[::7]:
-        assert answer == continued(name, prompt, len(answer))
+        assert answer == continued(name, prompt, answer)

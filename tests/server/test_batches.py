@@ -586,7 +586,7 @@ def test_a_data_folder_that_is_lost(what: str, held: bool, start: Callable[..., 
     api = start(max_running_batches=1)
     done = api.run(doubling(5))
     api.dispatcher.held_from = 500
-    ids = [api.begin(doubling(20_000), window="1h")["id"] for _ in range(2)]
+    ids = [api.begin(doubling(4_000), window="1h")["id"] for _ in range(2)]
     wait_for(lambda: api.dispatcher.held)
     api.wait(ids[1], lambda b: b["status"] == "in_progress")
     LOSSES[what](api.folder)

@@ -194,8 +194,18 @@ def foreign_folder(model_type: str, name: str, dtype: str = "float32") -> Path:
 
 
 @torch.no_grad()
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """What transformers goes on with, by its own cache. Bamba counts positions wrongly there unless told of them."""
+def greedy(model: Any, prompt: list[int], guess: list[int]) -> list[int]:
+    """What transformers goes on with, as many tokens as the guess has.
+
+    One pass over the guess tells whether each of its tokens is the likeliest after those before it. Only if one is not,
+    the tokens are computed one by one.
+    """
+    likeliest = model(torch.tensor([prompt + guess[:-1]])).logits[0, len(prompt) - 1 :].argmax(-1).tolist()
+    return guess if likeliest == guess else _one_by_one(model, prompt, len(guess))
+
+
+def _one_by_one(model: Any, prompt: list[int], count: int) -> list[int]:
+    """By its own cache. Bamba counts positions wrongly there unless told of them."""
     parameters = inspect.signature(model.forward).parameters
     name = next(each for each in ("cache", "past_key_values", "cache_params") if each in parameters)
     cache, tokens, known = None, list(prompt), 0

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher
 from support.dialect_samples import NAMES, SINGLE, TOOLS, dialect, samples, tokens
@@ -37,10 +38,11 @@ def takes(name: str, made: str, text: str) -> bool:
     return bool(follows.try_consume_tokens(ids) == len(ids) and follows.is_accepting())
 
 
-def closes(begun: str, token: str) -> bool:
-    """Whether a token goes on with the end of a value, which takes too many tokens to be found by chance."""
+def closing(begun: str) -> tuple[str, ...]:
+    """Texts of tokens that go on with the end of a value, which takes too many tokens to be found by chance."""
     end = "</parameter>"
-    return any(begun.endswith(end[:at]) and end.startswith(token, at) for at in range(2, len(end)))
+    rests = [end[at:] for at in range(2, len(end)) if begun.endswith(end[:at])]
+    return tuple(rest[:size] for rest in rests for size in range(1, len(rest) + 1))
 
 
 def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | None:
@@ -52,15 +54,15 @@ def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | No
     while len(ids) < most:
         if follows.is_stopped():
             break
-        mask = follows.compute_bitmask()
-        allowed = [token for token in range(len(mask) * 8) if token > 2 and mask[token >> 3] >> (token & 7) & 1]
+        mask = np.frombuffer(follows.compute_bitmask(), np.uint8)
+        allowed = [token for token in np.unpackbits(mask, bitorder="little").nonzero()[0].tolist() if token > 2]
         if follows.is_accepting() and (not allowed or dice.random() < 0.2):
             break
         assert allowed, backend.decode(ids, skip_special_tokens=False)
-        begun = backend.decode(ids[-12:], skip_special_tokens=False)
         likely = [token for token in allowed if token in ends]
-        closing = [token for token in allowed if closes(begun, backend.id_to_token(token))]
-        ids.append(dice.choice(closing or (likely if likely and dice.random() < 0.5 else allowed)))
+        next_ones = closing(backend.decode(ids[-12:], skip_special_tokens=False))
+        close = [token for token in allowed if backend.id_to_token(token) in next_ones] if next_ones else []
+        ids.append(dice.choice(close or (likely if likely and dice.random() < 0.5 else allowed)))
         assert follows.consume_token(ids[-1])
     text: str = backend.decode(ids, skip_special_tokens=False)
     return text if follows.is_accepting() else None
