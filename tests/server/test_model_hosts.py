@@ -45,9 +45,11 @@ class Hosted:
         return ours.status_code, theirs.status_code, ours.json().get("problem", "")
 
     async def until_stuck(self) -> str:
-        while (found := await self.live())[0] == 200:
-            assert found[1] == 200
+        # It may become stuck between the two questions, so only what is asked second tells of both.
+        while (found := await self.live())[1] == 200:
+            assert found[0] == 200
             await asyncio.sleep(0.02)
+        found = await self.live()
         assert found[:2] == (503, 503)
         return found[2]
 
