@@ -84,6 +84,7 @@ struct Int4Format {
     static constexpr int BITS = 4, INPUTS = 4;
     static constexpr bool SCALED = true, COMPENSATED = true;
     static constexpr int64_t BLOCK_INPUTS = INT4_BLOCK_STEPS * INPUTS, BLOCK_BYTES = INT4_BLOCK_BYTES;
+    static constexpr int64_t STEP_BYTES = BLOCK_BYTES / INT4_BLOCK_STEPS;   // on average, grids with the rest
 
     static int64_t steps(const Weight &weight) { return (weight.in_features + INPUTS - 1) / INPUTS; }
     static int64_t panel_bytes(const Weight &weight) {

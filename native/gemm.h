@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int STEPS_AHEAD = 24; // how far to prefetch what streams
+constexpr int64_t BYTES_AHEAD = 3072; // how far to prefetch what streams
 // So many multiplications take one thread as long as waking the others.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 19;
 
@@ -122,14 +122,15 @@ class Scratch {
 };
 
 // Rows as a format's micro-kernel takes them.
-template <bool WIDENS> struct RowsTaken {
+template <typename Format, bool OTHERS = takes_other_rows<Format>(0)> struct RowsTaken {
     const Rows &x;
     RowsTaken(const Rows &x, const Tiles &, int64_t) : x(x) {}
     const Rows &of(int64_t) { return x; }
 };
 
-// Those of the group that was asked for last, widened.
-template <> class RowsTaken<true> {
+// Those of the group that was asked for last, made for it.
+template <typename Format> class RowsTaken<Format, true> {
+    using Kernel = MicroKernel<Format>;
     const Rows &x;
     const Tiles &tiles;
     const int64_t steps;
@@ -140,24 +141,23 @@ template <> class RowsTaken<true> {
     RowsTaken(const Rows &x, const Tiles &tiles, int64_t steps) : x(x), tiles(tiles), steps(steps), made(x) {}
 
     const Rows &of(int64_t wanted) {
-        if (wanted != group) widen_group(group = wanted);
+        if (wanted != group) take_group(group = wanted);
         return made;
     }
 
   private:
-    void widen_group(int64_t index) {
+    void take_group(int64_t index) {
         static thread_local Scratch scratch;
         const Range some = tiles.group(index);
-        made.row_bytes = 2 * x.row_bytes;
+        made.row_bytes = 4 * Kernel::row_words(steps);
         if (some.begin == some.end) return;
         const int64_t last = tiles.first(some.end - 1) + tiles.rows_of(some.end - 1);
         char *to = scratch.reserve(last * made.row_bytes);
         made.data = to;
         for (int64_t tile = some.begin; tile < some.end; tile++) {
-            const int64_t first = tiles.first(tile), count = tiles.rows_of(tile) * steps;
-            const auto *from = reinterpret_cast<const uint32_t *>(x.data + first * x.row_bytes);
-            auto *put = reinterpret_cast<uint32_t *>(to + first * made.row_bytes);
-            for (int64_t i = 0; i < count; i++) put[2 * i] = from[i] << 16, put[2 * i + 1] = from[i] & 0xffff0000u;
+            const int64_t first = tiles.first(tile);
+            Kernel::take_rows(reinterpret_cast<const uint32_t *>(x.data + first * x.row_bytes), tiles.rows_of(tile),
+                              steps, reinterpret_cast<uint32_t *>(to + first * made.row_bytes));
         }
     }
 };
@@ -206,25 +206,33 @@ template <> struct Parts<Bf16Format> : AmxParts<Bf16Format> {};
 template <> struct Parts<Int8Format> : AmxParts<Int8Format> {};
 template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
 template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
-#elif defined(HAVE_WIDENED)
+#elif defined(__AVX2__)
 // Each part is widened once for all tiles, if that makes up for what it takes.
-template <> struct Parts<Bf16Format> {
+template <typename Format> struct WidenedParts {
+    using Number = typename Widening<Format>::Number;
     static constexpr int64_t TILES_AT_ONCE = 24;
-    alignas(64) float widened[WIDENED_STEPS * 2 * PANEL];
+    alignas(64) Number widened[WIDENED_STEPS * 2 * PANEL];
 
     static bool pay(int64_t tiles, int64_t) { return tiles >= (LANES == 16 ? 8 : 2); }
     static int64_t steps(int64_t) { return WIDENED_STEPS; }
 
     const char *take(const char *weights, int64_t steps) {
-        widen_part(weights, steps, widened);
+        widen_part<Format>(weights, steps, widened);
         return reinterpret_cast<const char *>(widened);
     }
-    static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part, float *sums) {
+    static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part, Number *sums) {
         const char *row = x.data + first * x.row_bytes + from * rows * 8;
-        with_rows(rows, [&](auto count) { MicroKernel<Bf16Format>::run_part<count>(row, part, sums, from > 0); });
+        with_rows(rows, [&](auto count) { MicroKernel<Format>::template run_part<count>(row, part, sums, from > 0); });
     }
 };
+#if !defined(__AVX512BF16__)
+template <> struct Parts<Bf16Format> : WidenedParts<Bf16Format> {};
 template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
+#endif
+#if !defined(__AVX512VNNI__)
+template <> struct Parts<Int8Format> : WidenedParts<Int8Format> {};
+template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
+#endif
 #endif
 
 // As `multiply`, in parts.
@@ -257,15 +265,15 @@ NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &
 template <typename Format, typename AnyEpilogue>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
               const char *next, const AnyEpilogue &epilogue) {
-    using Multiplied = typename Format::Multiplied;
-    constexpr bool EXPANDS = !std::is_same_v<Format, Multiplied>;
-    constexpr int64_t STEP_BYTES = Multiplied::STEP_BYTES;
+    using Own = Multiplied<Format>;
+    constexpr bool EXPANDS = !std::is_same_v<Format, Own>;
+    constexpr int64_t STEP_BYTES = Own::STEP_BYTES;
     const int64_t steps = Format::steps(weight), panel_bytes = Format::panel_bytes(weight);
     Panel panel{static_cast<const char *>(weight.packed) + index * panel_bytes,
                 Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
     const Ahead ahead(some.end - some.begin, panel_bytes, steps);
-    alignas(64) typename MicroKernel<Multiplied>::Sum sums[TILE_ROWS * PANEL];
+    alignas(64) typename MicroKernel<Own>::Sum sums[TILE_ROWS * PANEL];
     if constexpr (EXPANDS) {
         if (single && tiles.rows_of(some.begin) <= MicroKernel<Format>::FEW_ROWS) {
             const int64_t first = tiles.first(some.begin), rows = tiles.rows_of(some.begin);
@@ -277,19 +285,19 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         Format::expand(panel.weights, steps, weights);
         panel.weights = weights;
     }
-    if constexpr (HAS_PARTS<Multiplied>)
-        if (Parts<Multiplied>::pay(some.end - some.begin, steps))
-            return multiply_in_parts<Multiplied>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
+    if constexpr (HAS_PARTS<Own>)
+        if (Parts<Own>::pay(some.end - some.begin, steps))
+            return multiply_in_parts<Own>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
     for (int64_t tile = some.begin; tile < some.end; tile++) {
         // A single tile reads the panel as it streams from memory; several prefetch the next.
         const int64_t nth = tile - some.begin;
         const bool prefetch = next && nth < ahead.tiles && !(EXPANDS && single);
         panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? ahead.stride : 0;
-        panel.prefetch_from = single && !EXPANDS ? panel.weights + STEPS_AHEAD * STEP_BYTES
+        panel.prefetch_from = single && !EXPANDS ? panel.weights + BYTES_AHEAD
                               : prefetch         ? next + nth * steps * ahead.stride
                                                  : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
-        multiply_tile<Multiplied>(x, first, rows, panel, sums);
+        multiply_tile<Own>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
     }
 }
@@ -316,10 +324,10 @@ template <typename Format, typename AnyEpilogue>
 NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight, const AnyEpilogue &epilogue,
                          Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight);
-    const Tiles tiles = grouped(given, 4 * Format::Multiplied::steps(weight), panels * panel_bytes, team);
+    const Tiles tiles = grouped(given, 4 * Format::steps(weight), panels * panel_bytes, team);
     const int64_t tasks = panels * tiles.groups;
     const TileRegisters registers;
-    RowsTaken<WIDENS_ROWS<typename Format::Multiplied>> taken(x, tiles, Format::steps(weight));
+    RowsTaken<Multiplied<Format>> taken(x, tiles, Format::steps(weight));
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
         const int64_t panel = task % panels, group = task / panels;

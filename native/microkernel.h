@@ -2,6 +2,7 @@
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
 #include "amx_products.h"
+#include "int4_products.h"
 #include "widened.h"
 
 namespace {
@@ -75,9 +76,9 @@ template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8L
     }
 };
 #else
+#if defined(__AVX512BF16__)
 template <> struct MicroKernel<Bf16Format> {
     using Sum = float;
-#if defined(__AVX512BF16__)
     static constexpr const char *PATH = "avx512bf16";
 
     struct Lanes {
@@ -92,59 +93,30 @@ template <> struct MicroKernel<Bf16Format> {
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Bf16Format, Lanes, ROWS>(x, panel, sums);
     }
-#elif defined(HAVE_WIDENED)
-    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
-
-    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        widened_products<ROWS>(reinterpret_cast<const float *>(x), panel, sums);
-    }
-
-    // Steps of a panel that were widened, added to the sums or the first of them.
-    template <int ROWS> static NOINLINE void run_part(const char *x, const Panel &part, Sum *sums, bool adds) {
-        widened_part<true, ROWS>(reinterpret_cast<const float *>(x), part, adds, sums);
-    }
-#else
-    static constexpr const char *PATH = nullptr;
-#endif
 };
+#elif defined(__AVX2__)
+template <> struct MicroKernel<Bf16Format> : WidenedMicroKernel<Bf16Format> {};
+#else
+template <> struct MicroKernel<Bf16Format> {
+    using Sum = float;
+    static constexpr const char *PATH = nullptr;
+};
+#endif
 
+#if defined(__AVX512VNNI__)
 template <> struct MicroKernel<Int8Format> {
     using Sum = int32_t;
-#if defined(__AVX512VNNI__)
     static constexpr const char *PATH = "avx512vnni";
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
         avx512_microkernel<Int8Format, VnniLanes, ROWS>(x, panel, sums);
     }
+};
 #elif defined(__AVX2__)
-    static constexpr const char *PATH = "avx2";
-
-    // Sixteen outputs of one row: bytes are widened, since the pairwise byte product of AVX2 saturates.
-    template <int ROWS> static void half_of_row(const char *x, const Panel &panel, int half, Sum *sums) {
-        __m256i sum[4] = {};
-        for (int64_t step = 0; step < panel.steps; step++) {
-            int32_t four;
-            std::memcpy(&four, x + 4 * step * ROWS, sizeof four);
-            const __m256i inputs = _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
-            const char *weights = panel.weights + step * Int8Format::STEP_BYTES + 64 * half;
-            for (int i = 0; i < 4; i++) {
-                const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 16 * i));
-                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(inputs, _mm256_cvtepi8_epi16(bytes)));
-            }
-        }
-        for (int i = 0; i < 4; i++) {
-            int32_t pairs[8];
-            std::memcpy(pairs, &sum[i], sizeof pairs);
-            for (int o = 16 * half + 4 * i, p = 0; p < 8; o++, p += 2)
-                sums[o] = panel.compensation[o] + pairs[p] + pairs[p + 1];
-        }
-    }
-
-    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        for (int r = 0; r < ROWS; r++, x += 4, sums += PANEL)
-            for (int half = 0; half < 2; half++) half_of_row<ROWS>(x, panel, half, sums);
-    }
+template <> struct MicroKernel<Int8Format> : WidenedMicroKernel<Int8Format> {};
 #else
+template <> struct MicroKernel<Int8Format> {
+    using Sum = int32_t;
     static constexpr const char *PATH = "baseline";
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
@@ -159,11 +131,14 @@ template <> struct MicroKernel<Int8Format> {
             std::memcpy(sums, sum, sizeof sum);
         }
     }
-#endif
 };
+#endif
 
 #endif // AMX
 
+#if defined(HAVE_INT4_PRODUCTS)
+template <> struct MicroKernel<Int4Format> : Int4MicroKernel {};
+#else
 // Few rows are multiplied without expanding the panel, where that is faster: up to FEW_ROWS.
 template <> struct MicroKernel<Int4Format> {
     using Sum = int32_t;
@@ -230,5 +205,19 @@ template <> struct MicroKernel<Int4Format> {
     static void run_few(const char *, int64_t, const Panel &, Sum *) {}
 #endif
 };
+#endif
+
+// What a format is expanded to where it is multiplied: nothing else, where it has a micro-kernel for any number of rows.
+#if defined(HAVE_INT4_PRODUCTS)
+template <typename Format> using Multiplied = Format;
+#else
+template <typename Format> using Multiplied = typename Format::Multiplied;
+#endif
+
+// Whether a format's micro-kernel takes rows in another form than they are prepared in.
+template <typename Format> constexpr auto takes_other_rows(int) -> decltype(MicroKernel<Format>::TAKES_OTHER_ROWS) {
+    return MicroKernel<Format>::TAKES_OTHER_ROWS;
+}
+template <typename Format> constexpr bool takes_other_rows(long) { return false; }
 
 } // namespace

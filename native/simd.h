@@ -22,6 +22,7 @@ typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
 typedef int32_t vint __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vhalves __attribute__((vector_size(4 * LANES)));
+typedef int16_t vshort __attribute__((vector_size(4 * LANES)));
 
 struct bf16 {
     uint16_t bits;
@@ -58,6 +59,7 @@ inline vuint load(const uint32_t *p) {
 }
 inline vint load(const int32_t *p) { return (vint)load(reinterpret_cast<const uint32_t *>(p)); }
 inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
+inline void store(int32_t *p, vint v) { std::memcpy(p, &v, sizeof v); }
 inline vfloat to_float(vfloat v) { return v; }
 inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
@@ -124,6 +126,26 @@ inline void store_narrow(bf16 *p, vfloat v) {
     const halves narrowed = __builtin_convertvector(number ? rounded : vuint{} + 0x7fc0, halves);
 #endif
     std::memcpy(p, &narrowed, sizeof narrowed);
+}
+
+#if defined(__AVX512BW__)
+// Of each lane the products of its two numbers of 16 bits, summed; of each two neighbouring bytes, unsigned of `a` and signed
+// of `b`, the same in 16 bits.
+inline vint pair_products(vint a, vint b) { return (vint)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
+inline vshort byte_products(vint a, vint b) { return (vshort)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__)
+inline vint pair_products(vint a, vint b) { return (vint)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+inline vshort byte_products(vint a, vint b) { return (vshort)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+#endif
+
+// Has the compiler make a sum before it goes on to the next: left to itself it makes all products first, and the registers
+// do not hold them.
+template <typename V> inline void settle(V &sum) {
+#if defined(__AVX512F__)
+    asm volatile("" : "+v"(sum));
+#elif defined(__AVX2__)
+    asm volatile("" : "+x"(sum));
+#endif
 }
 
 // A bit for each lane of a comparison's result that holds.

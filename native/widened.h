@@ -1,72 +1,104 @@
-// Products of bfloat16 weights in float32, for processors that multiply no bfloat16 or do so more slowly: weights are widened in registers by a
-// shift and a mask, two operations for a vector of pairs, which all rows of a tile share; rows are widened once for all
-// panels. Products of two bfloat16 numbers are exact in float32, so only sums round.
+// Products of weights that are widened in registers, for processors that multiply their format not at all or more slowly:
+// bfloat16 to float32, by a shift and a mask, whose products are exact, so that only sums round; bytes to 16 bits, whose
+// products are summed exactly. What widening takes is shared by all rows of a tile, and rows are widened once for all panels.
 #pragma once
 #include "format.h"
 #include "team.h"
 
 namespace {
 
-// Whether a format's micro-kernel takes rows of bfloat16 as float32.
-template <typename Format> constexpr bool WIDENS_ROWS = false;
+// How the words of a format are widened, where they are: each to a `Vector`'s number of their lower half and of their
+// upper one. A word is what a step has of one row or one output, and `Number` what products are summed in.
+template <typename Format> struct Widening {
+    static constexpr bool IS_USED = false;
+};
 
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
-#define HAVE_WIDENED
-template <> inline constexpr bool WIDENS_ROWS<Bf16Format> = true;
+template <> struct Widening<Bf16Format> {
+    static constexpr bool IS_USED = true;
+    using Number = float;
+    using Vector = vfloat;
 
-// A vector of pairs: the lower of each, and the upper.
-inline vfloat lower_of(vuint pairs) { return (vfloat)(pairs << 16); }
-inline vfloat upper_of(vuint pairs) { return (vfloat)(pairs & 0xffff0000u); }
+    static Vector lower(vuint words) { return (vfloat)(words << 16); }
+    static Vector upper(vuint words) { return (vfloat)(words & 0xffff0000u); }
+    static Vector add(Vector sum, Vector weights, Number input) { return sum + weights * input; }
+    static Vector start(const Panel &, int) { return Vector{}; }
+    static void widen(uint32_t word, uint32_t *to) { to[0] = word << 16, to[1] = word & 0xffff0000u; }
+};
+#endif
 
-// So many steps are summed by themselves, which keeps sums small and so more exact. Widened they leave room in the nearest
-// cache for what a tile needs of its rows.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// The first and third byte of a word are a pair, and the second and fourth, so that it takes no more than shifts.
+template <> struct Widening<Int8Format> {
+    static constexpr bool IS_USED = true;
+    using Number = int32_t;
+    using Vector = vint;
+
+    static Vector lower(vuint words) { return (vint)(((vshort)words << 8) >> 8); }
+    static Vector upper(vuint words) { return (vint)((vshort)words >> 8); }
+    static Vector add(Vector sum, Vector weights, Number input) {
+        sum += pair_products(weights, vint{} + input);
+        settle(sum);
+        return sum;
+    }
+    static Vector start(const Panel &panel, int output) { return load(panel.compensation + output); }
+    static void widen(uint32_t word, uint32_t *to) { to[0] = word & 0x00ff00ffu, to[1] = word >> 8 & 0x00ff00ffu; }
+};
+#endif
+
+// So many steps are summed by themselves, which keeps float sums small and so more exact. Widened they leave room in the
+// nearest cache for what a tile needs of its rows.
 constexpr int64_t WIDENED_STEPS = 64;
 
-// A part of a panel, widened: of each step the first weight of every output, then the second.
-inline void widen_part(const char *weights, int64_t steps, float *out) {
-    for (int64_t step = 0; step < steps; step++, weights += Bf16Format::STEP_BYTES, out += 2 * PANEL)
+// A part of a panel, widened: of each step the lower half of every output's weights, then the upper.
+template <typename Format> void widen_part(const char *weights, int64_t steps, typename Widening<Format>::Number *out) {
+    for (int64_t step = 0; step < steps; step++, weights += Format::STEP_BYTES, out += 2 * PANEL)
         for (int o = 0; o < PANEL; o += LANES) {
-            vuint pairs;
-            std::memcpy(&pairs, weights + 4 * o, sizeof pairs);
-            store(out + o, lower_of(pairs));
-            store(out + PANEL + o, upper_of(pairs));
+            vuint words;
+            std::memcpy(&words, weights + 4 * o, sizeof words);
+            const auto lower = Widening<Format>::lower(words), upper = Widening<Format>::upper(words);
+            std::memcpy(out + o, &lower, sizeof lower), std::memcpy(out + PANEL + o, &upper, sizeof upper);
         }
 }
 
-// The first or second weight of some outputs in a step, of weights as they are packed or widened before.
-template <bool WIDENED> inline vfloat step_weights(const char *weights, int64_t step, int half, int output) {
-    if constexpr (WIDENED) return load(reinterpret_cast<const float *>(weights) + (2 * step + half) * PANEL + output);
-    vuint pairs;
-    std::memcpy(&pairs, weights + step * Bf16Format::STEP_BYTES + 4 * output, sizeof pairs);
-    return half ? upper_of(pairs) : lower_of(pairs);
+// Half of the weights of some outputs in a step, of weights as they are packed or widened before.
+template <typename Format, bool WIDENED>
+inline typename Widening<Format>::Vector step_weights(const char *weights, int64_t step, int half, int output) {
+    using Number = typename Widening<Format>::Number;
+    if constexpr (WIDENED) return load(reinterpret_cast<const Number *>(weights) + (2 * step + half) * PANEL + output);
+    vuint words;
+    std::memcpy(&words, weights + step * Format::STEP_BYTES + 4 * output, sizeof words);
+    return half ? Widening<Format>::upper(words) : Widening<Format>::lower(words);
 }
 
 // Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of a panel from output number OUTPUT on: begins the
-// sums with the products of a part's steps, or adds those. x holds both inputs of a step for each row, then the next
+// sums with the products of a part's steps, or adds those. x holds both halves of a step for each row, then the next
 // step's.
-template <bool WIDENED, int ROWS, int FIRST, int COUNT, int OUTPUT, int VECTORS>
-inline __attribute__((always_inline)) void add_widened(const float *x, const Panel &part, bool adds, float *sums) {
-    vfloat sum[COUNT][VECTORS] = {};
-    const bool streams = part.prefetch_stride == Bf16Format::STEP_BYTES;
+template <typename Format, bool WIDENED, int ROWS, int FIRST, int COUNT, int OUTPUT, int VECTORS>
+inline __attribute__((always_inline)) void add_widened(const typename Widening<Format>::Number *x, const Panel &part,
+                                                       bool adds, typename Widening<Format>::Number *sums) {
+    using How = Widening<Format>;
+    typename How::Vector sum[COUNT][VECTORS] = {};
+    const bool streams = part.prefetch_stride == Format::STEP_BYTES;
     for (int64_t step = 0; step < part.steps; step++) {
-        const float *inputs = x + step * 2 * ROWS + 2 * FIRST;
+        const auto *inputs = x + step * 2 * ROWS + 2 * FIRST;
         if (streams) {
             for (int i = 0; i < VECTORS * LANES; i += 16)
-                __builtin_prefetch(part.prefetch_from + step * Bf16Format::STEP_BYTES + 4 * (OUTPUT + i));
+                __builtin_prefetch(part.prefetch_from + step * Format::STEP_BYTES + 4 * (OUTPUT + i));
         } else if (OUTPUT == 0 && FIRST == 0) {
             __builtin_prefetch(part.prefetch_from + step * part.prefetch_stride, 0, 2);
         }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            vfloat weights[VECTORS];
+            typename How::Vector weights[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++)
-                weights[v] = step_weights<WIDENED>(part.weights, step, half, OUTPUT + v * LANES);
+                weights[v] = step_weights<Format, WIDENED>(part.weights, step, half, OUTPUT + v * LANES);
 #pragma GCC unroll 12
             for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; v++) sum[r][v] += weights[v] * inputs[2 * r + half];
-            // Pairs are read again, since sixteen registers do not hold them meanwhile.
+                for (int v = 0; v < VECTORS; v++) sum[r][v] = How::add(sum[r][v], weights[v], inputs[2 * r + half]);
+            // Words are read again, since sixteen registers do not hold them meanwhile.
             if (LANES == 8) asm volatile("" ::: "memory");
         }
     }
@@ -74,35 +106,57 @@ inline __attribute__((always_inline)) void add_widened(const float *x, const Pan
     for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            float *to = sums + (FIRST + r) * PANEL + OUTPUT + v * LANES;
-            store(to, adds ? load(to) + sum[r][v] : sum[r][v]);
+            auto *to = sums + (FIRST + r) * PANEL + OUTPUT + v * LANES;
+            store(to, sum[r][v] + (adds ? load(to) : How::start(part, OUTPUT + v * LANES)));
         }
 }
 
 // A part's steps for a whole tile, in blocks whose sums leave registers for weights and a row's input: 24 of 32, or 12 of
 // 16; fewer would wait for each other.
-template <bool WIDENED, int ROWS, int FIRST = 0, int OUTPUT = 0>
-inline void widened_part(const float *x, const Panel &part, bool adds, float *sums) {
+template <typename Format, bool WIDENED, int ROWS, int FIRST = 0, int OUTPUT = 0>
+inline void widened_part(const typename Widening<Format>::Number *x, const Panel &part, bool adds,
+                         typename Widening<Format>::Number *sums) {
     constexpr int MOST = LANES == 16 ? 12 : 6, LEFT = ROWS - FIRST;
     constexpr int COUNT = LEFT <= MOST ? LEFT : LEFT < 2 * MOST ? (LEFT + 1) / 2 : MOST;
     constexpr int VECTORS = LANES == 16 || COUNT > 3 ? 2 : 4;
-    add_widened<WIDENED, ROWS, FIRST, COUNT, OUTPUT, VECTORS>(x, part, adds, sums);
+    add_widened<Format, WIDENED, ROWS, FIRST, COUNT, OUTPUT, VECTORS>(x, part, adds, sums);
     if constexpr (OUTPUT + VECTORS * LANES < PANEL)
-        widened_part<WIDENED, ROWS, FIRST, OUTPUT + VECTORS * LANES>(x, part, adds, sums);
+        widened_part<Format, WIDENED, ROWS, FIRST, OUTPUT + VECTORS * LANES>(x, part, adds, sums);
     else if constexpr (FIRST + COUNT < ROWS)
-        widened_part<WIDENED, ROWS, FIRST + COUNT>(x, part, adds, sums);
+        widened_part<Format, WIDENED, ROWS, FIRST + COUNT>(x, part, adds, sums);
 }
 
-// All steps of a panel for a tile.
-template <int ROWS> inline void widened_products(const float *x, const Panel &panel, float *sums) {
-    for (int64_t from = 0; from < panel.steps; from += WIDENED_STEPS) {
-        Panel part = panel;
-        part.weights += from * Bf16Format::STEP_BYTES;
-        part.prefetch_from += from * panel.prefetch_stride;
-        part.steps = panel.steps - from < WIDENED_STEPS ? panel.steps - from : WIDENED_STEPS;
-        widened_part<false, ROWS>(x + from * 2 * ROWS, part, from > 0, sums);
+// The micro-kernel of such a format.
+template <typename Format> struct WidenedMicroKernel {
+    using Sum = typename Widening<Format>::Number;
+    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
+    static constexpr bool TAKES_OTHER_ROWS = true;
+
+    // Words of a row of so many, widened.
+    static int64_t row_words(int64_t steps) { return 2 * steps; }
+
+    // Widens the rows of a tile.
+    static void take_rows(const uint32_t *from, int64_t rows, int64_t steps, uint32_t *to) {
+        for (int64_t i = 0; i < rows * steps; i++) Widening<Format>::widen(from[i], to + 2 * i);
     }
-}
-#endif
+
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
+        for (int64_t from = 0; from < panel.steps; from += WIDENED_STEPS) {
+            Panel part = panel;
+            part.weights += from * Format::STEP_BYTES;
+            part.prefetch_from += from * panel.prefetch_stride;
+            part.steps = panel.steps - from < WIDENED_STEPS ? panel.steps - from : WIDENED_STEPS;
+            widened_part<Format, false, ROWS>(numbers(x) + from * 2 * ROWS, part, from > 0, sums);
+        }
+    }
+
+    // Steps of a panel that were widened, added to the sums or the first of them.
+    template <int ROWS> static NOINLINE void run_part(const char *x, const Panel &part, Sum *sums, bool adds) {
+        widened_part<Format, true, ROWS>(numbers(x), part, adds, sums);
+    }
+
+  private:
+    static const Sum *numbers(const char *x) { return reinterpret_cast<const Sum *>(x); }
+};
 
 } // namespace

@@ -1,0 +1,124 @@
+// Products with weights of 4 bits as they are, for processors with AVX2 or AVX-512 but without VNNI. Of each group
+//   sum of (factor * number - offset) * x = factor * (sum of number * x) - offset * (sum of x)
+// Numbers are at most 15 and x at most 255, so that the products of two inputs fit 16 bits, and those of four steps too: one
+// instruction multiplies four bytes in each lane, where weights of 8 bits have to be widened first. The sums are the same
+// integers that expanded weights give.
+#pragma once
+#include "format.h"
+
+namespace {
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define HAVE_INT4_PRODUCTS
+
+// The factors or offsets of a vector of outputs, of a byte each.
+inline vint int4_grids(const char *bytes) {
+#if defined(__AVX512F__)
+    return (vint)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+#else
+    return (vint)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
+#endif
+}
+
+// Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of each step from number VECTOR on: the lower halves
+// of their bytes are outputs VECTOR * LANES and so on, the upper ones those 16 outputs further.
+template <int ROWS, int FIRST, int COUNT, int VECTOR, int VECTORS>
+inline __attribute__((always_inline)) void add_int4(const int32_t *x, const Panel &panel, int32_t *sums) {
+    constexpr int64_t AT_ONCE = 4;  // steps whose products fit 16 bits
+    constexpr int64_t LINES = INT4_BLOCK_BYTES / INT4_GROUPS / 64;
+    const auto output = [](int i) { return i % 2 * 16 + (VECTOR + i / 2) * LANES; };
+    vint total[COUNT][2 * VECTORS];
+    for (int r = 0; r < COUNT; r++)
+        for (int i = 0; i < 2 * VECTORS; i++) total[r][i] = load(panel.compensation + output(i));
+    const char *block = panel.weights;
+    for (int64_t step = 0; step < panel.steps; step += INT4_GROUP_STEPS, x += ROWS) {
+        const int64_t group = step / INT4_GROUP_STEPS % INT4_GROUPS;
+        const char *numbers = block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES + VECTOR * 4 * LANES;
+        const char *grids = block + INT4_NUMBERS + group * INT4_GRID_BYTES;
+        if (VECTOR == 0 && FIRST == 0)
+            for (int64_t line = 0; line < LINES; line++)
+                __builtin_prefetch(panel.prefetch_from + (step * panel.prefetch_stride) + 64 * line);
+        for (int64_t part = 0; part < INT4_GROUP_STEPS; part += AT_ONCE) {
+            vshort sum[COUNT][2 * VECTORS];
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < AT_ONCE; i++, numbers += INT4_STEP_BYTES, x += ROWS) {
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++) {
+                    vuint both;
+                    std::memcpy(&both, numbers + v * 4 * LANES, sizeof both);
+                    const vint low = (vint)(both & 0x0f0f0f0fu), high = (vint)(both >> 4 & 0x0f0f0f0fu);
+#pragma GCC unroll 12
+                    for (int r = 0; r < COUNT; r++) {
+                        const vint inputs = vint{} + x[FIRST + r];
+                        const vshort lower = byte_products(inputs, low), upper = byte_products(inputs, high);
+                        sum[r][2 * v] = i ? sum[r][2 * v] + lower : lower;
+                        sum[r][2 * v + 1] = i ? sum[r][2 * v + 1] + upper : upper;
+                        settle(sum[r][2 * v]), settle(sum[r][2 * v + 1]);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 2 * VECTORS; i++) {
+                const vint factor = int4_grids(grids + output(i)), factors = factor | factor << 16;
+#pragma GCC unroll 12
+                for (int r = 0; r < COUNT; r++) total[r][i] += pair_products((vint)sum[r][i], factors);
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * VECTORS; i++) {
+            const vint offset = int4_grids(grids + PANEL + output(i));
+#pragma GCC unroll 12
+            for (int r = 0; r < COUNT; r++) total[r][i] -= pair_products(vint{} + x[FIRST + r], offset);
+        }
+        if (group == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < COUNT; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * VECTORS; i++) store(sums + (FIRST + r) * PANEL + output(i), total[r][i]);
+}
+
+// A panel for a whole tile, in blocks whose sums leave registers for numbers and a row's input.
+template <int ROWS, int FIRST = 0, int VECTOR = 0>
+inline void int4_tile(const int32_t *x, const Panel &panel, int32_t *sums) {
+    constexpr int MOST = LANES == 16 ? 12 : 6, ALL = 16 / LANES, LEFT = ROWS - FIRST;
+    constexpr int COUNT = LEFT <= MOST ? LEFT : LEFT < 2 * MOST ? (LEFT + 1) / 2 : MOST;
+    constexpr int VECTORS = COUNT > 2 ? 1 : ALL;
+    add_int4<ROWS, FIRST, COUNT, VECTOR, VECTORS>(x, panel, sums);
+    if constexpr (VECTOR + VECTORS < ALL)
+        int4_tile<ROWS, FIRST, VECTOR + VECTORS>(x, panel, sums);
+    else if constexpr (FIRST + COUNT < ROWS)
+        int4_tile<ROWS, FIRST + COUNT>(x, panel, sums);
+}
+
+struct Int4MicroKernel {
+    using Sum = int32_t;
+    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
+    static constexpr bool TAKES_OTHER_ROWS = true;
+
+    // Whole groups, each with the sum of its inputs behind it.
+    static int64_t row_words(int64_t steps) {
+        return (steps + INT4_GROUP_STEPS - 1) / INT4_GROUP_STEPS * (INT4_GROUP_STEPS + 1);
+    }
+    static void take_rows(const uint32_t *from, int64_t rows, int64_t steps, uint32_t *to) {
+        for (int64_t step = 0; step < steps; step += INT4_GROUP_STEPS) {
+            const int64_t left = steps - step, count = left < INT4_GROUP_STEPS ? left : INT4_GROUP_STEPS;
+            std::memcpy(to, from, 4 * count * rows);
+            std::memset(to + count * rows, 0, 4 * (INT4_GROUP_STEPS + 1 - count) * rows);
+            uint32_t *sums = to + INT4_GROUP_STEPS * rows;
+            for (int64_t i = 0; i < count; i++, from += rows)
+                for (int64_t r = 0; r < rows; r++) {
+                    const uint32_t pairs = (from[r] & 0x00ff00ffu) + (from[r] >> 8 & 0x00ff00ffu);
+                    sums[r] += (pairs & 0xffff) + (pairs >> 16);
+                }
+            to = sums + rows;
+        }
+    }
+
+    template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
+        int4_tile<ROWS>(reinterpret_cast<const int32_t *>(x), panel, sums);
+    }
+};
+#endif
+
+} // namespace
