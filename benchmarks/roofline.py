@@ -1,11 +1,11 @@
 """The fewest seconds that this machine allows a model and a workload: python benchmarks/roofline.py MODEL WORKLOAD
 
 Measures what memory gives where as much is read as the model's weights are, and how fast products of the model's own
-shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's; int8 and int4: our own), then
-walks the workload's steps, as the real scheduler makes them, at those rates: a step takes at least the time to read
-each weight once or to multiply it with all tokens, whichever is longer, and the time to read the KV cache. Of experts
-it reads as many as tokens that choose at random would need, and multiplies with those that were chosen. Nothing else
-counts.
+shapes run on weights that lie in the cache (bfloat16: the best of our own and oneDNN's, in bfloat16 and on float32
+copies; int8 and int4: our own), then walks the workload's steps, as the real scheduler makes them, at those rates: a
+step takes at least the time to read each weight once or to multiply it with all tokens, whichever is longer, and the
+time to read the KV cache. Of experts it reads as many as tokens that choose at random would need, and multiplies with
+those that were chosen. Nothing else counts.
 `--measured TOK_S` prints the share of the limit that a rate reaches; benchmarks/offline.py, compare.py and serving.py
 (`--roofline MODEL`) do so for their own.
 """
@@ -90,7 +90,9 @@ class Machine:
         # As much as a step reads: a large cache holds a part of it from one step to the next.
         self.step_bytes = round(self.weight_bytes * sum(each.read(1) for each in (*layers, head)))
         self.bandwidth = measure_bandwidth(self.step_bytes)
-        self.rates = {each.shape: measure_product(each.shape, quantization) for each in (*layers, head)}
+        products = {each.shape: measure_product(each.shape, quantization) for each in (*layers, head)}
+        self.rates = {shape: rate for shape, (_, rate) in products.items()}
+        self.fastest = {shape: name for shape, (name, _) in products.items()}
 
     def limit(self, workload: str) -> dict[str, Any]:
         """Return the fewest seconds of a workload and the rate they make, beside what was measured."""
@@ -101,6 +103,7 @@ class Machine:
             "memory_gb_s": round(self.bandwidth / 1e9, 1),
             "memory_read_mb": round(self.step_bytes / 1e6),
             "products_gop_s": {f"{n}x{k}": round(rate / 1e9) for (n, k), rate in sorted(self.rates.items())},
+            "products_by": {f"{n}x{k}": name for (n, k), name in sorted(self.fastest.items())},
             "fewest_seconds": round(seconds, 2),
             "limit_tok_s": round(sum(length for _, length in jobs) / seconds, 1),
         }
@@ -144,17 +147,24 @@ def measure_bandwidth(size: int) -> float:
     return size / _median(values.sum, 7)
 
 
-def measure_product(shape: Shape, quantization: Quantization) -> float:
-    """Operations a second of the faster implementation, weights warm."""
+def measure_product(shape: Shape, quantization: Quantization) -> tuple[str, float]:
+    """The fastest implementation, weights warm, and its operations a second."""
     outs, ins = shape
     weight, x = torch.randn(outs, ins).bfloat16(), torch.randn(ROWS, ins).bfloat16()
     ours = select_ops("auto", torch.device("cpu"), torch.bfloat16, 64, quantization).linear(weight, None)
-    seconds = _median(lambda: ours(x), 9)
+    ways: dict[str, Callable[[], object]] = {"ours": lambda: ours(x)}
     if quantization == "none":
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        theirs = torch.ops.mkldnn._linear_pointwise
-        seconds = min(seconds, _median(lambda: theirs(x, packed, None, "none", [], ""), 9))
-    return 2 * ROWS * outs * ins / seconds
+        ways["oneDNN, float32"] = _by_onednn(weight.float(), x.float())
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            ways["oneDNN, bfloat16"] = _by_onednn(weight, x)
+    seconds = {name: _median(work, 9) for name, work in ways.items()}
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest, 2 * ROWS * outs * ins / seconds[fastest]
+
+
+def _by_onednn(weight: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+    return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float:
