@@ -87,6 +87,8 @@ MODEL = {
 USER_WEIGHT = 0.05
 BATCH_TOKENS = 4096
 POOL = 256
+# A processor that multiplies no bfloat16 takes many times as long with it.
+HAS_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @dataclass
@@ -185,7 +187,7 @@ class Muon(torch.optim.Optimizer):
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = (wide / (wide.norm() + 1e-7)).bfloat16().contiguous()
+    x = (wide / (wide.norm() + 1e-7)).to(torch.bfloat16 if HAS_BFLOAT16 else torch.float32).contiguous()
     for _ in range(5):
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
@@ -265,7 +267,7 @@ class Checkpoints:
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
         logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits
     losses = functional.cross_entropy(logits.float().flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
     weights = batch.weights[:, 1:].flatten()
