@@ -6,7 +6,8 @@
 //   BLOCK_INPUTS, BLOCK_BYTES     a panel is a whole number of blocks: inputs and bytes of one
 //   SCALED                whether each output has a scale, and so has each row, which is then rounded to bytes
 //   COMPENSATED           whether sums start from `compensation`, for the zero point of 128 that rows have
-//   Multiplied            the format that its panels are expanded to where many rows are multiplied, or itself
+//   Multiplied            the format that its panels are expanded to where many rows are multiplied, or itself; not where
+//                         its own micro-kernel takes any number of rows
 //   pack, unpack          one output's weights, to and from place `i` of a panel
 #pragma once
 #include "int4.h"
