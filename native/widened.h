@@ -7,15 +7,12 @@
 
 namespace {
 
-// How the words of a format are widened, where they are: each to a `Vector`'s number of their lower half and of their
-// upper one. A word is what a step has of one row or one output, and `Number` what products are summed in.
-template <typename Format> struct Widening {
-    static constexpr bool IS_USED = false;
-};
+// How a format is widened, for those that are. A step has one word of each row and each output; `lower` and `upper` make a
+// vector of each half of some outputs' words, `widen` the same of a row's word, and `Number` is what products are summed in.
+template <typename Format> struct Widening;
 
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 template <> struct Widening<Bf16Format> {
-    static constexpr bool IS_USED = true;
     using Number = float;
     using Vector = vfloat;
 
@@ -30,7 +27,6 @@ template <> struct Widening<Bf16Format> {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 // The first and third byte of a word are a pair, and the second and fourth, so that it takes no more than shifts.
 template <> struct Widening<Int8Format> {
-    static constexpr bool IS_USED = true;
     using Number = int32_t;
     using Vector = vint;
 

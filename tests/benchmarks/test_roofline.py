@@ -7,6 +7,7 @@ import pytest
 from safetensors import safe_open
 from support.model_factory import model_folder
 
+from chairlift.ops.base import Quantization
 from chairlift.runners.decoder.config import read_config
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -40,3 +41,10 @@ def test_a_token_reads_the_experts_that_it_chose_and_many_read_all() -> None:
     assert weights.read(10_000) == pytest.approx(3 * 200 * 8)
     assert roofline.Weights((10, 20), layers=3).read(1) == 600
     assert weights.read(0) == 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_products_are_measured_on_any_processor(quantization: Quantization) -> None:
+    fastest, rate = roofline.measure_product((64, 96), quantization)
+    assert fastest == "ours" or (quantization == "none" and fastest.startswith("oneDNN"))
+    assert rate > 0
