@@ -1,13 +1,20 @@
 """Decodes as recorded give what they give as they are, whatever they are padded with."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from support.decoder_harness import Harness, make_request, make_runner, prompts, requests
+from support.foreign_factory import FOREIGN, foreign_folder
 from support.model_factory import model_folder
+from torch import Tensor
 
+from chairlift.ops.base import Forward, Inputs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.recorded_steps import RecordedSteps, Run, _padded
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.decoder.transformers_model import TransformersModel
 
 
 def recording_runner(variant: str) -> tuple[DecoderRunner, list[Run]]:
@@ -22,6 +29,66 @@ def recording_runner(variant: str) -> tuple[DecoderRunner, list[Run]]:
     assert isinstance(model, Decoder)
     model.recorded = RecordedSteps(model._forward, runner.info.block_size, 400, record)
     return runner, recorded
+
+
+def foreign_runner(name: str, device: str = "cpu", dtype: str = "float32") -> tuple[DecoderRunner, TransformersModel]:
+    folder = foreign_folder(FOREIGN[name][0], name)
+    settings = {"device": device, "dtype": dtype, "max_model_len": 400}
+    runner = make_runner(folder, implementation="transformers", **settings)
+    assert isinstance(runner.model, TransformersModel)
+    return runner, runner.model
+
+
+def record_foreign(
+    runner: DecoderRunner, model: TransformersModel, forward: Forward, record: Callable[[Run], Run]
+) -> None:
+    size = runner.info.block_size
+    with torch.inference_mode():
+        model.record(RecordedSteps(forward, size, 400, record), runner.info.num_blocks, size, 400)
+
+
+@pytest.mark.parametrize("name", ["opt", "phimoe", "cohere2"])
+def test_tokens_of_models_through_transformers_are_the_same(name: str) -> None:
+    (runner, model), (plain, _) = foreign_runner(name), foreign_runner(name)
+    recorded: list[Run] = []
+
+    def record(compute: Run) -> Run:
+        recorded.append(compute)
+        return compute
+
+    record_foreign(runner, model, model._forward, record)
+    # The shape that it was tried with.
+    assert len(recorded) == 1
+    assert Harness(runner).generate(requests(), 30) == Harness(plain).generate(requests(), 30)
+    assert len(recorded) == 2
+
+
+def test_a_model_that_waits_for_the_gpu_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    runner, model = foreign_runner("opt")
+
+    def record(compute: Run) -> Run:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    record_foreign(runner, model, model._forward, record)
+    assert model.recorded is None
+    assert "not recorded as CUDA graphs, which makes them slow: called a synchronizing" in caplog.text
+    assert Harness(runner).generate([requests()[0]], 4)
+
+
+def test_a_model_whose_recording_gives_something_else_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """As one does that has looked at where its tokens are when it was recorded."""
+    runner, model = foreign_runner("opt")
+    places: list[Tensor] = []
+
+    def forward(inputs: Inputs) -> Tensor:
+        if inputs.attention.max_query_len == 1:
+            places[:] = places or [inputs.attention.positions.clone()]
+            inputs = replace(inputs, attention=replace(inputs.attention, positions=places[0]))
+        return model._forward(inputs)
+
+    record_foreign(runner, model, forward, lambda compute: compute)
+    assert model.recorded is None
+    assert "a recorded step gives something else" in caplog.text
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "gpt2"])
@@ -73,5 +140,16 @@ def test_steps_are_recorded_on_cuda() -> None:
     harness = Harness(runner)
     found = harness.generate(requests(), 30)
     assert [step.run is not None for step in model.recorded._steps.values()] == [True]
+    model.recorded = None
+    assert harness.generate(requests(), 30) == found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", ["opt", "cohere2", "starcoder2"])
+def test_models_through_transformers_are_recorded_on_cuda(name: str) -> None:
+    runner, model = foreign_runner(name, "cuda", "bfloat16")
+    assert model.recorded is not None
+    harness = Harness(runner)
+    found = harness.generate(requests(), 30)
     model.recorded = None
     assert harness.generate(requests(), 30) == found

@@ -43,9 +43,16 @@ class RecordedSteps:
         self._longest = -(-max_model_len // block_size) * block_size
         self._record = record or _Recorder()
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
+        # What steps give, by the power of two up to which they have sequences. Logits of all shapes would be gigabytes.
+        self._given: dict[int, Tensor] = {}
+
+    @property
+    def has_recordings(self) -> bool:
+        """Whether any shape has been recorded."""
+        return any(step.run is not None for step in self._steps.values())
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Return hidden states [R, H], which are there until the next call."""
+        """Return hidden states [R, H], or what else it gives for rows, which are there until the next call."""
         batch, count = inputs.attention, len(inputs.token_ids)
         if batch.max_query_len != 1 or len(inputs.logit_rows) != count:
             return self._forward(inputs)
@@ -61,7 +68,7 @@ class RecordedSteps:
 
     def _compute(self, step: _Step) -> Tensor:
         def compute() -> None:
-            step.hidden = self._forward(step.inputs)
+            step.hidden = self._kept(self._forward(step.inputs))
 
         if step.hidden is None:
             # What libraries set up for a shape is not to become a part of the recording.
@@ -72,6 +79,13 @@ class RecordedSteps:
             step.run()
         assert step.hidden is not None
         return step.hidden
+
+    def _kept(self, found: Tensor) -> Tensor:
+        """Its copy where steps of like numbers of sequences all leave theirs."""
+        count, room = len(found), _power(len(found))
+        if room not in self._given:
+            self._given[room] = found.new_empty(room, *found.shape[1:])
+        return self._given[room][:count].copy_(found)
 
     def _room(self, count: int, context: int, device: torch.device) -> Inputs:
         """Inputs of so many sequences."""
@@ -126,6 +140,14 @@ class _Recorder:
         self._pool: Any = None
 
     def __call__(self, compute: Run) -> Run:
+        """Raises RuntimeError for what waits for the GPU."""
+        # It would not be recorded either, but PyTorch is not itself again after a recording that broke off.
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            compute()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()

@@ -22,6 +22,7 @@ from chairlift.folders.tensor_files import count_numbers
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
+from chairlift.runners.decoder.recorded_steps import RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
 from chairlift.runners.decoder.transformers_layers import shorten
@@ -72,6 +73,8 @@ class TransformersModel:
         self._takes_rows = "logits_to_keep" in parameters
         self._cache_name = next((each for each in _CACHE_NAMES if each in parameters), _CACHE_NAMES[-1])
         self._stateful: StatefulLayers | None = None
+        # On CUDA, where nothing waits for what it computes.
+        self.recorded: RecordedSteps | None = None
         before = self._note_layers()
         packed = put_in(self._model, ops)
         self.weight_bytes = packed + sum(each.nbytes for each in self._model.parameters())
@@ -115,9 +118,31 @@ class TransformersModel:
         self._attention.allocate(num_blocks, block_size, self.cache_dtype, self.device)
         with _told(), _quiet():
             self._check(num_blocks, block_size, max_model_len)
+        if self.device.type == "cuda" and self._stateful is None:
+            steps = RecordedSteps(self._forward, block_size, max_model_len)
+            self.record(steps, num_blocks, block_size, max_model_len)
+
+    def record(self, steps: RecordedSteps, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        """Leave decodes to `steps`, if they give the same: as they are, recorded, and done again for other texts."""
+        self.recorded, problem = steps, ""
+        try:
+            with _quiet():
+                same = all(self._same_in_parts(num_blocks, block_size, max_model_len, seed) for seed in range(3))
+            if not same:
+                problem = "a recorded step gives something else"
+            elif not steps.has_recordings:
+                problem = "the cache is too small to try it"
+        except RuntimeError as error:
+            problem = _first_line(error)
+        if problem:
+            self.recorded = None
+            log.warning("its decodes are not recorded as CUDA graphs, which makes them slow: %s", problem)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the logits [R, V] of `inputs.logit_rows`."""
+        return self._forward(inputs) if self.recorded is None else self.recorded.forward(inputs)
+
+    def _forward(self, inputs: Inputs) -> Tensor:
         self._attention.begin(inputs.attention)
         if self._stateful is not None:
             assert inputs.states is not None
@@ -227,19 +252,21 @@ class TransformersModel:
             problem = "what it computes in parts, or beside others, is not what it computes at once and alone"
             raise _unknown(f"{problem}: it remembers by more than its attention")
 
-    def _same_in_parts(self, num_blocks: int, block_size: int, max_model_len: int) -> bool:
-        lengths = [min(length, max_model_len) for length in _LENGTHS]
+    def _same_in_parts(self, num_blocks: int, block_size: int, max_model_len: int, seed: int = 0) -> bool:
+        """Whether two texts are; their lengths change places with every seed."""
+        order = -1 if seed % 2 else 1
+        lengths, cuts = [min(length, max_model_len) for length in _LENGTHS[::order]], [cut[::order] for cut in _CUTS]
         needed = [-(-length // block_size) for length in lengths]
-        if num_blocks < sum(needed) or any(length <= cut for length, cut in zip(lengths, _CUTS[-1], strict=True)):
+        if num_blocks < sum(needed) or any(length <= cut for length, cut in zip(lengths, cuts[-1], strict=True)):
             return True
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         texts = [torch.randint(self.config.vocab_size, (length,), generator=generator) for length in lengths]
         blocks = [list(range(needed[0])), list(range(needed[0], sum(needed)))]
         alone = [
             self._compute([text], [_Span(0, len(text), mine)], block_size)[0]
             for text, mine in zip(texts, blocks, strict=True)
         ]
-        for begins, ends in pairwise([*_CUTS, lengths]):
+        for begins, ends in pairwise([*cuts, lengths]):
             spans = [_Span(*each) for each in zip(begins, ends, blocks, strict=True)]
             parts = self._compute(texts, spans, block_size)
         pairs = zip(alone, parts, strict=True)
