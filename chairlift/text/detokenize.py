@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -25,8 +25,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary:
     """Token ids to bytes, for byte-level BPE and for SentencePiece with byte fallback.
 
-    `plain` says that decoding is joining those bytes (then dropping `strip_left` leading spaces). All other tokenizers
-    (WordPiece, Metaspace, ...) decode by their neighbours; for them `bytes_of` is the token decoded alone.
+    `texts` has the text of every token that is whole characters, and None for the others. `plain` says that decoding is
+    joining tokens' bytes (then dropping `strip_left` leading spaces). All other tokenizers (WordPiece, Metaspace, ...)
+    decode by their neighbours; for them `bytes_of` is the token decoded alone.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -40,7 +41,7 @@ class Vocabulary:
         self.strip_left = _sentencepiece_strip(steps)
         self.plain = self._byte_level or self.strip_left is not None
         self._known: dict[int, bytes] = {}
-        self._whole: dict[int, str | None] = {}
+        self.texts: Mapping[int, str | None] = _Texts(self.bytes_of)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The token's bytes, special tokens as they are written; nothing for an id outside the vocabulary."""
@@ -48,13 +49,6 @@ class Vocabulary:
         if found is None:
             found = self._known[token_id] = self._compute(token_id)
         return found
-
-    def text_of(self, token_id: int) -> str | None:
-        """The token's bytes as text; None if they begin or end within a character, or are no UTF-8 at all."""
-        try:
-            return self._whole[token_id]
-        except KeyError:
-            return self._whole.setdefault(token_id, _decoded(self.bytes_of(token_id)))
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Decode by the tokenizer itself."""
@@ -75,11 +69,19 @@ class Vocabulary:
         return self.decode([token_id], False).encode()
 
 
-def _decoded(raw: bytes) -> str | None:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return None
+class _Texts(dict[int, str | None]):
+    """Tokens' bytes as text, found when asked for; None if they are no whole characters."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            self[token_id] = self._bytes_of(token_id).decode()
+        except UnicodeDecodeError:
+            self[token_id] = None
+        return self[token_id]
 
 
 class Detokenizer(Protocol):
@@ -118,7 +120,7 @@ class ByteDetokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int], at_start: bool) -> None:
-        self._bytes_of, self._text_of = vocabulary.bytes_of, vocabulary.text_of
+        self._bytes_of, self._texts = vocabulary.bytes_of, vocabulary.texts
         self._skip = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._within = False
@@ -128,7 +130,7 @@ class ByteDetokenizer:
         """Take the next token; return the characters that it completes."""
         if token_id in self._skip:
             return ""
-        text = None if self._within else self._text_of(token_id)
+        text = None if self._within else self._texts[token_id]
         if text is None:
             text = self._decoder.decode(self._bytes_of(token_id))
             self._within = bool(self._decoder.getstate()[0])
@@ -232,12 +234,21 @@ class TextStream:
         shown: frozenset[int] = frozenset(),
     ) -> None:
         self._detokenizer = make_detokenizer(vocabulary, params.skip_special_tokens, prompt_ids, shown)
+        self._push = self._detokenizer.push
         self._stops = StopStrings(automaton, params.include_stop_str_in_output) if automaton is not None else None
         self._params = params
         self._end: TextDelta | None = None
         self._length = 0
         self.num_tokens = 0
         self.offsets: list[int] | None = None if params.logprobs is None else []
+        # Whether there is nothing to look for in the text, nor to note of it.
+        self.is_plain = self._stops is None and self.offsets is None
+
+    def push_plain(self, token_ids: Sequence[int]) -> str:
+        """As `push` before the end, where the stream is plain: the text."""
+        count = len(token_ids)
+        self.num_tokens += count
+        return self._push(token_ids[0]) if count == 1 else "".join(map(self._push, token_ids))
 
     def push(
         self,
@@ -251,10 +262,8 @@ class TextStream:
         """
         if self._end is not None:
             return self._end
-        if finish_reason is None and self._stops is None and self.offsets is None:
-            # Nothing to look for, nothing to note.
-            self.num_tokens += len(token_ids)
-            return TextDelta("".join(map(self._detokenizer.push, token_ids)), len(token_ids))
+        if finish_reason is None and self.is_plain:
+            return TextDelta(self.push_plain(token_ids), len(token_ids))
         before = self.num_tokens
         silent = self._is_silent(token_ids, finish_reason, stop_token)
         texts = [self._push_one(token_id) for token_id in (token_ids[:-1] if silent else token_ids)]
@@ -284,7 +293,7 @@ class TextStream:
         if self._matched is not None:
             return ""
         self._count()
-        text = self._detokenizer.push(token_id)
+        text = self._push(token_id)
         self._length += len(text)
         # The first `min_tokens` tokens are the client's whatever they say.
         if self._stops is None or self.num_tokens <= self._params.min_tokens:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 import pytest
 
@@ -100,8 +99,8 @@ def test_who_waits_for_one_stream_is_offered_what_comes_before_its_end() -> None
         stream, offered = make_stream(), []
         takes = True
 
-        def at_once(updates: Sequence[SequenceUpdate]) -> bool:
-            offered.append([each.token_ids for each in updates])
+        def at_once(update: SequenceUpdate) -> bool:
+            offered.append(update.token_ids)
             return takes
 
         updates = Updates([stream], at_once)
@@ -117,7 +116,7 @@ def test_who_waits_for_one_stream_is_offered_what_comes_before_its_end() -> None
         stream.push(update(4))
         takes = True
         stream.push(update(5))
-        assert offered == [[[2]], [[3]], [[4]]]
+        assert offered == [[2], [3], [4]]
         assert tokens_of(await waiting) == [(0, [4]), (0, [5])]
         waiting = asyncio.ensure_future(anext(updates))
         await asyncio.sleep(0)
@@ -132,7 +131,7 @@ def test_what_goes_wrong_at_once_is_raised_where_the_stream_is_read() -> None:
     async def go() -> None:
         stream = make_stream()
 
-        def at_once(updates: Sequence[SequenceUpdate]) -> bool:
+        def at_once(update: SequenceUpdate) -> bool:
             raise RuntimeError("a mistake")
 
         waiting = asyncio.ensure_future(anext(Updates([stream], at_once)))

@@ -14,12 +14,14 @@ from support.items_harness import Listening, listening
 from support.server_harness import INFO, FakeClient, tokenizer
 
 from chairlift.config.server import ServerConfig
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.server.http.part_writer import PartQueue, PartWriter
-from chairlift.server.models.sequence_service import Piece, SequenceService
-from chairlift.server.openai.completions import CompletionAnswer
+from chairlift.server.models.sequence_service import Sample, SequenceService
 
 SENTENCE = "hello world! "
 TOKENS = 3000
+_USAGE = "include_usage", "continuous_usage_stats"
+_MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
@@ -28,9 +30,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     parts: list[bytes] = []
     write = PartWriter.write
 
-    def noting(self: PartWriter, part: bytes) -> None:
-        parts.append(part)
-        write(self, part)
+    def noting(self: PartWriter, *given: bytes) -> None:
+        parts.append(b"".join(given))
+        write(self, *given)
 
     monkeypatch.setattr(PartWriter, "write", noting)
     return parts
@@ -125,6 +127,32 @@ def test_streams_of_several_and_those_that_a_string_may_stop_are_read_by_their_t
     assert not written
 
 
+@pytest.mark.parametrize("kind", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"stream_options": {"include_usage": True}}, {"stream_options": dict.fromkeys(_USAGE, True)}, {"logprobs": 1}],
+    ids=str,
+)
+def test_events_are_the_same_whoever_writes_them(
+    kind: str, more: dict[str, Any], server: Listening, written: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"prompt": "hello"} if kind == "completions" else {"messages": _MESSAGES}
+    body = asked | {"stream": True, "max_tokens": 50, "ignore_eos": True} | more
+    if "logprobs" in more and kind != "completions":
+        body["logprobs"] = True
+
+    def streamed() -> list[dict[str, Any]]:
+        lines = events(httpx.post(f"{server.url}/v1/{kind}", json=body).text)
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) | {"id": "", "created": 0} for line in lines]
+
+    at_once, count = streamed(), len(written)
+    monkeypatch.setattr(PartWriter, "is_ready", False)
+    assert streamed() == at_once
+    # A part may have the tokens of two steps if its task was late.
+    assert (count > 30, len(written)) == (True, count)
+
+
 def test_usage_and_the_end_follow_what_was_written(server: Listening, written: list[bytes]) -> None:
     body = {"prompt": "hello", "stream": True, "max_tokens": 50, "stream_options": {"include_usage": True}}
     answer = httpx.post(f"{server.url}/v1/completions", json=body | {"ignore_eos": True})
@@ -134,19 +162,22 @@ def test_usage_and_the_end_follow_what_was_written(server: Listening, written: l
     assert len(written) > 40
 
 
-def test_a_mistake_ends_its_own_stream_with_an_error(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = CompletionAnswer.event
+@pytest.mark.parametrize(("method", "more"), [("take_text", {}), ("take", {"logprobs": 0})])
+def test_a_mistake_ends_its_own_stream_with_an_error(
+    method: str, more: dict[str, Any], server: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = getattr(Sample, method)
 
-    def breaking(self: CompletionAnswer, piece: Piece) -> bytes:
-        if piece.sample.stream.request.max_tokens == 40 and piece.num_tokens == 20:
+    def breaking(self: Sample, update: SequenceUpdate) -> Any:
+        if self.stream.request.max_tokens == 40 and self.num_tokens == 19:
             raise RuntimeError("a mistake")
-        return event(self, piece)
+        return take(self, update)
 
-    monkeypatch.setattr(CompletionAnswer, "event", breaking)
+    monkeypatch.setattr(Sample, method, breaking)
 
     async def go() -> list[list[str]]:
         async with httpx.AsyncClient(base_url=server.url) as client:
-            body = {"prompt": "hello", "stream": True, "ignore_eos": True}
+            body = {"prompt": "hello", "stream": True, "ignore_eos": True} | more
             asked = [client.post("/v1/completions", json=body | {"max_tokens": count}) for count in (40, 41)]
             return [events(answer.text) for answer in await asyncio.gather(*asked)]
 

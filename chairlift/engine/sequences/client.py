@@ -55,6 +55,10 @@ class Beginning(msgspec.Struct):
     rows: int
 
 
+# Deals with an update of a stream at once, or says that it can't.
+AtOnce = Callable[[SequenceUpdate], bool]
+
+
 class Stream:
     """One request on its way; `updates` have yet to be read. `error` says why it can't end well, if it can't.
 
@@ -69,6 +73,8 @@ class Stream:
         self.done = False
         self.error: Exception | None = None
         self.on_change: Callable[[], None] = _nothing
+        # Is there while whoever reads has read all that came, and can deal with more at once.
+        self.at_once: AtOnce | None = None
         self.updates: list[SequenceUpdate] = []
         self.beginning: Beginning | None = None
         self.preemptions = self.steps = self.rows = 0
@@ -91,7 +97,16 @@ class Stream:
     def push(self, update: SequenceUpdate) -> None:
         """Hand over an update from the worker."""
         self.started = True
-        if (reason := update.finish_reason) is not None:
+        reason, at_once = update.finish_reason, self.at_once
+        if reason is None and at_once is not None:
+            try:
+                if at_once(update):
+                    return
+            except Exception as error:
+                self.error = error
+                self.on_change()
+                return
+        elif reason is not None:
             if reason in (FinishReason.INVALID, FinishReason.ERROR):
                 problem = str(update.detail)
                 self.close(InvalidRequest(problem) if reason is FinishReason.INVALID else RequestFailed(problem))
@@ -106,16 +121,12 @@ class Stream:
         self.on_change()
 
 
-# Deals with a stream's updates at once, or says that it can't.
-AtOnce = Callable[[Sequence[SequenceUpdate]], bool]
-
-
 class Updates:
     """Reads streams together: iterating gives all that has come for them since, each update with its stream's index.
 
     Raises the error of a stream that has one, once all that came before has been read. Of a single stream, while
-    somebody waits, `at_once` is offered first what comes before the end: to wake a task takes longer than most have to
-    do. What it raises is raised here.
+    somebody waits, `at_once` is offered first what comes before the end, one update at a time: to wake a task takes
+    longer than most have to do. What it raises is raised here.
     """
 
     def __init__(self, streams: Sequence[Stream], at_once: AtOnce | None = None) -> None:
@@ -144,26 +155,21 @@ class Updates:
                 if done:
                     raise StopAsyncIteration
                 self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
+                self._offer(self._at_once)
+                try:
+                    await self._wake
+                finally:
+                    self._offer(None)
         raise self._error
 
     def _notify(self) -> None:
-        wake = self._wake
-        if wake is not None and not wake.done() and not (self._at_once is not None and self._offer(self._at_once)):
-            wake.set_result(None)
+        if self._wake is not None and not self._wake.done():
+            self._offer(None)
+            self._wake.set_result(None)
 
-    def _offer(self, at_once: AtOnce) -> bool:
-        (stream,) = self._streams
-        if stream.done:
-            return False
-        try:
-            is_taken = at_once(stream.updates)
-        except Exception as error:
-            self._error = error
-            return False
-        if is_taken:
-            stream.updates.clear()
-        return is_taken
+    def _offer(self, at_once: AtOnce | None) -> None:
+        if self._at_once is not None:
+            self._streams[0].at_once = at_once
 
 
 def _nothing() -> None:

@@ -118,6 +118,7 @@ class TransformersModel:
         self._attention.allocate(num_blocks, block_size, self.cache_dtype, self.device)
         with _told(), _quiet():
             self._check(num_blocks, block_size, max_model_len)
+        self._attention.rotation.sure = True
         if self.device.type == "cuda" and self._stateful is None:
             steps = RecordedSteps(self._forward, block_size, max_model_len)
             self.record(steps, num_blocks, block_size, max_model_len)

@@ -23,6 +23,8 @@ class Rotation:
         # What was asked for last, and for what; and the tables of this pass by the cosines that they were made of.
         self._asked: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        # Set once all layers have been seen to turn halves: to look at a GPU's numbers is to wait for it.
+        self.sure = False
 
     def begin(self) -> None:
         """A pass begins."""
@@ -51,7 +53,8 @@ class Rotation:
         known = self._tables.get(id(cos))
         if known is None:
             half = head_dim // 2
-            if cos.shape[-1] != head_dim or cos.dim() != 3 or not torch.equal(cos[..., :half], cos[..., half:]):
+            whole = cos.dim() == 3 and cos.shape[-1] == head_dim
+            if not whole or not (self.sure or torch.equal(cos[..., :half], cos[..., half:])):
                 raise ValueError("it is not the two halves of a whole head that are rotated")
             table = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float()
             # The cosines are held too, so that their id is nobody else's meanwhile.

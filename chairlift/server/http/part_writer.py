@@ -37,20 +37,22 @@ class PartWriter:
     Only while nobody waits in that, and only parts that others are to follow.
     """
 
-    __slots__ = ("_cycle", "_queue")
+    __slots__ = ("_begun", "_cycle", "_flow", "_queue")
 
     def __init__(self, cycle: RequestResponseCycle, queue: PartQueue) -> None:
-        self._cycle = cycle
-        self._queue = queue
+        self._cycle, self._flow, self._queue = cycle, cycle.flow, queue
+        self._begun = False
 
     @property
     def is_ready(self) -> bool:
         """Whether a part can be written now: its answer is under way, and its client reads as fast as it comes."""
         cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
-            return False
-        return bool(cycle.response_started and cycle.chunked_encoding) and not cycle.transport.is_closing()
+        if not self._begun:
+            # Chunks are what an answer has that has started and does not say its length.
+            self._begun = bool(cycle.response_started and cycle.chunked_encoding)
+        return self._begun and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
 
-    def write(self, part: bytes) -> None:
-        """Have a part that is not empty written as one chunk, before whoever is woken from now on writes more."""
+    def write(self, *parts: bytes) -> None:
+        """Have parts, of which not all are empty, written as one chunk, before whoever is woken from now on writes."""
+        part = b"".join(parts)
         self._queue.add(self._cycle.transport, b"%x\r\n%b\r\n" % (len(part), part))

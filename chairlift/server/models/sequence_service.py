@@ -362,6 +362,18 @@ class Sample:
         logprobs = update.logprobs[: delta.num_tokens] if update.logprobs else []
         return Piece(self, delta.text, start, first, logprobs, self.finish_reason, self._text.num_tokens)
 
+    def take_text(self, update: SequenceUpdate) -> str | None:
+        """As `take` of an update after the first and before the end, where only the text is wanted; else None."""
+        text = self._text
+        if self.finish_reason is not None or not text.is_plain or self._discard or self._last == 0.0:
+            return None
+        now, count = time.monotonic(), len(update.token_ids)
+        if self._live and count:
+            self._metrics.inter_token.observe((now - self._last) / count, count)
+        self._last = now
+        self._metrics.generation_tokens += count
+        return text.push_plain(update.token_ids)
+
     def close(self, reason: FinishReason) -> None:
         """Count the end, once; what still runs is cancelled."""
         if self._closed:

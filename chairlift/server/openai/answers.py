@@ -82,13 +82,19 @@ class Events:
 
         `written` is how many tokens the choice has with it, all that it has by now if left out.
         """
-        head = self._heads.get(index)
-        if head is None:
-            head = self._heads[index] = self._head + b'{"index":%d,' % index
+        head = self._heads.get(index) or self._begun(index)
         if self.continuous:
             counted = encode(usage(samples[index : index + 1], 1, self._show_cached, written))
             return b"".join((head, *rest, b'],"usage":', counted, b"}\n\n"))
         return b"".join((head, *rest, self._tail))
+
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """What an event of the first choice has around what may change of it; None where that is not all."""
+        return None if self.continuous else (self._begun(0) + before, after + self._tail)
+
+    def _begun(self, index: int) -> bytes:
+        head = self._heads[index] = self._head + b'{"index":%d,' % index
+        return head
 
     def last(self, samples: Sequence[Sample], thought: int | None) -> bytes:
         """What follows the last choice: the usage, if it was asked for, and the end."""
@@ -179,7 +185,8 @@ class SequenceAnswer:
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step: the events of its pieces. Some of them the writer may have written before."""
         unfinished = len(self.samples)
-        async with contextlib.aclosing(pieces(self.samples, at_once(self.samples, writer, self._events))) as groups:
+        written = at_once(self.samples, writer, self._events, self.around_text())
+        async with contextlib.aclosing(pieces(self.samples, written)) as groups:
             async for group in groups:
                 chunk = self._events(group)
                 unfinished -= sum(piece.finish_reason is not None for piece in group)
@@ -238,6 +245,10 @@ class SequenceAnswer:
 
     def event(self, piece: Piece) -> bytes:
         """A piece as events; nothing if it has nothing to say."""
+        raise NotImplementedError
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """What `event` has around the text, as JSON, of a piece between the first and the last; None if it has more."""
         raise NotImplementedError
 
 

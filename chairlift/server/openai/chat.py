@@ -32,6 +32,8 @@ from chairlift.text.reply import CallPart, ContentPart, ReasoningPart, ReplyPart
 # A role is put between a template's own special tokens, so it must not be made to end or begin one.
 _ROLE = re.compile(r"[\w .-]{1,64}")
 _decoder = msgspec.json.Decoder(ChatBody)
+# Of events.
+_DELTA, _CONTENT, _LOGPROBS, _NO_END = b'"delta":', b'{"content":', b',"logprobs":', b'"finish_reason":null}'
 
 
 async def chat_completions(request: Request) -> Response:
@@ -250,7 +252,7 @@ class ChatAnswer(SequenceAnswer):
         if piece.first:
             role = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
             made = events.event(index, (role % encode_line(self._echo),), self.samples, 0)
-        end = b'"finish_reason":null}'
+        end = _NO_END
         if piece.finish_reason is not None:
             reason = self.finish_reason(piece.sample)
             end = encode_line({"finish_reason": reason, "stop_reason": piece.sample.stop_reason})[1:]
@@ -259,12 +261,18 @@ class ChatAnswer(SequenceAnswer):
         logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
         deltas = self._deltas(piece)
         for delta in deltas:
-            parts = (b'"delta":', delta, b',"logprobs":', logprobs, b",", b'"finish_reason":null}' if apart else end)
+            parts = (_DELTA, delta, _LOGPROBS, logprobs, b",", _NO_END if apart else end)
             made += events.event(index, parts, self.samples, piece.num_tokens)
             logprobs = b"null"
         if piece.finish_reason is not None and (apart or not deltas):
             made += events.event(index, (b'"delta":{},"logprobs":null,', end), self.samples, piece.num_tokens)
         return made
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """There may be more where a message is read by parts, or has log-probabilities."""
+        if self._messages is not None or self._logprobs is not None:
+            return None
+        return self.events.around(_DELTA + _CONTENT, b"}" + _LOGPROBS + b"null," + _NO_END)
 
     async def reasoning_tokens(self) -> int | None:
         """Those of all messages, where they are read by parts."""
@@ -282,7 +290,7 @@ class ChatAnswer(SequenceAnswer):
         """What a piece adds to the message; with log-probabilities there is one delta at least."""
         if self._messages is None:
             written = bool(piece.text or piece.logprobs)
-            return [b'{"content":' + encode_line(piece.text) + b"}"] if written else []
+            return [_CONTENT + encode_line(piece.text) + b"}"] if written else []
         deltas = self._messages[piece.sample.index].deltas(piece.text, piece.finish_reason is not None)
         if self.events.continuous and len(deltas) > 1:
             deltas = [_merged(deltas)]

@@ -19,6 +19,8 @@ from chairlift.text.detokenize import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
+# Of events.
+_TEXT, _LOGPROBS, _NO_LOGPROBS, _NO_END = b'"text":', b',"logprobs":', b"null", b',"finish_reason":null}'
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
@@ -189,18 +191,22 @@ class CompletionAnswer(SequenceAnswer):
         if self._logprobs is None:
             if not text and piece.finish_reason is None:
                 return b""
-            logprobs = b"null"
+            logprobs = _NO_LOGPROBS
         else:
             entries = LegacyLogprobs()
             self._add_logprobs(entries, piece)
             logprobs = encode_line(entries)
         if piece.finish_reason is None:
-            end = b',"finish_reason":null}'
+            end = _NO_END
         else:
             ending = {"finish_reason": piece.finish_reason, "stop_reason": piece.sample.stop_reason}
             end = b"," + encode_line(ending)[1:]
-        rest = (b'"text":', encode_line(text), b',"logprobs":', logprobs, end)
+        rest = (_TEXT, encode_line(text), _LOGPROBS, logprobs, end)
         return self.events.event(piece.sample.index, rest, self.samples, piece.num_tokens)
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """There is more with log-probabilities."""
+        return None if self._logprobs is not None else self.events.around(_TEXT, _LOGPROBS + _NO_LOGPROBS + _NO_END)
 
     def _echo(self, sample: Sample) -> _Echo:
         """The sample's prompt, made when it is first asked for: by then it is known to fit the model."""
