@@ -1,10 +1,11 @@
 """What HTTP leaves of the rate in process: python benchmarks/http_share.py MODEL --out FILE.json
 
 `--answers` greedy completions of `--tokens` tokens, all at once: streamed over HTTP, whole over HTTP, and with `LLM` in
-this process, in turn. The client is a process of its own on the same cores, which counts bytes and decodes nothing. CPU
-of the server's front and of the client is that of their processes, divided by all tokens. The round before the first
-warms up all of them and is not kept. What follows `--` are flags of `chairlift serve`; of `--quantization` and
-`--kv-cache-gb` (1) `LLM` gets the same.
+this process, in turn. The client is a process of its own on the same cores, which counts events and decodes nothing.
+CPU of the server's front and of the client is that of their processes, divided by all tokens. Prompts are those after
+which greedy tokens have text, which not all tokens of a model with random weights have: without text there is no event.
+The round before the first warms up all of them and is not kept. What follows `--` are flags of `chairlift serve`; of
+`--quantization` and `--kv-cache-gb` (1) `LLM` gets the same.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--prompts", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="FILE")
     args, flags = parser.parse_args(given[:cut]), ["--kv-cache-gb", "1", *given[cut + 1 :]]
@@ -55,6 +57,7 @@ def markdown(results: Results) -> str:
         Column("share", "share", "{:.3f}"),
         Column("front_us", "front, us a token", "{:.1f}"),
         Column("client_us", "client, us a token", "{:.1f}"),
+        Column("events", "events a token", "{:.2f}"),
     )
     return f"{caption(results)}; {' '.join(results['settings']['server'])}\n\n{table(results['runs'], names, columns)}"
 
@@ -70,12 +73,15 @@ def measure(args: argparse.Namespace, flags: list[str]) -> Results:
     with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
         front, settings = front_pid(port), settings_of(args.model, flags)
         llm = LLM(args.model, quantization=settings.quantization, kv_cache_gb=settings.kv_cache_gb or 1.0)
+        args.prompts = with_text(llm, args.answers)
+        ask += ["--prompts", *map(str, args.prompts)]
         for number in range(args.rounds + 1):
             found = {"streamed": over_http(ask, front), "whole": over_http([*ask, "--whole"], front)}
-            alone, count = in_process(llm, args), args.answers * args.tokens
+            (alone, _), count = in_process(llm, args.prompts, args.tokens), args.answers * args.tokens
             for kind, seen in found.items() if number else ():
                 rates = {"http_tok_s": count / seen["seconds"], "in_process_tok_s": count / alone}
-                costs = {f"{who}_us": 1e6 * seen[who] / count for who in ("front", "client")}
+                costs = {"events": seen["events"] / count}
+                costs |= {f"{who}_us": 1e6 * seen[who] / count for who in ("front", "client")}
                 about = {"model": Path(args.model).name, "answers": f"{args.answers} {kind}", "round": number}
                 record.add({**about, **rates, "share": alone / seen["seconds"], **costs})
         llm.close()
@@ -89,17 +95,29 @@ def over_http(ask: list[str], front: int) -> dict[str, float]:
     return seen | {"front": cpu_seconds(front) - before}
 
 
-def prompts(count: int) -> list[list[int]]:
-    """One for each stream, none with the beginning of another."""
-    return [[100 + index] * PROMPT for index in range(count)]
+def prompt(token_id: int) -> list[int]:
+    """One that no other begins with."""
+    return [token_id] * PROMPT
 
 
-def in_process(llm: LLM, args: argparse.Namespace) -> float:
-    """The seconds that the same takes without HTTP."""
-    params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
+def with_text(llm: LLM, count: int) -> list[int]:
+    """The first token ids of which prompts are made so that the answers to them begin with text alone."""
+    candidates = [100 + index for index in range(8 * count)]
+    _, texts = in_process(llm, candidates, 16)
+    found = [each for each, text in zip(candidates, texts, strict=True) if "" not in text]
+    if len(found) < count:
+        raise SystemExit(f"of {len(candidates)} prompts only {len(found)} have answers whose tokens all have text")
+    return found[:count]
+
+
+def in_process(llm: LLM, prompts: list[int], tokens: int) -> tuple[float, list[list[str]]]:
+    """The seconds that the same takes without HTTP, and the texts of all tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     began = time.perf_counter()
-    llm.generate(prompts(args.answers), params, use_tqdm=False)
-    return time.perf_counter() - began
+    outputs = llm.generate([prompt(each) for each in prompts], params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    assert llm.tokenizer is not None
+    return seconds, [[llm.tokenizer.decode([each]) for each in output.outputs[0].token_ids] for output in outputs]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -109,26 +127,30 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def load(args: argparse.Namespace) -> dict[str, float]:
-    """Ask for all at once; the seconds until the last has ended, and this process's CPU for it."""
+    """Ask for all at once; the seconds until the last has ended, its CPU for it, and how many events came."""
     used, began = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(one(args, prompt) for prompt in prompts(args.answers)))
-    return {"seconds": time.perf_counter() - began, "client": time.process_time() - used}
+    events = await asyncio.gather(*(one(args, each) for each in args.prompts))
+    seconds, client = time.perf_counter() - began, time.process_time() - used
+    return {"seconds": seconds, "client": client, "events": sum(events)}
 
 
-async def one(args: argparse.Namespace, prompt: list[int]) -> None:
-    """One completion, read to its end."""
-    wanted = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": args.tokens, "temperature": 0, "ignore_eos": True}
-    body = json.dumps(wanted | {"stream": not args.whole}).encode()
+async def one(args: argparse.Namespace, token_id: int) -> int:
+    """One completion, read to its end; how many events came."""
+    wanted = {"model": SERVED_NAME, "prompt": prompt(token_id), "max_tokens": args.tokens}
+    wanted |= {"temperature": 0, "ignore_eos": True, "stream": not args.whole}
+    body, events = json.dumps(wanted).encode(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", args.port)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     last = first = b""
     while part := await reader.read(65536):
         first, last = first or part, last[-64:] + part
+        events += part.count(b"data: ")
     writer.close()
     end = b'"usage"' if args.whole else b"data: [DONE]"
     if not first.startswith(b"HTTP/1.1 200") or end not in last:
         raise SystemExit(f"not answered: {first[:300]!r} ... {last[-300:]!r}")
+    return events
 
 
 if __name__ == "__main__":
