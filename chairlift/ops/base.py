@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from chairlift.ops.key_groups import KeyGroup
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
@@ -74,7 +77,7 @@ class AttentionBatch:
     positions [T] int64: position of each token in its sequence.
     max_query_len, max_context_len: the most tokens that a sequence has in this step, and the longest context; 0 without
     sequences. They are known without waiting for the device.
-    known_on_host: what `on_host` returns, once it was asked for.
+    known_on_host: what `on_host` returns, once it was asked for. known_groups: likewise what `key_groups` does.
     """
 
     query_start: Tensor
@@ -85,6 +88,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     known_on_host: tuple[list[int], list[int]] | None = None
+    known_groups: "list[KeyGroup] | None" = None
 
     def on_host(self) -> tuple[list[int], list[int]]:
         """Return query_start and context_len; elsewhere than on the CPU the first call waits for the device."""

@@ -1,10 +1,13 @@
 """Operations on CUDA: those of the reference, with PyTorch's own attention kernels where these compute the same."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Quantization
+from chairlift.ops.key_groups import KeyGroup, key_groups
 from chairlift.ops.reference import ReferenceOps, gather
 
 
@@ -26,6 +29,8 @@ class CudaOps(ReferenceOps):
             return super().attention(q, cache, batch, heads, sinks)
         if batch.max_query_len == 1:
             return _decode(q, cache, batch, heads)
+        if _takes_lengths(q.device, heads):
+            return _together(q, cache, batch, heads)
         return _one_by_one(q, cache, batch, heads)
 
 
@@ -46,6 +51,45 @@ def _decode(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) 
     grouped = q.view(len(q), heads.num_kv_heads, -1, heads.head_dim)
     mask = seen[:, None, None].expand(-1, heads.num_kv_heads, grouped.shape[2], -1)
     return F.scaled_dot_product_attention(grouped, k, v, mask, scale=heads.scale).reshape(len(q), -1)
+
+
+@functools.cache
+def _takes_lengths(device: torch.device, heads: HeadShape) -> bool:
+    """Whether there is a kernel for texts of any lengths: PyTorch's flash attention, from Ampere on."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return heads.head_dim % 8 == 0 and heads.head_dim <= 256
+
+
+def _together(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
+    """All sequences in one call, or in a few where their contexts are long."""
+    out, queries = torch.empty_like(q), q.view(len(q), heads.num_heads, heads.head_dim)
+    for group in key_groups(batch, cache[0].shape[1]):
+        k, v = (pages.flatten(0, 1)[group.slots] for pages in cache)
+        out[group.rows] = _flash(queries[group.rows], k, v, group, heads).flatten(1)
+    return out
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, group: KeyGroup, heads: HeadShape) -> Tensor:
+    """Causal attention of a group: q [T, Hq, D], k and v [K, Hkv, D] -> [T, Hq, D].
+
+    A sequence's tokens are the last of its context (FlashAttention-2, Dao 2023, from its version 2.1 on).
+    """
+    found: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        group.query_start,
+        group.key_start,
+        group.max_query_len,
+        group.max_context_len,
+        0.0,
+        True,
+        False,
+        scale=heads.scale,
+        window_size_left=None if heads.window is None else heads.window - 1,
+    )[0]
+    return found
 
 
 def _one_by_one(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
