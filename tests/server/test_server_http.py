@@ -79,3 +79,37 @@ def test_ordinary_requests_are_not_hurried(monkeypatch: pytest.MonkeyPatch) -> N
                 await asyncio.sleep(0.3)
 
     asyncio.run(go())
+
+
+def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, while it sleeps for what would be an hour."""
+    monkeypatch.setattr(protocol, "_DATE_S", 3600.0)
+
+    async def go() -> None:
+        server = protocol.make_server(_hello, ServerConfig())
+        server.config.port = 0
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(setattr, server, "should_exit", True)
+        await task
+        # It is told nothing any more.
+        server.should_exit = True
+
+    asyncio.run(go())
+
+
+def test_the_date_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_DATE_S", 0.01)
+
+    async def go() -> None:
+        async with _connected() as (reader, writer):
+            seen = set()
+            while len(seen) < 2:
+                writer.write(GET)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                await reader.readexactly(2)
+                seen.add(next(line for line in head.splitlines() if line.startswith("date:")))
+
+    asyncio.run(go())

@@ -3,6 +3,7 @@
 A GPU is done with a small operation before Python asks for the next. A graph asks for all of a step's at once.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ class _Recorder:
     def __call__(self, compute: Run) -> Run:
         """Raises RuntimeError for what waits for the GPU."""
         # It would not be recorded either, but PyTorch is not itself again after a recording that broke off.
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -24,6 +24,8 @@ HEAD_TIMEOUT_S = 30.0
 # Connections beyond `max_connections` that are let in to be told so, and for probes, which must not fail with them.
 SPARE_CONNECTIONS = 32
 _CLOSE_TIMEOUT_S = 5
+# How old the `Date` header may be.
+_DATE_S = 1.0
 
 
 def make_server(
@@ -65,6 +67,33 @@ class _Config(uvicorn.Config):
 
 
 class _Server(uvicorn.Server):
+    """Sleeps while nobody asks: uvicorn's own looks ten times a second whether it should exit."""
+
+    _tell: Callable[[], object] | None = None
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it is to end; may be set in any thread."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value and self._tell is not None:
+            self._tell()
+
+    async def main_loop(self) -> None:
+        """Renew the `Date` header every second, until told to exit."""
+        told = asyncio.Event()
+        self._tell = partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
+        try:
+            # At 0 of its ticks uvicorn makes the header.
+            while not await self.on_tick(0):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(told.wait(), _DATE_S)
+        finally:
+            self._tell = None
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the owner."""
