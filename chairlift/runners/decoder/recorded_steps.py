@@ -42,7 +42,7 @@ class RecordedSteps:
         """`record` returns what does again what it is given, without looking at anything but memory."""
         self._forward, self._block_size = forward, block_size
         self._longest = -(-max_model_len // block_size) * block_size
-        self._record = record or _Recorder()
+        self._record = record or GraphRecorder()
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
         # What steps give, by the power of two up to which they have sequences. Logits of all shapes would be gigabytes.
         self._given: dict[int, Tensor] = {}
@@ -134,25 +134,37 @@ def _padded(count: int) -> int:
     return -(-count // part) * part
 
 
-class _Recorder:
+class GraphRecorder:
     """Records on the GPU. Recordings share their memory, as one runs after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_trusted: bool = True) -> None:
+        """What is not trusted is looked at once, whether it waits for the GPU."""
+        self._is_trusted = is_trusted
         self._pool: Any = None
 
     def __call__(self, compute: Run) -> Run:
-        """Raises RuntimeError for what waits for the GPU."""
-        # It would not be recorded either, but PyTorch is not itself again after a recording that broke off.
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            compute()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+        """Raises RuntimeError for what waits."""
+        if not self._is_trusted:
+            _run_without_waiting(compute)
+            self._is_trusted = True
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()
         self._pool = graph.pool()
         replay: Run = graph.replay
         return replay
+
+
+def _run_without_waiting(compute: Run) -> None:
+    """Raise RuntimeError if it waits for the GPU.
+
+    It would not be recorded either, but PyTorch is not itself again after a recording that broke off. For as long as
+    this takes, threads that wait for a GPU get the error too.
+    """
+    warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        compute()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

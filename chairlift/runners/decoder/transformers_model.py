@@ -22,7 +22,7 @@ from chairlift.folders.tensor_files import count_numbers
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
-from chairlift.runners.decoder.recorded_steps import RecordedSteps
+from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
 from chairlift.runners.decoder.transformers_layers import shorten
@@ -120,7 +120,8 @@ class TransformersModel:
             self._check(num_blocks, block_size, max_model_len)
         self._attention.rotation.sure = True
         if self.device.type == "cuda" and self._stateful is None:
-            steps = RecordedSteps(self._forward, block_size, max_model_len)
+            recorder = GraphRecorder(is_trusted=False)
+            steps = RecordedSteps(self._forward, block_size, max_model_len, recorder)
             self.record(steps, num_blocks, block_size, max_model_len)
 
     def record(self, steps: RecordedSteps, num_blocks: int, block_size: int, max_model_len: int) -> None:
