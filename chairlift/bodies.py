@@ -31,21 +31,21 @@ _LONGEST_NAME = 64
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
 
 
-def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Decode a body, or raise InvalidRequest that names the field."""
+def decode(body: bytes, decoder: "msgspec.json.Decoder[T]", what: str = "the body") -> T:
+    """Decode a body, or `what` it is, or raise InvalidRequest that names the field."""
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
         without = _without_neutral(body, decoder) if _UNKNOWN in str(error) else None
         if without is None:
-            raise _describe(str(error), known=_fields_of(decoder)) from None
-        return decode(without, decoder)
+            raise _describe(str(error), known=_fields_of(decoder), what=what) from None
+        return decode(without, decoder, what)
     except RecursionError:
-        raise _too_deep("the body") from None
+        raise _too_deep(what) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise InvalidRequest(f"{what} is not valid JSON: {error}", code="invalid_json") from None
     if is_deep(body):
-        raise _too_deep("the body")
+        raise _too_deep(what)
     return found
 
 
@@ -107,10 +107,11 @@ def _too_deep(what: str) -> InvalidRequest:
     return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
 
 
-def _describe(message: str, where: str = "", known: Iterable[str] = ()) -> InvalidRequest:
+def _describe(message: str, where: str = "", known: Iterable[str] = (), what: str = "the body") -> InvalidRequest:
     """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words and the field's name.
 
-    `known` are the fields of the outermost object, of which one may have been meant by an unknown one.
+    `known` are the fields of the outermost object, of which one may have been meant by an unknown one; `what` is that
+    object's own name.
     """
     path = (where + (match[1] if (match := _PATH.search(message)) else "")).lstrip(".")
     if field := _FIELD.match(message):
@@ -121,4 +122,4 @@ def _describe(message: str, where: str = "", known: Iterable[str] = ()) -> Inval
             return InvalidRequest(f"unknown field {name!r}{meant}", name, "unknown_field")
         return InvalidRequest(f"the field {name!r} is required", name, "missing_field")
     problem = _PATH.sub("", message).replace("`", "")
-    return InvalidRequest(f"{path}: {problem[:1].lower()}{problem[1:]}" if path else problem, path or None)
+    return InvalidRequest(f"{path or what}: {problem[:1].lower()}{problem[1:]}", path or None)

@@ -204,7 +204,7 @@ def test_another_strategy_is_tried_with_what_it_reads(here: list[Any]) -> None:
         ({"target_latency_ms": None}, "target_latency_ms", "answers in tokens"),
         ({"slots": 4}, "slots", "unknown field"),
         ({"model": "/etc/passwd"}, "model", "unknown field"),
-        ([], None, "Expected object"),
+        ([], None, "the body: expected object"),
     ],
 )
 def test_what_can_not_be_tried_is_refused_by_name(body: Any, param: str | None, words: str, here: list[Any]) -> None:

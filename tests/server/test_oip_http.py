@@ -336,7 +336,7 @@ def test_repository(server: Listening) -> None:
                 triton.unload_model("what")
             for more, message in (
                 ({"files": {"file:1/model.onnx": b"x"}, "config": "{}"}, "'file:1/model.onnx' is not supported"),
-                ({"config": "[]"}, "Expected object"),
+                ({"config": "[]"}, "config: expected object"),
             ):
                 with pytest.raises(utils.InferenceServerException, match=message):
                     triton.load_model("spare", **more)

@@ -56,7 +56,7 @@ def test_what_is_changed_holds_from_then_on_and_is_told() -> None:
         ({"max_batch_size": 4}, "max_batch_size", "answers in tokens"),
         ({"slots": 4}, "slots", "unknown field"),
         ({"max_num_seqs": 0}, "max_num_seqs", ">= 1"),
-        ([], None, "Expected object"),
+        ([], None, "the body: expected object"),
     ],
 )
 def test_what_takes_loading_it_again_is_refused_by_name(body: Any, param: str | None, words: str) -> None:

@@ -31,7 +31,7 @@ def read_changes(models: Models, name: str, parameters: Mapping[str, Any] | None
         return {}
     if not isinstance(given, str):
         raise InvalidRequest("the parameter 'config' must be a model configuration as JSON text", "config")
-    config = decode(given.encode("utf-8", "surrogatepass"), _decoder)
+    config = decode(given.encode("utf-8", "surrogatepass"), _decoder, "config")
     model = models.find(name)
     if model is not None and not isinstance(model, ItemService):
         raise InvalidRequest("config is for models that answer in one call, which a language model does not", "config")
