@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from chairlift.ops.key_groups import KeyGroup
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
@@ -66,6 +63,22 @@ class Head(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class KeyGroup:
+    """Some sequences of a step, S of them in a row, with K tokens in their contexts.
+
+    rows: their tokens in the step. query_start and key_start [S + 1] int32: where each one's tokens begin among those,
+    and its context among all contexts. slots [K] int64: where in the cache each token of the contexts lies.
+    """
+
+    rows: slice
+    query_start: Tensor
+    key_start: Tensor
+    slots: Tensor
+    max_query_len: int
+    max_context_len: int
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """Where the tokens of one step lie. S sequences, T tokens packed end to end with no padding.
@@ -88,7 +101,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     known_on_host: tuple[list[int], list[int]] | None = None
-    known_groups: "list[KeyGroup] | None" = None
+    known_groups: list[KeyGroup] | None = None
 
     def on_host(self) -> tuple[list[int], list[int]]:
         """Return query_start and context_len; elsewhere than on the CPU the first call waits for the device."""

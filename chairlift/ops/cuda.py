@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch, HeadShape, KVCache, Quantization
-from chairlift.ops.key_groups import KeyGroup, key_groups
+from chairlift.ops.base import AttentionBatch, HeadShape, KeyGroup, KVCache, Quantization
+from chairlift.ops.key_groups import key_groups
 from chairlift.ops.reference import ReferenceOps, gather
 
 

@@ -1,31 +1,13 @@
 """Sequences of a step whose keys are copied side by side, for kernels that take texts of any lengths end to end."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
-from chairlift.ops.base import AttentionBatch
+from chairlift.ops.base import AttentionBatch, KeyGroup
 
 # How many tokens' keys and values are copied at once: half a gigabyte at 8 heads of 128 numbers in 16 bits.
 _MOST_KEYS = 1 << 17
-
-
-@dataclass(slots=True, frozen=True)
-class KeyGroup:
-    """Some sequences of a step, S of them in a row, with K tokens in their contexts.
-
-    rows: their tokens in the step. query_start and key_start [S + 1] int32: where each one's tokens begin among those,
-    and its context among all contexts. slots [K] int64: where in the cache each token of the contexts lies.
-    """
-
-    rows: slice
-    query_start: Tensor
-    key_start: Tensor
-    slots: Tensor
-    max_query_len: int
-    max_context_len: int
 
 
 def key_groups(batch: AttentionBatch, block_size: int) -> list[KeyGroup]:

@@ -127,6 +127,17 @@ def while_waiting() -> Iterator[None]:
         _count_computing(1)
 
 
+def rest() -> None:
+    """Have them go on, unless a model computes: nothing is left to compute, so between steps they hold up nobody."""
+    with _lock:
+        if _num_computing:
+            return
+        _busy_until.value = 0
+    library = _library()
+    if library is not None:
+        library.chairlift_end_pauses()
+
+
 def _count_computing(more: int, between_steps: int = _BETWEEN_STEPS) -> None:
     global _num_computing
     with _lock:

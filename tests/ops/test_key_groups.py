@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from chairlift.ops import cuda, key_groups
-from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
+from chairlift.ops.base import AttentionBatch, HeadShape, KeyGroup, KVCache
 from chairlift.ops.cuda import CudaOps
-from chairlift.ops.key_groups import KeyGroup
 from chairlift.ops.reference import ReferenceOps
 
 # (tokens in the step, tokens in the context): prompts, chunks of prompts, and decodes among them.

@@ -15,7 +15,7 @@ from chairlift.demo import demo_path
 from chairlift.ops.native import load_library
 from chairlift.runners import low_priority
 from chairlift.runners.decoder.grammar import GrammarTokenizer
-from chairlift.runners.low_priority import Patience, hold_back, while_computing, while_waiting
+from chairlift.runners.low_priority import Patience, hold_back, rest, while_computing, while_waiting
 from chairlift.text.structured import grammar_of
 
 try:
@@ -75,6 +75,14 @@ def test_work_that_takes_long_pauses_while_a_model_computes(follow: Callable[[],
 
 def test_it_does_not_where_none_does(follow: Callable[[], None]) -> None:
     low_priority._busy_until.value = 0
+    assert pauses_of(follow) == 0
+
+
+def test_it_does_not_between_two_steps_that_nobody_waits_for(follow: Callable[[], None]) -> None:
+    with while_computing():
+        rest()
+        assert pauses_of(follow) > 0
+    rest()
     assert pauses_of(follow) == 0
 
 
