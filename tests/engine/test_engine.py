@@ -1,5 +1,6 @@
 """The engine with a real runner: every strategy, chunk size and shortage of memory gives the same tokens."""
 
+import ctypes
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,7 @@ from chairlift.core.sequences.request import Request, SamplingParams, Step, Step
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate, StepOutput
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.low_priority import busy_until, while_computing
 
 # 54 blocks of 4 tokens, each with K and V of 2 layers, 2 heads, 16 dimensions in float32: 2 KB a block.
 TIGHT: dict[str, Any] = {"max_model_len": 200, "block_size": 4, "kv_cache_gb": 54 * 2 / 2**20}
@@ -314,6 +316,24 @@ def test_prompt_logprobs_come_once_and_whole_across_a_preemption() -> None:
                 seen[update.id] = [entry.token_id for entry in update.prompt_logprobs]
     assert engine.scheduler.num_preemptions > 0
     assert seen == {job.id: job.prompt_ids[1:] for job in jobs}
+
+
+def test_what_waits_for_the_next_step_goes_on_once_nobody_is_left() -> None:
+    until = ctypes.c_int64.from_address(busy_until())
+    given = config()
+    engine = Engine(given, DecoderRunner(given))
+    run(engine, requests(1))
+    assert until.value > 0, "somebody else may come soon"
+    assert engine.step() is None
+    assert until.value == 0
+    # Who waits for more of a batch is not served yet, but is here.
+    given = config(strategy="static", batch_size=4)
+    engine = Engine(given, DecoderRunner(given))
+    with while_computing():
+        pass
+    engine.add(requests(1)[0])
+    assert engine.step() is None
+    assert until.value > 0
 
 
 def test_abort_frees_blocks_and_the_rest_go_on(alone: dict[str, list[int]]) -> None:

@@ -1,7 +1,6 @@
 """Workers that stand still: who notices, by what, and what is left alone."""
 
 import asyncio
-import ctypes
 import os
 import re
 import signal
@@ -24,13 +23,12 @@ from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import CloseQueue, EngineStats
+from chairlift.engine.sequences.messages import EngineStats
 from chairlift.engine.sequences.worker import SequenceWorker
 from chairlift.engine.supervisor import Supervisor
 from chairlift.engine.watch import Watch
-from chairlift.engine.worker_messages import Heartbeat, Shutdown, load_failed
+from chairlift.engine.worker_messages import Heartbeat, load_failed
 from chairlift.errors import ConfigError, Unavailable, WorkerLost
-from chairlift.runners import low_priority
 from chairlift.runners.decoder.runner import DecoderRunner
 
 ROOT = Path(__file__).parents[2]
@@ -136,34 +134,6 @@ def test_a_grammar_that_nobody_waits_for_any_more_wakes_the_worker_once() -> Non
         assert worker._poller.poll(1000)
         assert worker._listen(0)
         assert not worker._poller.poll(0), "it would never sleep again"
-
-
-@pytest.mark.parametrize("num_unfinished", [0, 1])
-def test_what_waits_for_a_step_goes_on_once_nobody_is_left(num_unfinished: int) -> None:
-    def step(yields: bool) -> None:
-        front.send(msgspec.msgpack.encode(Shutdown()))
-
-    engine = SimpleNamespace(
-        longest_step=0.1,
-        num_unfinished=num_unfinished,
-        only_background=False,
-        has_background=False,
-        ask_again=None,
-        close_queue=lambda: None,
-        step=step,
-        stats=EngineStats,
-    )
-    line = SimpleNamespace(overdue=None, phase=0, sent=0)
-    with zmq.Context() as context, context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as back:
-        front.bind("inproc://worker")
-        back.connect("inproc://worker")
-        worker = SequenceWorker(engine, back, line, 30.0, shares_machine=False)  # type: ignore[arg-type]
-        with low_priority.while_computing():
-            pass
-        front.send(msgspec.msgpack.encode(CloseQueue()))
-        worker.run()
-    until = ctypes.c_int64.from_address(low_priority.busy_until()).value
-    assert (until == 0) == (num_unfinished == 0)
 
 
 def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> None:

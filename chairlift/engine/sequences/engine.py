@@ -15,6 +15,7 @@ from chairlift.core.sequences.request import Request, Step, StepResult, TokenLog
 from chairlift.core.sequences.standing import SequenceState, Standing, standings
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.low_priority import rest
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
@@ -176,6 +177,8 @@ class Engine:
         started = self.clock()
         step = self.scheduler.schedule(started, yields)
         if step is None:
+            if not self.num_unfinished:
+                rest()
             return None
         result = self._execute(step)
         finished = self.scheduler.update(step, result, self.clock())

@@ -42,7 +42,6 @@ from chairlift.engine.sequences.messages import (
 )
 from chairlift.engine.worker_messages import Shutdown, load_failed
 from chairlift.logs import start_logging
-from chairlift.runners import low_priority
 from chairlift.runners.check_model import check_model
 
 log = logging.getLogger(__name__)
@@ -166,8 +165,6 @@ class SequenceWorker:
                 timeout = 0.0
                 continue
             turn.nothing_to_do(self.engine.has_background)
-            if not self.engine.num_unfinished:
-                low_priority.rest()
             # Whoever looks at the metrics now must see who waits for what, and the slots that an abort freed.
             self.send(StepOutput([], self.engine.stats()))
             moment = self.engine.ask_again

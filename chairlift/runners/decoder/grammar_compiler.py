@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarError, GrammarTokenizer, first_line
 from chairlift.runners.decoder.stopwatch import LOOK_EVERY, MUCH, Stopwatch
-from chairlift.runners.low_priority import Patience, hold_back
+from chairlift.runners.low_priority import Patience, hold_back, rest
 from chairlift.runners.thread_starter import STARTER, start_with_stack
 
 # Characters of a grammar beyond which compiling takes long, as far as one can tell beforehand.
@@ -72,6 +72,7 @@ class GrammarCompiler:
         found = self._known.get(grammar)
         if found is not None:
             return found
+        rest()
         results: list[CompiledGrammar | GrammarError] = []
 
         def work() -> None:
