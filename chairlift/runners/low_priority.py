@@ -9,10 +9,6 @@ import time
 from collections.abc import Iterator
 from functools import cache
 
-from llguidance import _lib
-
-from chairlift.ops.native import find_library
-
 _LOWEST_PRIORITY = 19
 # Until when models of this process are at work, by the monotonic clock, in nanoseconds: what pauses looks at it.
 # Between two steps others have their turn who are waited for as well.
@@ -35,12 +31,17 @@ def busy_until() -> int:
 
 @cache
 def _library() -> ctypes.CDLL | None:
+    # An engine lets threads go on before anything has loaded torch.
+    from chairlift.ops.native import find_library
+
     return find_library()
 
 
 @cache
 def _function() -> ctypes.c_void_p:
     """One of the library that follows grammars, whose code threads pause in."""
+    from llguidance import _lib
+
     return ctypes.cast(ctypes.CDLL(_lib.__file__).PyInit__lib, ctypes.c_void_p)
 
 
@@ -133,8 +134,8 @@ def rest() -> None:
         if _num_computing:
             return
         _busy_until.value = 0
-    library = _library()
-    if library is not None:
+        can_pause = bool(_numbers)
+    if can_pause and (library := _library()) is not None:
         library.chairlift_end_pauses()
 
 
