@@ -20,7 +20,11 @@ from tqdm import tqdm
 from chairlift.bench.raw_results import Recording, Results, caption, layout, start
 
 HERE = Path(__file__).resolve().parent
-PRECISIONS = {"bf16": [], "8 bit": ['quantization="int8"', 'kv_cache_dtype="int8"']}
+PRECISIONS = {
+    "bf16": [],
+    "8 bit": ['quantization="int8"', 'kv_cache_dtype="int8"'],
+    "4 bit": ['quantization="int4"', 'kv_cache_dtype="int8"'],
+}
 
 
 class Side:
@@ -61,9 +65,9 @@ def main() -> None:
     args = _parser().parse_args()
     recording = Recording(start("before_after", vars(args), args.model), args.out)
     checkouts = {"before": args.before.resolve(), "after": HERE.parent}
-    with tqdm(total=sum(args.seconds) * len(PRECISIONS), unit="s", dynamic_ncols=True) as bar:
-        for precision, settings in PRECISIONS.items():
-            sides = [Side(name, checkout, args.model, settings) for name, checkout in checkouts.items()]
+    with tqdm(total=sum(args.seconds) * len(args.precisions), unit="s", dynamic_ncols=True) as bar:
+        for precision in args.precisions:
+            sides = [Side(name, checkout, args.model, PRECISIONS[precision]) for name, checkout in checkouts.items()]
             for workload, seconds in zip(workloads.NAMES, args.seconds, strict=True):
                 bar.set_description(f"{precision} {workload}")
                 spent, number = 0.0, 0
@@ -127,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model")
     parser.add_argument("--before", type=Path, required=True, metavar="CHECKOUT")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["bf16", "8 bit"])
     parser.add_argument("--seconds", type=float, nargs=3, default=[60, 200, 300], help="of runs, for each workload")
     return parser
 

@@ -20,7 +20,8 @@ template <int Bits, int Inputs> struct Panels {
     static constexpr int BITS = Bits, INPUTS = Inputs;
     static constexpr int64_t STEP_BYTES = PANEL * Inputs * Bits / 8, BLOCK_INPUTS = Inputs, BLOCK_BYTES = STEP_BYTES;
 
-    static int64_t steps(const Weight &weight) { return (weight.in_features + Inputs - 1) / Inputs; }
+    static int64_t steps(int64_t inputs) { return (inputs + Inputs - 1) / Inputs; }
+    static int64_t steps(const Weight &weight) { return steps(weight.in_features); }
     static int64_t panel_bytes(const Weight &weight) { return steps(weight) * STEP_BYTES; }
 
     // Numbers of whole bytes: where that of input `k` lies behind that of input 0.

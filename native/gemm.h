@@ -121,24 +121,23 @@ class Scratch {
     }
 };
 
-// Rows as a format's micro-kernel takes them.
-template <typename Format, bool OTHERS = takes_other_rows<Format>(0)> struct RowsTaken {
+// Rows as a micro-kernel takes them.
+template <typename Kernel, bool OTHERS = takes_other_rows<Kernel>(0)> struct RowsTaken {
     const Rows &x;
     RowsTaken(const Rows &x, const Tiles &, int64_t) : x(x) {}
     const Rows &of(int64_t) { return x; }
 };
 
 // Those of the group that was asked for last, made for it.
-template <typename Format> class RowsTaken<Format, true> {
-    using Kernel = MicroKernel<Format>;
+template <typename Kernel> class RowsTaken<Kernel, true> {
     const Rows &x;
     const Tiles &tiles;
-    const int64_t steps;
+    const int64_t inputs;
     int64_t group = -1;
     Rows made;
 
   public:
-    RowsTaken(const Rows &x, const Tiles &tiles, int64_t steps) : x(x), tiles(tiles), steps(steps), made(x) {}
+    RowsTaken(const Rows &x, const Tiles &tiles, int64_t inputs) : x(x), tiles(tiles), inputs(inputs), made(x) {}
 
     const Rows &of(int64_t wanted) {
         if (wanted != group) take_group(group = wanted);
@@ -149,7 +148,7 @@ template <typename Format> class RowsTaken<Format, true> {
     void take_group(int64_t index) {
         static thread_local Scratch scratch;
         const Range some = tiles.group(index);
-        made.row_bytes = 4 * Kernel::row_words(steps);
+        made.row_bytes = 4 * Kernel::row_words(inputs);
         if (some.begin == some.end) return;
         const int64_t last = tiles.first(some.end - 1) + tiles.rows_of(some.end - 1);
         char *to = scratch.reserve(last * made.row_bytes);
@@ -157,7 +156,7 @@ template <typename Format> class RowsTaken<Format, true> {
         for (int64_t tile = some.begin; tile < some.end; tile++) {
             const int64_t first = tiles.first(tile);
             Kernel::take_rows(reinterpret_cast<const uint32_t *>(x.data + first * x.row_bytes), tiles.rows_of(tile),
-                              steps, reinterpret_cast<uint32_t *>(to + first * made.row_bytes));
+                              inputs, reinterpret_cast<uint32_t *>(to + first * made.row_bytes));
         }
     }
 };
@@ -275,11 +274,6 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
     const Ahead ahead(some.end - some.begin, panel_bytes, steps);
     alignas(64) typename MicroKernel<Own>::Sum sums[TILE_ROWS * PANEL];
     if constexpr (EXPANDS) {
-        if (single && tiles.rows_of(some.begin) <= MicroKernel<Format>::FEW_ROWS) {
-            const int64_t first = tiles.first(some.begin), rows = tiles.rows_of(some.begin);
-            MicroKernel<Format>::run_few(x.data + first * x.row_bytes, rows, panel, sums);
-            return epilogue.apply(weight, index, first, int(rows), x, sums);
-        }
         static thread_local Scratch expanded;
         char *weights = expanded.reserve(steps * STEP_BYTES);
         Format::expand(panel.weights, steps, weights);
@@ -300,6 +294,23 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
         multiply_tile<Own>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
     }
+}
+
+// Whether some tiles are few rows, which a format multiplies by other means.
+template <typename Format> inline bool are_few(const Tiles &tiles, const Range &some) {
+    return some.end - some.begin == 1 && tiles.rows_of(some.begin) <= FewRows<Format>::MOST;
+}
+
+// The same of them, as FewRows takes them.
+template <typename Format, typename AnyEpilogue>
+void multiply_few(const Rows &x, const Tiles &tiles, int64_t tile, const Weight &weight, int64_t index,
+                  const AnyEpilogue &epilogue) {
+    const Panel panel{static_cast<const char *>(weight.packed) + index * Format::panel_bytes(weight), nullptr,
+                      Format::steps(weight), nullptr, 0};
+    const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
+    alignas(64) typename FewRows<Format>::Sum sums[FewRows<Format>::MOST * PANEL];
+    FewRows<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);
+    epilogue.apply(weight, index, first, int(rows), x, sums);
 }
 
 // Tiles in the groups that a product takes them in, where a row and a weight take so many bytes. AMX is so fast that a
@@ -327,11 +338,17 @@ NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight
     const Tiles tiles = grouped(given, 4 * Format::steps(weight), panels * panel_bytes, team);
     const int64_t tasks = panels * tiles.groups;
     const TileRegisters registers;
-    RowsTaken<Multiplied<Format>> taken(x, tiles, Format::steps(weight));
+    RowsTaken<MicroKernel<Multiplied<Format>>> taken(x, tiles, weight.in_features);
+    RowsTaken<FewRows<Format>> few(x, tiles, weight.in_features);
     // Neighbouring panels follow each other in memory, so what a thread takes streams.
     for (int64_t task = team.take_near(tasks); task >= 0; task = team.take_near(tasks)) {
         const int64_t panel = task % panels, group = task / panels;
         const Weight &own = tiles.weight_of(group, weight);
+        if constexpr (FewRows<Format>::MOST > 0)
+            if (are_few<Format>(tiles, tiles.group(group))) {
+                multiply_few<Format>(few.of(group), tiles, tiles.group(group).begin, own, panel, epilogue);
+                continue;
+            }
         const char *next = static_cast<const char *>(own.packed) + (panel + 1) * panel_bytes;
         multiply<Format>(taken.of(group), tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr,
                          epilogue);

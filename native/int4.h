@@ -1,8 +1,9 @@
 // Weights of 4 bits in two factors, so that products of many rows are those of bytes:
 //   weight = scale of the output * (factor of the group * number - offset of the group)
 // where a group is 32 inputs of one output, the number is from 0 to 15, and what stands in the brackets fits a byte. It
-// is what int8 weights would be: panels of many rows are expanded to it, and sums stay exact integers. Without VNNI numbers
-// are multiplied as they are (int4_products.h). int4_grid.h says how factors and offsets are chosen.
+// is what int8 weights would be: panels of many rows are expanded to it, and sums stay exact integers. A few rows multiply
+// numbers as they are (int4_few.h), and without VNNI all do (int4_products.h). int4_grid.h says how factors and offsets are
+// chosen.
 //
 // A panel lies in blocks of 64 inputs: 16 steps of 64 bytes, the lower halves of which are numbers of outputs 0 to 15
 // and the upper ones those of outputs 16 to 31, four inputs each; then for each of the two groups the factors of all

@@ -97,10 +97,11 @@ struct Int4MicroKernel {
     static constexpr bool TAKES_OTHER_ROWS = true;
 
     // Whole groups, each with the sum of its inputs behind it.
-    static int64_t row_words(int64_t steps) {
-        return (steps + INT4_GROUP_STEPS - 1) / INT4_GROUP_STEPS * (INT4_GROUP_STEPS + 1);
+    static int64_t row_words(int64_t inputs) {
+        return (inputs + INT4_GROUP - 1) / INT4_GROUP * (INT4_GROUP_STEPS + 1);
     }
-    static void take_rows(const uint32_t *from, int64_t rows, int64_t steps, uint32_t *to) {
+    static void take_rows(const uint32_t *from, int64_t rows, int64_t inputs, uint32_t *to) {
+        const int64_t steps = (inputs + 3) / 4;
         for (int64_t step = 0; step < steps; step += INT4_GROUP_STEPS) {
             const int64_t left = steps - step, count = left < INT4_GROUP_STEPS ? left : INT4_GROUP_STEPS;
             std::memcpy(to, from, 4 * count * rows);

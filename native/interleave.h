@@ -66,7 +66,7 @@ constexpr int TILE_ROWS = 32;   // two tiles of rows and two of weights make fou
 constexpr int64_t ROW_BLOCK = 16, ROW_STEPS = 16;
 
 // Where word `step` of row r lies, of one of the first 16.
-template <int ROWS> inline int64_t word_offset(int64_t step, int64_t r) {
+inline int64_t word_offset(int64_t step, int64_t r, int64_t) {
     return step / ROW_STEPS * 4 * ROW_STEPS * ROW_BLOCK + 4 * (r * ROW_STEPS + step % ROW_STEPS);
 }
 
@@ -103,8 +103,8 @@ struct RowTile {
 constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
 constexpr int64_t ROW_BLOCK = 1, ROW_STEPS = 1;
 
-// Where word `step` of row r lies.
-template <int ROWS> inline int64_t word_offset(int64_t step, int64_t r) { return 4 * (step * ROWS + r); }
+// Where word `step` of row r of `rows` lies.
+inline int64_t word_offset(int64_t step, int64_t r, int64_t rows) { return 4 * (step * rows + r); }
 
 // Interleaved: the first word of each row, then the next ones.
 struct RowTile {

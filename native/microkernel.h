@@ -2,6 +2,7 @@
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
 #include "amx_products.h"
+#include "int4_few.h"
 #include "int4_products.h"
 #include "widened.h"
 
@@ -32,7 +33,7 @@ inline void avx512_microkernel(const char *x, const Panel &panel, typename Lanes
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
             int32_t four;
-            std::memcpy(&four, x + word_offset<ROWS>(step, r), sizeof four);
+            std::memcpy(&four, x + word_offset(step, r, ROWS), sizeof four);
             const __m512i inputs = _mm512_set1_epi32(four);
             sum[r][0] = Lanes::add(sum[r][0], inputs, first);
             sum[r][1] = Lanes::add(sum[r][1], inputs, second);
@@ -139,71 +140,9 @@ template <> struct MicroKernel<Int8Format> {
 #if defined(HAVE_INT4_PRODUCTS)
 template <> struct MicroKernel<Int4Format> : Int4MicroKernel {};
 #else
-// Few rows are multiplied without expanding the panel, where that is faster: up to FEW_ROWS.
 template <> struct MicroKernel<Int4Format> {
     using Sum = int32_t;
     static constexpr const char *PATH = MicroKernel<Int8Format>::PATH;
-#if defined(__AVX512VNNI__)
-    static constexpr int FEW_ROWS = 4;
-
-    static void run_few(const char *x, int64_t rows, const Panel &panel, Sum *sums) {
-        switch (rows) {
-            case 1: return few<1>(x, panel, sums);
-            case 2: return few<2>(x, panel, sums);
-            case 3: return few<3>(x, panel, sums);
-            case 4: return few<4>(x, panel, sums);
-        }
-    }
-
-  private:
-    template <int ROWS> using Sums = __m512i[ROWS][2];
-
-    // Adds the products of a group's first `count` steps, which is a constant for all groups but the last.
-    template <int ROWS>
-    static inline __attribute__((always_inline)) void add_group(const char *x, int64_t first, int64_t count,
-                                                                const char *block, Sums<ROWS> &sum) {
-        const int64_t group = first / INT4_GROUP_STEPS % INT4_GROUPS;
-        const char *numbers = block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES;
-        const char *grids = block + INT4_NUMBERS + group * INT4_GRID_BYTES;
-        const Int4Expander low(grids), high(grids + 16);
-        __builtin_prefetch(grids + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
-        for (int64_t step = 0; step < count; step++) {
-            const __m512i both = _mm512_loadu_si512(numbers + step * INT4_STEP_BYTES);
-            __builtin_prefetch(numbers + (step + INT4_STEPS_AHEAD) * INT4_STEP_BYTES);
-            const __m512i lower = low.expand(int4_low(both)), upper = high.expand(int4_high(both));
-#pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) {
-                int32_t four;
-                std::memcpy(&four, x + word_offset<ROWS>(first + step, r), sizeof four);
-                const __m512i inputs = _mm512_set1_epi32(four);
-                sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], inputs, lower);
-                sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], inputs, upper);
-            }
-        }
-    }
-
-    template <int ROWS> static NOINLINE void few(const char *x, const Panel &panel, Sum *sums) {
-        Sums<ROWS> sum;
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++)
-            for (int half = 0; half < 2; half++) sum[r][half] = _mm512_loadu_si512(panel.compensation + 16 * half);
-        const char *block = panel.weights;
-        int64_t step = 0;
-        for (; step + INT4_GROUP_STEPS <= panel.steps; step += INT4_GROUP_STEPS) {
-            add_group<ROWS>(x, step, INT4_GROUP_STEPS, block, sum);
-            if (step / INT4_GROUP_STEPS % INT4_GROUPS == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
-        }
-        if (step < panel.steps) add_group<ROWS>(x, step, panel.steps - step, block, sum);
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            std::memcpy(sums + r * PANEL, &sum[r][0], 64);
-            std::memcpy(sums + r * PANEL + 16, &sum[r][1], 64);
-        }
-    }
-#else
-    static constexpr int FEW_ROWS = 0;
-    static void run_few(const char *, int64_t, const Panel &, Sum *) {}
-#endif
 };
 #endif
 
@@ -214,10 +153,18 @@ template <typename Format> using Multiplied = Format;
 template <typename Format> using Multiplied = typename Format::Multiplied;
 #endif
 
-// Whether a format's micro-kernel takes rows in another form than they are prepared in.
-template <typename Format> constexpr auto takes_other_rows(int) -> decltype(MicroKernel<Format>::TAKES_OTHER_ROWS) {
-    return MicroKernel<Format>::TAKES_OTHER_ROWS;
+// Whether a micro-kernel takes rows in another form than they are prepared in.
+template <typename Kernel> constexpr auto takes_other_rows(int) -> decltype(Kernel::TAKES_OTHER_ROWS) {
+    return Kernel::TAKES_OTHER_ROWS;
 }
-template <typename Format> constexpr bool takes_other_rows(long) { return false; }
+template <typename Kernel> constexpr bool takes_other_rows(long) { return false; }
+
+// What multiplies a few rows, at most MOST, where that is faster by other means than many.
+template <typename Format> struct FewRows {
+    static constexpr int MOST = 0;
+};
+#if defined(HAVE_INT4_FEW_ROWS)
+template <> struct FewRows<Int4Format> : Int4FewRows {};
+#endif
 
 } // namespace

@@ -129,11 +129,11 @@ template <typename Format> struct WidenedMicroKernel {
     static constexpr bool TAKES_OTHER_ROWS = true;
 
     // Words of a row of so many, widened.
-    static int64_t row_words(int64_t steps) { return 2 * steps; }
+    static int64_t row_words(int64_t inputs) { return 2 * Format::steps(inputs); }
 
     // Widens the rows of a tile.
-    static void take_rows(const uint32_t *from, int64_t rows, int64_t steps, uint32_t *to) {
-        for (int64_t i = 0; i < rows * steps; i++) Widening<Format>::widen(from[i], to + 2 * i);
+    static void take_rows(const uint32_t *from, int64_t rows, int64_t inputs, uint32_t *to) {
+        for (int64_t i = 0; i < rows * Format::steps(inputs); i++) Widening<Format>::widen(from[i], to + 2 * i);
     }
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
