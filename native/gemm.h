@@ -80,16 +80,6 @@ inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Pane
     MicroKernel<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);
 }
 #else
-// Calls f with the number of a tile's rows, at most ROWS, as a constant.
-template <int ROWS = TILE_ROWS, typename F> inline void with_rows(int64_t rows, F f) {
-    if constexpr (ROWS > 0) {
-        if (rows == ROWS)
-            f(std::integral_constant<int, ROWS>{});
-        else
-            with_rows<ROWS - 1>(rows, f);
-    }
-}
-
 template <typename Format>
 inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Panel &panel,
                           typename MicroKernel<Format>::Sum *sums) {

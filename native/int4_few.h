@@ -13,7 +13,8 @@ namespace {
 
 struct Int4FewRows {
     using Sum = int32_t;
-    static constexpr int MOST = 4;
+    // From some rows on it pays to expand a panel for tiles of AMX.
+    static constexpr int MOST = TILE_ROWS > 12 ? 10 : 12;
     static constexpr bool TAKES_OTHER_ROWS = true;
 
     // A row has whole groups, each with less the sum of its inputs behind it.
@@ -35,12 +36,7 @@ struct Int4FewRows {
     }
 
     static void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
-        switch (rows) {
-            case 1: return multiply<1>(x, row_bytes, panel, sums);
-            case 2: return multiply<2>(x, row_bytes, panel, sums);
-            case 3: return multiply<3>(x, row_bytes, panel, sums);
-            case 4: return multiply<4>(x, row_bytes, panel, sums);
-        }
+        with_rows<MOST>(rows, [&](auto count) { multiply<count>(x, row_bytes, panel, sums); });
     }
 
   private:
@@ -66,7 +62,7 @@ struct Int4FewRows {
 
     template <int ROWS> static NOINLINE void multiply(const char *x, int64_t row_bytes, const Panel &panel, Sum *sums) {
         __m512i total[ROWS][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = _mm512_setzero_si512();
         const char *block = panel.weights;
         for (int64_t step = 0; step < panel.steps; step += INT4_GROUP_STEPS, x += 4 * GROUP_WORDS) {
@@ -76,7 +72,7 @@ struct Int4FewRows {
             add_group<ROWS>(x, row_bytes, numbers, grids, total);
             if (group == INT4_GROUPS - 1) block += INT4_BLOCK_BYTES;
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++)
             for (int half = 0; half < 2; half++) _mm512_storeu_si512(sums + r * PANEL + 16 * half, total[r][half]);
     }
@@ -91,7 +87,7 @@ struct Int4FewRows {
             return _mm512_set1_epi32(word);
         };
         __m512i sum[ROWS][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = _mm512_setzero_si512();
         __builtin_prefetch(grids + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
 #pragma GCC unroll 8
@@ -99,7 +95,7 @@ struct Int4FewRows {
             const __m512i both = _mm512_loadu_si512(numbers);
             __builtin_prefetch(numbers + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
             const __m512i lower = _mm512_and_si512(both, low_bits), upper = _mm512_and_si512(both, high_bits);
-#pragma GCC unroll 4
+#pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], lower, input(r, step));
                 sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], upper, input(r, step));
@@ -108,7 +104,7 @@ struct Int4FewRows {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const __m512i factors = wide(grids + 16 * half), offsets = wide(grids + PANEL + 16 * half);
-#pragma GCC unroll 4
+#pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 const __m512i own = half ? _mm512_srai_epi32(sum[r][1], 4) : sum[r][0];
                 const __m512i product = _mm512_add_epi32(total[r][half], _mm512_mullo_epi32(own, factors));

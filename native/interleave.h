@@ -1,5 +1,7 @@
 // Rows laid out for products: interleaved, so that one cache line feeds a step of a whole tile, or as AMX reads them.
 #pragma once
+#include <type_traits>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -117,5 +119,15 @@ struct RowTile {
     }
 };
 #endif
+
+// Calls f with the number of a tile's rows, at most ROWS, as a constant.
+template <int ROWS = TILE_ROWS, typename F> inline void with_rows(int64_t rows, F f) {
+    if constexpr (ROWS > 0) {
+        if (rows == ROWS)
+            f(std::integral_constant<int, ROWS>{});
+        else
+            with_rows<ROWS - 1>(rows, f);
+    }
+}
 
 } // namespace

@@ -25,7 +25,7 @@ from chairlift.ops.reference import ReferenceOps, quantize
 
 # (outs, ins): whole panels and not, inputs that fill their last step of four and not.
 SHAPES = [(32, 64), (33, 30), (96, 130), (250, 34), (7, 4), (64, 577), (100, 3)]
-ROWS = [1, 2, 11, 12, 13, 24, 25, 48, 97, 200]
+ROWS = [1, 2, 4, 7, 10, 11, 12, 13, 24, 25, 48, 97, 200]
 Kind = tuple[torch.dtype, Quantization]
 KINDS: list[Kind] = [
     (torch.bfloat16, "none"),
