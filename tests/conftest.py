@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # No test asks the real Hub for anything: its library reads this once.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+# Two processes of tests share the cores: threads that spin until there is work again keep it from the others. OpenMP
+# reads this once.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SHARED = {"demo_server", "models_server"}
 _started: list[str] = []
