@@ -23,7 +23,7 @@ class Counted(Follower):
         self.threads: list[int] = []
         self.forced: list[int] = []
         self.is_open = self.ended = self.busy = False
-        self.grammar = CompiledGrammar(Mock(), Mock(), is_plain=True)
+        self.grammar = CompiledGrammar(Mock(), Mock(), is_plain=True, free=Mock())
         self.error = None
         self.posted_at, self.begun_at = time.monotonic(), math.inf
 
@@ -33,6 +33,9 @@ class Counted(Follower):
 
     def say(self, token: int) -> None:
         """What was chosen changes nothing."""
+
+    def go_on(self) -> bool:
+        return False
 
     def advance(self) -> None:
         self.threads.append(threading.get_ident())
@@ -54,6 +57,11 @@ def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> Non
     rows.say(list(rows._followers), names, seconds, StepResult(tokens={name: [1] for name in names}))
     rows.go_on()
     assert rows._look_ahead._idle.wait(60)
+
+
+def follow(rows: RuledRows, *followers: Counted) -> None:
+    """These are new, in the first rows."""
+    rows._followers, rows._unsettled = dict(enumerate(followers)), dict(enumerate(followers))
 
 
 def were_here(followers: list[Counted]) -> list[list[bool]]:
@@ -116,7 +124,7 @@ def test_it_is_for_some_hour_at_most_however_often(rows: RuledRows, monkeypatch:
 def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> None:
     """Once it is known what it may say, or that it can't go on."""
     several = [Counted(0.0, is_light=False) for _ in range(4)]
-    rows._followers = dict(enumerate(several))
+    follow(rows, *several)
     for follower in several:
         follower.busy = True
 
@@ -137,7 +145,7 @@ def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> No
 
 def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> None:
     follower = Counted(0.0, is_light=False)
-    rows._followers = {0: follower}
+    follow(rows, follower)
     follower.busy = follower.grammar.is_aside = True
     late, later = StepResult(tokens={}), StepResult(tokens={})
     rows.settle([0], ["a"], late)
@@ -158,7 +166,7 @@ def test_a_step_waits_for_those_that_take_long_where_it_has_nobody_else(
     waited: list[int] = []
     monkeypatch.setattr(rows._look_ahead, "wait_for_slow", lambda slow, seconds: waited.append(len(slow)))
     several = [Counted(0.0, is_light=False) for _ in range(3)]
-    rows._followers = dict(enumerate(several))
+    follow(rows, *several)
     for follower in several[:2]:
         follower.busy = follower.grammar.is_aside = True
     rows.settle(here, [str(row) for row in here], StepResult(tokens={}), are_all)

@@ -18,15 +18,13 @@ import torch
 from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import read_object
 from chairlift.ops.base import Int32s
+from chairlift.runners.decoder.leeway import FreeText, Leeway, PlainTokens
 
 # Tokens that follow from a grammar and are found at once. Whatever else does is chosen as any token is.
 _MOST_FORCED = 64
 # Errors hold the whole grammar and the state of the parser behind their first line.
 _MOST_ERROR = 300
-# A word of so many letters, which most grammars allow only where they allow nearly anything: near the end of a string
-# of limited length too, where most tokens are longer.
-_PROBE_LETTERS = 4
-# Seconds that it may take to follow a token and look at that word, so that others can wait for tokens that are tried.
+# Seconds that it may take to follow a token and look at a word, so that others can wait for tokens that are tried.
 _QUICK = 0.0002
 # Seconds of a core for one that was tried, beyond which no other of that grammar is.
 _SLOW = 0.002
@@ -69,10 +67,7 @@ class GrammarTokenizer:
         except ValueError as error:
             raise GrammarError(f"the model's tokenizer can't be used with grammars: {first_line(error)}") from None
         self.words = -(-vocab_size // 32)
-        words = [(index, word) for word, index in backend.get_vocab().items() if len(word) == _PROBE_LETTERS]
-        # The last one, as the rarest.
-        plain = (index for index, word in words if word.isascii() and word.isalpha() and word.islower())
-        self.probe = max(plain, default=None)
+        self.plain = PlainTokens(self.tokens, backend)
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         """Compile, without the interpreter's lock; raises GrammarError, with what is wrong, within seconds."""
@@ -87,7 +82,7 @@ class GrammarTokenizer:
         )
         matcher = llguidance.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
         is_plain = grammar.startswith(_SCHEMA) and not any(word in grammar for word in _PATTERNS)
-        found = CompiledGrammar(self, matcher, is_plain)
+        found = CompiledGrammar(self, matcher, is_plain, FreeText(self.plain, grammar, is_plain))
         # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
         found.check(np.zeros(self.words, np.int32))
         return found
@@ -101,10 +96,13 @@ class CompiledGrammar:
     Those of formats are the library's own. Nor are any tried once to look at one of its tokens took long.
     """
 
-    def __init__(self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool) -> None:
+    def __init__(
+        self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool, free: FreeText
+    ) -> None:
         self.tokenizer = tokenizer
         self.matcher = matcher
         self.is_plain = is_plain
+        self.free = free
         # Whether to look at a token took long.
         self.is_slow = False
         # Whether it takes long, so that only threads follow it that nobody waits for; and whose turn it is.
@@ -145,7 +143,8 @@ class Follower:
     follow from the grammar, are found if it `forces`. Once it has `ended` there is none.
 
     If it is `is_tried`, tokens are drawn as if there were no grammar and tried one by one, and only if none of them is
-    allowed, one that is; if it is `is_open` as well, `allowed` is not known, and `accept` says it of a token.
+    allowed, one that is; if it is `is_open` as well, `allowed` is not known, and `accept` says it of a token. What
+    there is leeway for is taken unseen, and followed later.
     """
 
     def __init__(
@@ -168,9 +167,8 @@ class Follower:
         self._eos_ids = grammar.tokenizer.eos_ids
         self._matcher = grammar.matcher.deep_copy()
         self._forces = forces
-        probe = grammar.tokenizer.probe
-        self._trial = TrialKind.NEVER if probe is None else trial
-        self._probe = [] if probe is None else [probe]
+        self._leeway = Leeway(grammar.free)
+        self._trial = trial if grammar.free.words else TrialKind.NEVER
         # What is allowed is found beforehand: as long as this is set, for so many tokens from now on, or for good.
         self.prepares = False
         self._wary, self._times_in_vain = 0, 0
@@ -185,6 +183,7 @@ class Follower:
         found.forced = list(self.forced)
         found.ended, found.is_tried, found.is_open = self.ended, self.is_tried, self.is_open
         found.seconds = self.seconds
+        found._leeway.room = self._leeway.room
         found._matcher = self._matcher.deep_copy()
         return found
 
@@ -198,14 +197,25 @@ class Follower:
         """Whether a token that is tried may be next; if it is open, it follows one that may, which must be said."""
         if not self.is_open:
             return bool(self.allowed[token // 32] >> (token % 32) & 1)
+        known = self._leeway.takes_text(token, len(self._said))
+        if known is not None:
+            return known
         began = time.thread_time()
         try:
+            self._catch_up()
             if self._matcher.try_consume_tokens([token]):
                 self._accepted = token
         except BaseException as error:
             self._break(error)
         self.grammar.is_slow |= time.thread_time() - began > _SLOW
         return self._accepted is not None
+
+    def _catch_up(self) -> None:
+        """Follow what was said."""
+        said, self._said = self._said, []
+        if said and not self._matcher.consume_tokens(said):
+            _check(self._matcher)
+            raise GrammarError("the grammar does not allow a token that was chosen")
 
     @property
     def can_be_tried(self) -> bool:
@@ -227,14 +237,26 @@ class Follower:
         self.error = why
 
     def go_on(self) -> bool:
-        """Go on at once after a token that was accepted, if others can be tried next; otherwise it must `advance`."""
-        if not self.is_open or self._prepares() or not self.grammar.is_free() or self._matcher.is_stopped():
+        """Go on at once after what was said, if others can be tried, or just what could be before.
+
+        It must `advance` otherwise.
+        """
+        if not self.is_open:
+            return self._leeway.takes_digits(self._said)
+        if self._prepares():
             return False
+        if self._said:
+            return True
+        if not self.grammar.is_free() or self._matcher.is_stopped():
+            return False
+        began = time.thread_time()
         try:
-            return self._matcher.validate_tokens(self._probe) > 0
+            return self._leeway.look_for_text(self._matcher)
         except BaseException as error:
             self._break(error)
             return False
+        finally:
+            self.grammar.is_slow |= time.thread_time() - began > _SLOW
 
     def _break(self, error: BaseException) -> None:
         """Fail by an error of the library, whose panics are no Exceptions; what is not one of those goes on."""
@@ -260,12 +282,11 @@ class Follower:
     def _follow(self) -> None:
         matcher, forced = self._matcher, self.forced
         self.is_tried = self.is_open = False
-        token, said, self._said = None, self._said, []
+        self._leeway.forget()
+        token = self._said[-1] if self._said else None
         while True:
             began = time.thread_time()
-            if said and not matcher.consume_tokens(said):
-                _check(matcher)
-                raise GrammarError("the grammar does not allow a token that was chosen")
+            self._catch_up()
             _check(matcher)
             if matcher.is_stopped():
                 self.ended = True
@@ -274,17 +295,18 @@ class Follower:
                 self._begin_trial(began)
                 return
             self._find_allowed()
+            self._leeway.look_for_digits(matcher, token)
             token = _only_token(self.allowed)
             if token in self._eos_ids:
                 self.ended = True
             if token is None or self.ended or not self._forces or len(forced) == _MOST_FORCED:
                 return
-            said = [token]
+            self._said = [token]
             forced.append(token)
 
     def _is_wide(self) -> bool:
         """Whether nearly anything may be next, so that tokens are tried: what was said alone decides it."""
-        wide = self._matcher.validate_tokens(self._probe) > 0
+        wide = self._leeway.look_for_text(self._matcher)
         _check(self._matcher)
         return wide
 

@@ -36,6 +36,8 @@ class RuledRows:
         """`tries`: whether tokens are tried, of greedy rows only if it `tries_best`."""
         self._tries, self._tries_best = tries, tries_best
         self._followers: dict[int, Follower] = {}
+        # Those that a step may have to give something, or to wait for: all but those that went on at once.
+        self._unsettled: dict[int, Follower] = {}
         # Those that go on once the model computes: until then this thread needs the interpreter itself.
         self._held: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
@@ -54,9 +56,9 @@ class RuledRows:
         output_ids = start.token_ids[len(request.prompt_ids) :]
         # Of few, what is allowed is found as well, which beginnings may leave out.
         if forces and not output_ids and len(self._followers) + 1 >= _FEW:
-            self._followers[row] = grammar.begin(trial)
+            self._followers[row] = self._unsettled[row] = grammar.begin(trial)
             return
-        follower = self._followers[row] = grammar.follow(output_ids, forces, trial)
+        follower = self._followers[row] = self._unsettled[row] = grammar.follow(output_ids, forces, trial)
         follower.prepares = len(self._followers) < _FEW
         self._look_ahead.post([follower])
 
@@ -73,6 +75,7 @@ class RuledRows:
         """Forget a row's grammar."""
         follower = self._followers.pop(row, None)
         self._held.pop(row, None)
+        self._unsettled.pop(row, None)
         self._late.pop(row, None)
         if follower is not None:
             follower.give_up("nobody waits for it")
@@ -85,7 +88,7 @@ class RuledRows:
         Nothing for one that is late, that has failed, or that nothing can follow. `are_all`: whether nothing else is in
         the step, so that it costs nobody to wait for them.
         """
-        ruled = self._ruled(rows, names)
+        ruled = _among(self._unsettled, rows, names)
         busy = [follower for _, _, follower in ruled if follower.busy]
         if busy:
             self._look_ahead.wait(_MOST_WAIT * (_WITH_OTHERS if len(busy) < len(rows) else 1))
@@ -104,6 +107,8 @@ class RuledRows:
                 given[row] = []
             else:
                 self._give(row, name, follower, given, result)
+                if not follower.ended:
+                    del self._unsettled[row]
         return given
 
     def _wait_for_slow(self, followers: Sequence[Follower]) -> None:
@@ -139,6 +144,7 @@ class RuledRows:
         """Those whose tokens were tried in vain are late."""
         result.late.update(names)
         self._late.update(zip(rows, names, strict=True))
+        self._unsettled |= {row: self._followers[row] for row in rows}
         self._look_ahead.post([self._followers[row] for row in rows])
 
     def say(
@@ -149,7 +155,7 @@ class RuledRows:
         Returns what follows from them, as far as it is soon known, and tells the result who has ended by it.
         """
         tokens = result.tokens
-        ruled = [each for each in self._ruled(rows, names) if each[1] in tokens]
+        ruled = [each for each in _among(self._followers, rows, names) if each[1] in tokens]
         prepares = len(ruled) < _FEW
         held = []
         for each in ruled:
@@ -159,6 +165,7 @@ class RuledRows:
             if not follower.go_on():
                 held.append(each)
         self._held = {row: follower for row, _, follower in held}
+        self._unsettled |= self._held
         if self._tries and not prepares:
             self._advance_here(_HERE * seconds)
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
@@ -171,12 +178,6 @@ class RuledRows:
             if not follower.busy and follower.error is None:
                 self._give(row, name, follower, given, result)
         return given
-
-    def _ruled(self, rows: Sequence[int], names: Sequence[str]) -> list[tuple[int, str, Follower]]:
-        """Rows, names and followers of those that follow a grammar."""
-        followers = self._followers
-        found = zip(rows, names, map(followers.get, rows), strict=True)
-        return [(row, name, follower) for row, name, follower in found if follower is not None]
 
     def _advance_here(self, seconds: float) -> None:
         """Advance those that are soon done, for so many seconds at most."""
@@ -211,3 +212,11 @@ class RuledRows:
         """Forget all, and end the thread."""
         self._followers.clear()
         self._look_ahead.close()
+
+
+def _among(
+    followers: dict[int, Follower], rows: Sequence[int], names: Sequence[str]
+) -> list[tuple[int, str, Follower]]:
+    """Rows, names and followers of those rows that have one there."""
+    found = zip(rows, names, map(followers.get, rows), strict=True)
+    return [(row, name, follower) for row, name, follower in found if follower is not None]
