@@ -1,9 +1,11 @@
 """What it costs that answers follow a grammar: python benchmarks/structured.py MODEL [MODEL ...] --out FILE.json
 
-Each workload runs twice in turn, with the library in this process: with grammars, and then without, each sequence as
-long as it was with its grammar. So the ratio of the two rates holds for the same lengths, and what the grammar forces
-counts as output. `64 mixed` are 64 sequences of 8 schemas; `forced` has a schema whose keys are a good part of what is
-written. The share of forced tokens is what the engine gave beyond one token a step.
+Each workload runs with grammars and without, each sequence as long as it was with its grammar. So the ratio of the two
+rates holds for the same lengths, and what the grammar forces counts as output. Lengths are found beforehand, by a run
+that is not timed: seeds give the same text again. Then two engines with the same model take turns of some steps each,
+as the speed of many a machine changes from one second to the next. `64 mixed` are 64 sequences of 8 schemas; `forced`
+has a schema whose keys are a good part of what is written. The share of forced tokens is what the engine gave beyond
+one token a step.
 """
 
 import argparse
@@ -13,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import workloads
+from msgspec.structs import replace
 from tqdm import tqdm
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
-from chairlift.core.sequences.request import Request, fan_out
+from chairlift.core.sequences.request import fan_out
 from chairlift.text.structured import grammar_of
 
 TEXT = {"type": "string", "maxLength": 60}
@@ -86,24 +89,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--turn", type=int, default=8, metavar="STEPS", help="of one engine, then of the other")
     parser.add_argument("--only", nargs="*", help="workloads (default: all)")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
     args = parser.parse_args()
     record = Recording(start("structured", vars(args)), args.out)
     for model in args.models:
-        llm = LLM(model, kv_cache_gb=1.0)
+        engines = [LLM(model, kv_cache_gb=1.0) for _ in range(2)]
         chosen = [each for each in WORKLOADS if not args.only or each.name in args.only]
         total = len(chosen) * len(args.temperature) * args.rounds
         with tqdm(total=total, desc=Path(model).name, dynamic_ncols=True) as bar:
             for number in range(args.rounds + 1):
                 for workload in chosen:
                     for temperature in args.temperature:
-                        run = measure(llm, workload, temperature, args.max_tokens, number)
+                        run = measure(engines, workload, temperature, args.max_tokens, number, args.turn)
                         if number:  # the round before the first warms up
                             about = {"model": Path(model).name, "workload": workload.name, "temperature": temperature}
                             record.add({**about, "round": number, **run})
                             bar.update()
-        llm.close()
+        for llm in engines:
+            llm.close()
     print(markdown(record.results))
 
 
@@ -112,68 +117,81 @@ def markdown(results: Results) -> str:
     return f"{caption(results)}\n\n{table(results['runs'], names, COLUMNS)}"
 
 
-def measure(llm: LLM, workload: Workload, temperature: float, max_tokens: int, number: int) -> dict[str, Any]:
-    """Run a workload with grammars, often enough to last a while, and then without."""
+def measure(
+    engines: list[LLM], workload: Workload, temperature: float, max_tokens: int, number: int, turn: int
+) -> dict[str, Any]:
+    """Run a workload with grammars by one engine and without by another, often enough to last a while."""
     rng = random.Random(number)
     repeats = 1 if workload.num > 1 else 8
     ruled_seconds = free_seconds = 0.0
     tokens = forced = 0
+    vocab_size = engines[0].tokenizer.vocab_size
     for repeat in range(repeats):
-        prompts = [workloads.random_ids(rng, 64, llm.tokenizer.vocab_size) for _ in range(workload.num)]
+        prompts = [workloads.random_ids(rng, 64, vocab_size) for _ in range(workload.num)]
         schemas = [workload.schemas[(index + repeat) % len(workload.schemas)] for index in range(workload.num)]
         grammars = [grammar_of(StructuredOutputsParams(json=schema)) for schema in schemas]
-        seeds = [rng.randrange(2**32) for _ in prompts]
-        wanted = [(prompt, grammar, max_tokens) for prompt, grammar in zip(prompts, grammars, strict=True)]
-        lengths, seconds, more = run(llm, wanted, temperature, seeds)
-        ruled_seconds += seconds
-        forced += more
-        tokens += sum(lengths)
-        _, seconds, _ = run(llm, [(p, None, n) for p, n in zip(prompts, lengths, strict=True)], temperature, seeds)
-        free_seconds += seconds
-    ruled, free = tokens / ruled_seconds, tokens / free_seconds
+        params = [
+            SamplingParams(temperature=temperature, seed=rng.randrange(2**32), max_tokens=max_tokens, ignore_eos=True)
+            for _ in prompts
+        ]
+        rehearsal = Run(engines[0], prompts, params, grammars)
+        while rehearsal.go_on(turn):
+            pass
+        lengths = rehearsal.lengths
+        cut = [replace(each, max_tokens=length) for each, length in zip(params, lengths, strict=True)]
+        ruled, free = Run(engines[0], prompts, params, grammars), Run(engines[1], prompts, cut, [None] * len(prompts))
+        while ruled.go_on(turn) | free.go_on(turn):
+            pass
+        assert ruled.lengths == lengths == free.lengths
+        ruled_seconds, free_seconds = ruled_seconds + ruled.seconds, free_seconds + free.seconds
+        forced, tokens = forced + ruled.forced, tokens + sum(lengths)
+    rates = tokens / ruled_seconds, tokens / free_seconds
     return {
-        "ruled_tok_s": ruled,
-        "free_tok_s": free,
-        "ratio": ruled / free,
+        "ruled_tok_s": rates[0],
+        "free_tok_s": rates[1],
+        "ratio": rates[0] / rates[1],
         "forced": forced / tokens,
         "tokens": tokens,
     }
 
 
-def run(
-    llm: LLM, wanted: list[tuple[list[int], str | None, int]], temperature: float, seeds: list[int]
-) -> tuple[list[int], float, int]:
-    """Generate to the end; the length of each, the seconds, and the tokens that came beside the one of a step."""
-    engine = llm.engine
-    held, lengths = [], {}
-    requests: list[Request] = []
-    for index, (prompt, grammar, max_tokens) in enumerate(wanted):
-        if grammar is not None:
-            held.append(llm.engine.runner.grammars.compile(grammar))
-        params = SamplingParams(temperature=temperature, seed=seeds[index], max_tokens=max_tokens, ignore_eos=True)
-        requests += fan_out(
-            f"{index}",
-            prompt,
-            params,
-            model=engine.info,
-            eos_ids=(),
-            arrival=0.0,
-            grammar=grammar,
-            use_prefix_cache=False,
-        )
-    began = time.perf_counter()
-    for request in requests:
-        engine.add(request)
-        lengths[request.id] = 0
-    forced = 0
-    while engine.num_unfinished:
-        output = engine.step()
-        assert output is not None
-        for update in output.updates:
-            lengths[update.id] += len(update.token_ids)
-            forced += max(len(update.token_ids) - 1, 0)
-            assert update.finish_reason not in ("error", "invalid"), update.detail
-    return list(lengths.values()), time.perf_counter() - began, forced
+class Run:
+    """Sequences of an engine, the seconds that their steps took, and the tokens that came beside the one of a step."""
+
+    def __init__(
+        self, llm: LLM, prompts: list[list[int]], params: list[SamplingParams], grammars: list[str | None]
+    ) -> None:
+        self.engine = llm.engine
+        # Held, so that none is forgotten before its sequence begins.
+        self.held = [self.engine.runner.grammars.compile(each) for each in grammars if each is not None]
+        self.seconds = 0.0
+        self.forced = 0
+        self._tokens = {}
+        for index, (prompt, each, grammar) in enumerate(zip(prompts, params, grammars, strict=True)):
+            about = {"model": self.engine.info, "eos_ids": (), "arrival": 0.0, "use_prefix_cache": False}
+            for request in fan_out(f"{index}", prompt, each, grammar=grammar, **about):
+                self._tokens[request.id] = 0
+                self.engine.add(request)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence so far."""
+        return list(self._tokens.values())
+
+    def go_on(self, steps: int) -> bool:
+        """Compute so many steps; return whether there are more."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            if not self.engine.num_unfinished:
+                break
+            output = self.engine.step()
+            assert output is not None
+            for update in output.updates:
+                self._tokens[update.id] += len(update.token_ids)
+                self.forced += max(len(update.token_ids) - 1, 0)
+                assert update.finish_reason not in ("error", "invalid"), update.detail
+        self.seconds += time.perf_counter() - began
+        return self.engine.num_unfinished > 0
 
 
 if __name__ == "__main__":
