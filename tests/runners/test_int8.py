@@ -97,7 +97,7 @@ def test_a_masked_processor_works_and_says_which_path_it_takes(isa: str, quantiz
         runner = make_runner(model_folder("llama", "bfloat16"), ops="auto", quantization=quantization)
         found = all_logits(runner, list(prompts().values()))
         tokens = Harness(runner).generate(requests(), 4)
-    path = re.fullmatch(rf"native-{isa}(?:, int8 by (baseline|avx2|avx512|avx512vnni|amx))?", runner.info.ops)
+    path = re.fullmatch(rf"native-{isa}(?:, int8 by (baseline|avx2|avxvnni|avx512|avx512vnni|amx))?", runner.info.ops)
     assert path is not None
     assert (path[1] is not None) == (quantization == "int8")
     if quantization == "int8":

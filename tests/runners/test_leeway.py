@@ -43,7 +43,9 @@ NUMBERS = st.sampled_from(
         {"enum": [10, 11, 12, 19, 7777]},
     ]
 )
-FORMS = st.sampled_from(["date-time", "email", "uuid", "hostname"]).map(lambda form: {"type": "string", "format": form})
+FORMS = st.sampled_from(["date-time", "time", "duration", "email", "uuid", "hostname", "ipv6", "uri"]).map(
+    lambda form: {"type": "string", "format": form}
+)
 LEAVES = st.one_of(
     STRINGS,
     NUMBERS,

@@ -269,7 +269,7 @@ class Follower:
         began = time.thread_time()
         self.grammar.in_hand = self
         try:
-            self._follow()
+            self._follow(began)
         except GrammarError as error:
             self.error = str(error)
         except BaseException as error:
@@ -279,13 +279,12 @@ class Follower:
             self.seconds = time.thread_time() - began
             self.busy = False
 
-    def _follow(self) -> None:
+    def _follow(self, began: float) -> None:
         matcher, forced = self._matcher, self.forced
         self.is_tried = self.is_open = False
         self._leeway.forget()
         token = self._said[-1] if self._said else None
         while True:
-            began = time.thread_time()
             self._catch_up()
             _check(matcher)
             if matcher.is_stopped():
@@ -303,6 +302,7 @@ class Follower:
                 return
             self._said = [token]
             forced.append(token)
+            began = time.thread_time()
 
     def _is_wide(self) -> bool:
         """Whether nearly anything may be next, so that tokens are tried: what was said alone decides it."""
