@@ -39,6 +39,7 @@ LEVELS = {
     "amx": ("AVX512_CORE_AMX", ["-mavx512f"], 24, 64),
     "avx512bf16": ("AVX512_CORE_BF16", ["-mavx512f"], 24, 64),
     "avx512vnni": ("AVX512_CORE_VNNI", ["-mavx512f"], 24, 64),
+    "avxvnni": ("AVX2_VNNI", ["-mavx2", "-mfma"], 12, 32),
     "avx2": ("AVX2", ["-mavx2", "-mfma"], 12, 32),
 }
 _LOOP = """
@@ -129,7 +130,7 @@ def measure(level: str) -> list[dict[str, Any]]:
 
 def _types(level: str) -> list[str]:
     """Types that oneDNN multiplies with as much as this; it refuses bfloat16 below AVX-512."""
-    return ["float32"] if level == "avx2" else ["bfloat16", "float32"]
+    return ["float32"] if level in ("avx2", "avxvnni") else ["bfloat16", "float32"]
 
 
 def _by_onednn(dtype: str, weights: list[Tensor], x: Tensor) -> list[Callable[[], object]]:

@@ -59,6 +59,9 @@ const Choice *best_choice(const char *wanted) {
 #if defined(HAVE_AVX512)
         {"avx512", &avx512::kernels, has_avx512},
 #endif
+#if defined(HAVE_AVXVNNI)
+        {"avxvnni", &avxvnni::kernels, has_avx2 && __builtin_cpu_supports("avxvnni")},
+#endif
 #if defined(HAVE_AVX2)
         {"avx2", &avx2::kernels, has_avx2},
 #endif

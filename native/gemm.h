@@ -218,7 +218,7 @@ template <typename Format> struct WidenedParts {
 template <> struct Parts<Bf16Format> : WidenedParts<Bf16Format> {};
 template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
 #endif
-#if !defined(__AVX512VNNI__)
+#if defined(WIDENS_BYTES)
 template <> struct Parts<Int8Format> : WidenedParts<Int8Format> {};
 template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
 #endif
@@ -295,8 +295,9 @@ template <typename Format> inline bool are_few(const Tiles &tiles, const Range &
 template <typename Format, typename AnyEpilogue>
 void multiply_few(const Rows &x, const Tiles &tiles, int64_t tile, const Weight &weight, int64_t index,
                   const AnyEpilogue &epilogue) {
-    const Panel panel{static_cast<const char *>(weight.packed) + index * Format::panel_bytes(weight), nullptr,
-                      Format::steps(weight), nullptr, 0};
+    const char *weights = static_cast<const char *>(weight.packed) + index * Format::panel_bytes(weight);
+    const Panel panel{weights, Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr,
+                      Format::steps(weight), weights + BYTES_AHEAD, Format::STEP_BYTES};
     const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
     alignas(64) typename FewRows<Format>::Sum sums[FewRows<Format>::MOST * PANEL];
     FewRows<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);

@@ -2,8 +2,8 @@
 //   weight = scale of the output * (factor of the group * number - offset of the group)
 // where a group is 32 inputs of one output, the number is from 0 to 15, and what stands in the brackets fits a byte. It
 // is what int8 weights would be: panels of many rows are expanded to it, and sums stay exact integers. A few rows multiply
-// numbers as they are (int4_few.h), and without VNNI all do (int4_products.h). int4_grid.h says how factors and offsets are
-// chosen.
+// numbers as they are (int4_few.h), and without VNNI all do (int4_products.h). int4_grid.h says how factors and offsets
+// are chosen.
 //
 // A panel lies in blocks of 64 inputs: 16 steps of 64 bytes, the lower halves of which are numbers of outputs 0 to 15
 // and the upper ones those of outputs 16 to 31, four inputs each; then for each of the two groups the factors of all
@@ -29,39 +29,52 @@ inline int64_t int4_grid_at(int64_t k, int64_t i) {
     return k / (4 * INT4_BLOCK_STEPS) * INT4_BLOCK_BYTES + INT4_NUMBERS + k / INT4_GROUP % INT4_GROUPS * INT4_GRID_BYTES + i;
 }
 
-#if defined(__AVX512BW__)
-inline __m512i int4_low(__m512i both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
-inline __m512i int4_high(__m512i both) { return int4_low(_mm512_srli_epi16(both, 4)); }
+#if defined(__AVX2__)
+// The factors or offsets of a vector of outputs, of a byte each.
+inline vint int4_grids(const char *bytes) {
+#if defined(__AVX512F__)
+    return (vint)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+#else
+    return (vint)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
+#endif
+}
 
-// What expands the numbers of a group's 16 outputs, four of each: 15 * 16 fits a byte, so one product of 16 bits makes
-// two of 8.
+// The numbers of a vector of bytes, four of each output: the lower halves are outputs 0 to 15, the upper ones 16 to 31.
+inline vint int4_low(vuint both) { return (vint)(both & 0x0f0f0f0fu); }
+inline vint int4_high(vuint both) { return (vint)(both >> 4 & 0x0f0f0f0fu); }
+
+// What expands the numbers of a vector of a group's outputs: 15 * 16 fits a byte, so one product of 16 bits makes two of 8.
 struct Int4Expander {
-    __m512i factors, offsets;
+    typedef int8_t vbytes __attribute__((vector_size(4 * LANES)));
+    vshort factors;
+    vbytes offsets;
 
     explicit Int4Expander(const char *grids) {
-        const __m512i factor = wide(grids), offset = wide(grids + PANEL);
-        factors = _mm512_or_si512(factor, _mm512_maskz_slli_epi32(0xffff, factor, 16));
-        const __m512i pair = _mm512_or_si512(offset, _mm512_maskz_slli_epi32(0xffff, offset, 8));
-        offsets = _mm512_or_si512(pair, _mm512_maskz_slli_epi32(0xffff, pair, 16));
+        const vint factor = int4_grids(grids), offset = int4_grids(grids + PANEL), pair = offset | offset << 8;
+        factors = (vshort)(factor | factor << 16);
+        offsets = (vbytes)(pair | pair << 16);
     }
-    __m512i expand(__m512i numbers) const {
-        return _mm512_sub_epi8(_mm512_mullo_epi16(numbers, factors), offsets);
-    }
-
-  private:
-    static __m512i wide(const char *bytes) {
-        return _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+    void expand(vint numbers, char *to) const {
+        const vbytes expanded = (vbytes)((vshort)numbers * factors) - offsets;
+        std::memcpy(to, &expanded, sizeof expanded);
     }
 };
 
 inline void expand_int4_group(const char *numbers, const char *grids, int64_t steps, char *out) {
-    const Int4Expander low(grids), high(grids + 16);
+    constexpr int64_t BYTES = 4 * LANES;
     __builtin_prefetch(grids + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
-    for (int64_t step = 0; step < steps; step++, numbers += INT4_STEP_BYTES, out += 2 * INT4_STEP_BYTES) {
-        const __m512i both = _mm512_loadu_si512(numbers);
-        __builtin_prefetch(numbers + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
-        _mm512_storeu_si512(out, low.expand(int4_low(both)));
-        _mm512_storeu_si512(out + INT4_STEP_BYTES, high.expand(int4_high(both)));
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < INT4_STEP_BYTES; at += BYTES) {
+        const Int4Expander low(grids + at / 4), high(grids + 16 + at / 4);
+        for (int64_t step = 0; step < steps; step++) {
+            const char *from = numbers + step * INT4_STEP_BYTES + at;
+            char *to = out + step * 2 * INT4_STEP_BYTES + at;
+            vuint both;
+            std::memcpy(&both, from, sizeof both);
+            if (at == 0) __builtin_prefetch(from + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
+            low.expand(int4_low(both), to);
+            high.expand(int4_high(both), to + INT4_STEP_BYTES);
+        }
     }
 }
 #else

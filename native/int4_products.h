@@ -1,30 +1,40 @@
-// Products with weights of 4 bits as they are, for processors with AVX2 or AVX-512 but without VNNI. Of each group
+// Products with weights of 4 bits as they are, for processors with AVX2 or AVX-512 but without AVX-512 VNNI. Of each group
 //   sum of (factor * number - offset) * x = factor * (sum of number * x) - offset * (sum of x)
-// Numbers are at most 15 and x at most 255, so that the products of two inputs fit 16 bits, and those of four steps too: one
-// instruction multiplies four bytes in each lane, where weights of 8 bits have to be widened first. The sums are the same
-// integers that expanded weights give.
+// The sums are the same integers that expanded weights give. With AVX-VNNI it is a few rows that are multiplied so.
 #pragma once
-#include "format.h"
+#include "avx_vnni.h"
 
 namespace {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-#define HAVE_INT4_PRODUCTS
 
-// The factors or offsets of a vector of outputs, of a byte each.
-inline vint int4_grids(const char *bytes) {
-#if defined(__AVX512F__)
-    return (vint)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+// Sums of so many steps' products, before they are multiplied by a factor.
+struct Int4Sums {
+#if defined(HAVE_AVX_VNNI)
+    using Vector = vint;
+    static constexpr const char *PATH = AvxVnniMicroKernel::PATH;
+    static constexpr int64_t STEPS = INT4_GROUP_STEPS;
+
+    static Vector begin(vint inputs, vint numbers) { return add_byte_products(vint{}, inputs, numbers); }
+    static Vector add(Vector sum, vint inputs, vint numbers) { return add_byte_products(sum, inputs, numbers); }
+    static vint times(Vector sum, vint factors) { return sum * factors; }
 #else
-    return (vint)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
+    // Numbers are at most 15 and inputs at most 255, so that the products of two fit 16 bits, and those of four steps
+    // too: one instruction multiplies four bytes in each lane, where weights of 8 bits have to be widened first.
+    using Vector = vshort;
+    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
+    static constexpr int64_t STEPS = 4;
+
+    static Vector begin(vint inputs, vint numbers) { return byte_products(inputs, numbers); }
+    static Vector add(Vector sum, vint inputs, vint numbers) { return sum + byte_products(inputs, numbers); }
+    static vint times(Vector sum, vint factors) { return pair_products((vint)sum, factors | factors << 16); }
 #endif
-}
+};
 
 // Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of each step from number VECTOR on: the lower halves
 // of their bytes are outputs VECTOR * LANES and so on, the upper ones those 16 outputs further.
 template <int ROWS, int FIRST, int COUNT, int VECTOR, int VECTORS>
 inline __attribute__((always_inline)) void add_int4(const int32_t *x, const Panel &panel, int32_t *sums) {
-    constexpr int64_t AT_ONCE = 4;  // steps whose products fit 16 bits
     constexpr int64_t LINES = INT4_BLOCK_BYTES / INT4_GROUPS / 64;
     const auto output = [](int i) { return i % 2 * 16 + (VECTOR + i / 2) * LANES; };
     vint total[COUNT][2 * VECTORS];
@@ -38,30 +48,30 @@ inline __attribute__((always_inline)) void add_int4(const int32_t *x, const Pane
         if (VECTOR == 0 && FIRST == 0)
             for (int64_t line = 0; line < LINES; line++)
                 __builtin_prefetch(panel.prefetch_from + (step * panel.prefetch_stride) + 64 * line);
-        for (int64_t part = 0; part < INT4_GROUP_STEPS; part += AT_ONCE) {
-            vshort sum[COUNT][2 * VECTORS];
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < AT_ONCE; i++, numbers += INT4_STEP_BYTES, x += ROWS) {
+        for (int64_t part = 0; part < INT4_GROUP_STEPS; part += Int4Sums::STEPS) {
+            Int4Sums::Vector sum[COUNT][2 * VECTORS];
+#pragma GCC unroll 8
+            for (int64_t i = 0; i < Int4Sums::STEPS; i++, numbers += INT4_STEP_BYTES, x += ROWS) {
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++) {
                     vuint both;
                     std::memcpy(&both, numbers + v * 4 * LANES, sizeof both);
-                    const vint low = (vint)(both & 0x0f0f0f0fu), high = (vint)(both >> 4 & 0x0f0f0f0fu);
+                    const vint low = int4_low(both), high = int4_high(both);
 #pragma GCC unroll 12
                     for (int r = 0; r < COUNT; r++) {
                         const vint inputs = vint{} + x[FIRST + r];
-                        const vshort lower = byte_products(inputs, low), upper = byte_products(inputs, high);
-                        sum[r][2 * v] = i ? sum[r][2 * v] + lower : lower;
-                        sum[r][2 * v + 1] = i ? sum[r][2 * v + 1] + upper : upper;
-                        settle(sum[r][2 * v]), settle(sum[r][2 * v + 1]);
+                        auto &lower = sum[r][2 * v], &upper = sum[r][2 * v + 1];
+                        lower = i ? Int4Sums::add(lower, inputs, low) : Int4Sums::begin(inputs, low);
+                        upper = i ? Int4Sums::add(upper, inputs, high) : Int4Sums::begin(inputs, high);
+                        settle(lower), settle(upper);
                     }
                 }
             }
 #pragma GCC unroll 4
             for (int i = 0; i < 2 * VECTORS; i++) {
-                const vint factor = int4_grids(grids + output(i)), factors = factor | factor << 16;
+                const vint factors = int4_grids(grids + output(i));
 #pragma GCC unroll 12
-                for (int r = 0; r < COUNT; r++) total[r][i] += pair_products((vint)sum[r][i], factors);
+                for (int r = 0; r < COUNT; r++) total[r][i] += Int4Sums::times(sum[r][i], factors);
             }
         }
 #pragma GCC unroll 4
@@ -93,7 +103,7 @@ inline void int4_tile(const int32_t *x, const Panel &panel, int32_t *sums) {
 
 struct Int4MicroKernel {
     using Sum = int32_t;
-    static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
+    static constexpr const char *PATH = Int4Sums::PATH;
     static constexpr bool TAKES_OTHER_ROWS = true;
 
     // Whole groups, each with the sum of its inputs behind it.
@@ -120,6 +130,21 @@ struct Int4MicroKernel {
         int4_tile<ROWS>(reinterpret_cast<const int32_t *>(x), panel, sums);
     }
 };
+
+#if defined(HAVE_AVX_VNNI)
+#define HAVE_INT4_FEW_ROWS
+
+// Of more it pays to expand a panel.
+struct Int4FewRows : Int4MicroKernel {
+    static constexpr int MOST = 6;
+
+    static void run(const char *x, int64_t, int64_t rows, const Panel &panel, Sum *sums) {
+        with_rows<MOST>(rows, [&](auto count) { Int4MicroKernel::run<count>(x, panel, sums); });
+    }
+};
+#else
+#define HAVE_INT4_PRODUCTS
+#endif
 #endif
 
 } // namespace

@@ -259,6 +259,7 @@ struct Kernels {
 
 namespace baseline { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
+namespace avxvnni { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx512vnni { extern const Kernels kernels; }
 namespace avx512bf16 { extern const Kernels kernels; }

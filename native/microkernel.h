@@ -2,6 +2,7 @@
 // panel. PATH names the instructions that do it, and is null where a format's products are left to others.
 #pragma once
 #include "amx_products.h"
+#include "avx_vnni.h"
 #include "int4_few.h"
 #include "int4_products.h"
 #include "widened.h"
@@ -113,6 +114,8 @@ template <> struct MicroKernel<Int8Format> {
         avx512_microkernel<Int8Format, VnniLanes, ROWS>(x, panel, sums);
     }
 };
+#elif defined(HAVE_AVX_VNNI)
+template <> struct MicroKernel<Int8Format> : AvxVnniMicroKernel {};
 #elif defined(__AVX2__)
 template <> struct MicroKernel<Int8Format> : WidenedMicroKernel<Int8Format> {};
 #else

@@ -24,7 +24,8 @@ template <> struct Widening<Bf16Format> {
 };
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define WIDENS_BYTES
 // The first and third byte of a word are a pair, and the second and fourth, so that it takes no more than shifts.
 template <> struct Widening<Int8Format> {
     using Number = int32_t;

@@ -354,9 +354,9 @@ def load_library(path: Path = LIBRARY) -> tuple[ctypes.CDLL, str]:
     """Load the kernels; return them and the name of the instruction set that they will use.
 
     Where a processor multiplies bfloat16 by AVX-512, that or float32 arithmetic is taken, whichever is faster here.
-    CHAIRLIFT_ISA (amx, avx512bf16, avx512vnni, avx512, avx2 or baseline) overrides the choice. Raises OSError if there
-    is no library, ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this processor, and
-    StaleLibrary if the library was built from other sources than this code.
+    CHAIRLIFT_ISA (amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2 or baseline) overrides the choice. Raises OSError
+    if there is no library, ConfigError if CHAIRLIFT_ISA names kernels that were not built or cannot run on this
+    processor, and StaleLibrary if the library was built from other sources than this code.
     """
     library = ctypes.CDLL(str(path))
     try:

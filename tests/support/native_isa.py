@@ -9,7 +9,7 @@ from support.device import DEVICE
 from chairlift.errors import ConfigError
 from chairlift.ops.native import LIBRARY, load_library
 
-ISAS = ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx"]
+ISAS = ["baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"]
 needs_native = pytest.mark.skipif(
     DEVICE == "cuda" or not LIBRARY.exists(), reason="there are no native kernels, or the native library is not built"
 )
