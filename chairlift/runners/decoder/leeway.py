@@ -5,6 +5,8 @@ where a long text would be allowed, or many digits, tokens of such text are take
 grammar follows all of them at once later.
 """
 
+from array import array
+
 import llguidance
 import tokenizers
 
@@ -17,6 +19,8 @@ _WORDS, _DIGITS = 16, 40
 _DIGIT = "7"
 # Tokens that are said at most before a grammar follows them.
 _MOST_SAID = 64
+# Of a token that nobody has asked for yet; and characters of one up to which it is taken unseen.
+_UNKNOWN, _LONGEST = -2, 100
 # What makes long strings other than free text, and long numbers other than free digits, beside patterns. Where the
 # library's own formats have so many digits, and no letters, they have as many as one likes: in fractions of seconds.
 _FORMS = ('"format"',)
@@ -30,9 +34,9 @@ class PlainTokens:
         """Takes the interpreter's lock for about a microsecond a token."""
         self.word: int | None
         self._tokens = tokens
-        # Of what was said so far.
-        self._lengths: dict[int, int] = {}
-        self._digits: dict[int, bool] = {}
+        # A byte for each token.
+        self._lengths = array("b", [_UNKNOWN]) * tokens.vocab_size
+        self._digits = array("b", [_UNKNOWN]) * tokens.vocab_size
         words = [(index, word) for word, index in backend.get_vocab().items() if len(word) == _PROBE_LETTERS]
         # The last one, as the rarest.
         rare = [each for each in words if each[1].isascii() and each[1].isalpha() and each[1].islower()]
@@ -42,22 +46,22 @@ class PlainTokens:
     def length(self, token: int) -> int:
         """Characters of a token, all of them printable ASCII other than quotes and backslashes.
 
-        0 for any other text, and -1 for what is no text.
+        0 for any other text and for very long ones, and -1 for what is no text.
         """
-        found = self._lengths.get(token)
-        if found is None:
+        found = self._lengths[token]
+        if found == _UNKNOWN:
             text = self._text(token)
-            is_plain = all(0x20 <= each < 0x7F and each not in b'"\\' for each in text)
+            is_plain = len(text) <= _LONGEST and all(0x20 <= each < 0x7F and each not in b'"\\' for each in text)
             found = self._lengths[token] = -1 if not text else len(text) if is_plain else 0
         return found
 
     def is_digits(self, token: int) -> bool:
         """Whether a token has digits only."""
-        found = self._digits.get(token)
-        if found is None:
+        found = self._digits[token]
+        if found == _UNKNOWN:
             text = self._text(token)
             found = self._digits[token] = bool(text) and all(0x30 <= each <= 0x39 for each in text)
-        return found
+        return bool(found)
 
     def _text(self, token: int) -> bytes:
         return b"" if self._tokens.is_special_token(token) else bytes(self._tokens.decode_bytes([token]))

@@ -24,8 +24,14 @@ class Ruling:
         """What the rows at `indices` may choose, of which that is known though they are tried."""
         return [each.bits for index in indices if (each := self._followers[index]) is not None]
 
+    def takes(self, index: int, token: int) -> bool:
+        """Whether a tried row's first candidate may be next; as mostly it may, the others need not be looked at."""
+        follower = self._followers[index]
+        assert follower is not None
+        return follower.can_be_tried and follower.accept(token)
+
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:
-        """Return the first of a tried row's candidates that may be next; None if none of them may.
+        """Return the first of a tried row's other candidates that may be next; None if none of them may.
 
         If it is not known what may be, the row is `refused` then, or if others would have to wait for that.
         """

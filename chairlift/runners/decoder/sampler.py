@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -139,9 +138,8 @@ class Sampler:
         # On the host, where to look into an array for each row costs more than the trials.
         likeliest, is_finite = chosen.tolist(), np.isfinite(values[:, 0]).tolist()
         for index in ruling.tried:
-            if is_finite[index]:
-                others = _others(candidates, values, index)
-                token = ruling.pick(index, chain(likeliest[index : index + 1], others))
+            if is_finite[index] and not ruling.takes(index, likeliest[index]):
+                token = ruling.pick(index, _others(candidates, values, index))
                 if token is not None:
                     chosen[index] = token
         return self.take(best[:, 0], torch.from_numpy(chosen))
@@ -191,8 +189,11 @@ class Sampler:
         # On the host, where to look into a tensor for each row costs more than the trials.
         best, tokens, chosen = choice.best.tolist(), candidates.tolist(), choice.token_ids.numpy()
         for index in ruling.tried:
-            if math.isfinite(best[index]):
-                token = ruling.pick(index, dict.fromkeys(tokens[index]))
+            first = tokens[index][0]
+            if math.isfinite(best[index]) and not ruling.takes(index, first):
+                others = dict.fromkeys(tokens[index])
+                del others[first]
+                token = ruling.pick(index, others)
                 if token is not None:
                     chosen[index] = token
                 elif index not in ruling.refused:
