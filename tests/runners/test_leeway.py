@@ -43,9 +43,8 @@ NUMBERS = st.sampled_from(
         {"enum": [10, 11, 12, 19, 7777]},
     ]
 )
-FORMS = st.sampled_from(["date-time", "time", "duration", "email", "uuid", "hostname", "ipv6", "uri"]).map(
-    lambda form: {"type": "string", "format": form}
-)
+FORMATS = ["date-time", "time", "date", "duration", "email", "uuid", "hostname", "ipv4", "ipv6", "uri"]
+FORMS = st.sampled_from(FORMATS).map(lambda form: {"type": "string", "format": form})
 LEAVES = st.one_of(
     STRINGS,
     NUMBERS,
@@ -172,7 +171,7 @@ def test_long_texts_and_numbers_are_seldom_looked_at(
     [
         {"const": WORD * 40},
         {"const": "7" * 60},
-        {"type": "string", "format": "hostname"},
+        *({"type": "string", "format": form} for form in FORMATS),
         {"type": "string", "pattern": "^[a-z]{60,}$"},
     ],
 )

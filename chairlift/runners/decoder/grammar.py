@@ -30,7 +30,8 @@ _QUICK = 0.0002
 _SLOW = 0.002
 # Seconds of a core for a token, and what may be next, up to which it is no pity if others wait for the one after it.
 _LIGHT = 0.0005
-# Tokens after a trial in vain before any is tried again: so many at first, and then twice as many each time.
+# Tokens after a trial in vain before any is tried again where no longer text may follow than then: so many at first,
+# and then twice as many each time.
 _WARY = 16
 # How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
 _SCHEMA = '{"grammars":[{"json_schema":'
@@ -171,7 +172,7 @@ class Follower:
         self._trial = trial if grammar.free.words else TrialKind.NEVER
         # What is allowed is found beforehand: as long as this is set, for so many tokens from now on, or for good.
         self.prepares = False
-        self._wary, self._times_in_vain = 0, 0
+        self._wary, self._times_in_vain, self._room_in_vain = 0, 0, 0
         self._said = list(output_ids)
         self._accepted: int | None = None
         self._address = self.bits.data_ptr()
@@ -226,6 +227,7 @@ class Follower:
         """Let it know that no token that was tried may be next: `advance` finds those that may."""
         self._wary = _WARY << min(self._times_in_vain, 10)
         self._times_in_vain += 1
+        self._room_in_vain = max(self._leeway.room, self._room_in_vain)
 
     @property
     def is_light(self) -> bool:
@@ -313,9 +315,9 @@ class Follower:
     def _begin_trial(self, began: float) -> None:
         """Have tokens tried, and where that could take long, find what is allowed, which changes nothing else."""
         self.is_tried = True
-        if self._wary:
-            self._wary -= 1
-        elif not self._prepares() and time.thread_time() - began < _QUICK:
+        is_wary = self._wary > 0 and self._leeway.room <= self._room_in_vain
+        self._wary -= self._wary > 0
+        if not is_wary and not self._prepares() and time.thread_time() - began < _QUICK:
             self.is_open = True
             return
         self._find_allowed()
@@ -340,8 +342,9 @@ def _only_token(allowed: Int32s) -> int | None:
     # Counting is far cheaper than finding, and mostly there are many.
     if np.count_nonzero(allowed) != 1:
         return None
-    word = int(allowed.nonzero()[0][0])
-    bits = int(allowed[word]) & 0xFFFFFFFF
+    words = allowed.view(np.uint32)
+    word = int(words.argmax())
+    bits = int(words[word])
     return None if bits & (bits - 1) else word * 32 + bits.bit_length() - 1
 
 

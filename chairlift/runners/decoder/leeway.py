@@ -15,15 +15,16 @@ import tokenizers
 _PROBE_LETTERS = 4
 # How often in a row that word is looked for, and a digit. No schema has a constant of so many digits: exponents are
 # written instead.
-_WORDS, _DIGITS = 16, 40
+_WORDS, _DIGITS = 32, 40
 _DIGIT = "7"
 # Tokens that are said at most before a grammar follows them.
 _MOST_SAID = 64
 # Of a token that nobody has asked for yet; and characters of one up to which it is taken unseen.
 _UNKNOWN, _LONGEST = -2, 100
-# What makes long strings other than free text, and long numbers other than free digits, beside patterns. Where the
-# library's own formats have so many digits, and no letters, they have as many as one likes: in fractions of seconds.
-_FORMS = ('"format"',)
+# What makes long strings other than free text, and long numbers other than free digits, beside patterns. None of the
+# library's own formats has a space; and where they have so many digits, and no letters, they have as many as one likes:
+# in fractions of seconds.
+_FORMS, _SPACE = '"format"', " "
 _BOUNDS = ('"minimum"', '"maximum"', '"exclusiveM', '"multipleOf"')
 
 
@@ -42,6 +43,7 @@ class PlainTokens:
         rare = [each for each in words if each[1].isascii() and each[1].isalpha() and each[1].islower()]
         self.word, self.spelled = max(rare, default=(None, ""))
         self.digit = backend.token_to_id(_DIGIT)
+        self.space = tokens.tokenize_str(_SPACE)
 
     def length(self, token: int) -> int:
         """Characters of a token, all of them printable ASCII other than quotes and backslashes.
@@ -70,16 +72,20 @@ class PlainTokens:
 class FreeText:
     """What of a grammar's tokens has leeway: `words` and `digits`, which are looked for, each as often as it must be.
 
-    One word only if strings of it are no free text: it still says that nearly anything may follow.
+    One word only if strings of it are no free text: it still says that nearly anything may follow. With a space after two
+    words where texts of the library's formats may be as long.
     """
 
     def __init__(self, plain: PlainTokens, grammar: str, is_plain: bool) -> None:
         """`is_plain`: whether it is a JSON schema without patterns of its client's."""
         self.plain = plain
-        has_text = is_plain and not any(word in grammar for word in _FORMS) and 2 * plain.spelled not in grammar
+        between = plain.space if _FORMS in grammar else []
+        has_text = is_plain and 2 * plain.spelled not in grammar and (bool(between) or _FORMS not in grammar)
         has_digits = is_plain and not any(word in grammar for word in _BOUNDS) and _DIGITS * _DIGIT not in grammar
-        self.words = [] if plain.word is None else [plain.word] * (_WORDS if has_text else 1)
-        self.has_text = has_text and bool(self.words)
+        words = [] if plain.word is None else [plain.word] * (_WORDS if has_text else 1)
+        self.words = words[:2] + between + words[2:] if has_text and words else words
+        # How many of them say nothing about those that follow, if any do.
+        self.num_first = 1 + len(between)
         # Without a word there is no telling a number from a string.
         self.digits = [plain.digit] * _DIGITS if has_digits and self.words and plain.digit is not None else []
 
@@ -98,7 +104,7 @@ class Leeway:
     def look_for_text(self, matcher: llguidance.LLMatcher) -> bool:
         """Find how much there is; return whether a short word may follow."""
         found = int(matcher.validate_tokens(self._free.words)) if self._free.words else 0
-        self.room = (found - 1) * _PROBE_LETTERS if found and self._free.has_text else 0
+        self.room = max(found - self._free.num_first, 0) * _PROBE_LETTERS
         return found > 0
 
     def look_for_digits(self, matcher: llguidance.LLMatcher, said: int | None) -> None:
