@@ -72,8 +72,8 @@ class PlainTokens:
 class FreeText:
     """What of a grammar's tokens has leeway: `words` and `digits`, which are looked for, each as often as it must be.
 
-    One word only if strings of it are no free text: it still says that nearly anything may follow. With a space after two
-    words where texts of the library's formats may be as long.
+    One word only if strings of it are no free text: it still says that nearly anything may follow. After two of them a
+    space where texts of the library's formats may be as long.
     """
 
     def __init__(self, plain: PlainTokens, grammar: str, is_plain: bool) -> None:
