@@ -131,6 +131,7 @@ template <typename T> class Forward {
     Routes &routes;
     const LatentRows &latent_rows;
     Team &team;
+    bool has_aside = pass.aside && team.thread == 0;
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
@@ -143,6 +144,11 @@ template <typename T> class Forward {
             norm_row(from, norm, space, weight.in_features, decoder.eps);
             return static_cast<const T *>(space);
         });
+    }
+
+    // What the caller has to do besides, before a product whose parts go to whoever is free.
+    void do_aside(const Tiles &tiles) {
+        if (has_aside && tiles.groups == 1) has_aside = pass.aside();
     }
 
     NOINLINE void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, EpilogueMode mode, T *out,
@@ -299,6 +305,7 @@ template <typename T> class Forward {
     void widen_rows(const DecoderLayer &layer, const Tiles &tiles, const T *residual) {
         const EpilogueMode mode = layer.gate_up.gated ? EpilogueMode::GATE : EpilogueMode::ACTIVATE;
         const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
+        do_aside(tiles);
         multiply(x, tiles, layer.gate_up, mode, workspace.gated, layer.down.in_features);
     }
 

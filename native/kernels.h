@@ -134,6 +134,8 @@ struct Pass {
     const int64_t *token_ids, *positions, *slots, *logit_rows;
     int64_t num_tokens, num_logits;
     Batch batch;
+    // Does a part of something else, while the others compute, and says whether there is more; null: there is nothing.
+    int32_t (*aside)();
 };
 
 // Layer normalization; both null where there is none, and the bias where it has none.

@@ -193,6 +193,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Pass, num_tokens),
     FIELD(Pass, num_logits),
     FIELD(Pass, batch),
+    FIELD(Pass, aside),
 
     STRUCTURE(LayerNorm),
     FIELD(LayerNorm, weight),

@@ -1,7 +1,8 @@
 """A decoder's whole forward pass in one native call."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,7 @@ class FusedDecoder:
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
         self._layers = layers
+        self._aside: tuple[Callable[[], bool], Any] | None = None
         self._decoder = native.DecoderStruct(
             layers,
             len(layers),
@@ -178,5 +180,13 @@ class FusedDecoder:
                 batch.block_tables.shape[0],
             ),
         )
+        if inputs.aside is not None:
+            step.aside = self._callback_for(inputs.aside)
         self._decode(ctypes.byref(self._decoder), ctypes.byref(step), hidden.data_ptr())
         return hidden
+
+    def _callback_for(self, aside: Callable[[], bool]) -> Any:
+        """The same as the library calls it; it is made once, as mostly it is what it was."""
+        if self._aside is None or self._aside[0] != aside:
+            self._aside = aside, native.ASIDE(aside)
+        return self._aside[1]

@@ -355,13 +355,13 @@ class Panic(BaseException):
 def test_a_panic_of_the_library_ends_one_sequence(
     llm: LLM, made: list[Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(follower: Follower, began: float) -> None:
+    def broken(follower: Follower, began: float, finds_allowed: bool) -> None:
         raise Panic("index out of bounds")
 
     follow = Follower._follow
 
-    def sometimes(follower: Follower, began: float) -> None:
-        (broken if follower in made[1:2] else follow)(follower, began)
+    def sometimes(follower: Follower, began: float, finds_allowed: bool) -> None:
+        (broken if follower in made[1:2] else follow)(follower, began, finds_allowed)
 
     monkeypatch.setattr(Follower, "_follow", sometimes)
     samples = ask(llm, PROMPTS[:3])

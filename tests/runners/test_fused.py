@@ -4,6 +4,7 @@ The fused pass adds a product to the residual before it rounds, and rounds SiLU 
 differ by roundings, which int8 steps sometimes turn into a whole step.
 """
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,23 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
         assert torch.equal(both[32:48], both[48:])
         assert torch.equal(model.forward(Inputs(ids[32:], later, torch.arange(16))), both[48:])
         assert_near([both], [model._forward(Inputs(torch.cat((ids, ids[32:])), shared, torch.arange(64)))], share)
+
+
+@torch.inference_mode()
+def test_what_is_done_besides_is_done_by_the_caller_and_changes_nothing() -> None:
+    dtype, settings, _ = KINDS[2]
+    model = make_model(model_folder("qwen3_window"), dtype, **settings)
+    inputs, threads = make_inputs(*PASSES[3]), []
+    expected = model.forward(inputs)
+
+    def aside() -> bool:
+        threads.append(threading.get_ident())
+        return len(threads) % 2 == 1
+
+    inputs.aside = aside
+    for count in (2, 4):
+        assert torch.equal(model.forward(inputs), expected)
+        assert threads == [threading.get_ident()] * count
 
 
 @pytest.mark.parametrize(("dtype", "settings", "share"), KINDS[:3], ids=IDS[:3])

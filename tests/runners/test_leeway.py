@@ -143,6 +143,46 @@ def test_it_allows_what_the_library_allows(
         write(schema, trial, seed, likes_digits)
 
 
+def state(follower: Follower) -> tuple[Any, ...]:
+    """What of it others see."""
+    known = not follower.is_open and not follower.ended
+    return follower.error, follower.ended, follower.is_open, follower.is_tried, known and tokens_of(follower.allowed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCHEMAS, st.sampled_from(TrialKind), st.integers(0, 2**32), st.booleans())
+@example({"const": "a long text, " * 40}, TrialKind.NEVER, 0, False)
+@example({"enum": [f"and {WORD}s", f"or {WORD}s"]}, TrialKind.OF_BEST, 0, False)
+def test_in_two_parts_it_comes_to_the_same(
+    schema: dict[str, Any], trial: TrialKind, seed: int, likes_digits: bool
+) -> None:
+    rng, grammar = random.Random(seed), compiled(schema)
+    whole, parts = grammar.begin(trial), grammar.begin(trial)
+    said = whole.take_forced()
+    assert parts.take_forced() == said
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_QUICK", "_SLOW"):
+            patch.setattr(f"chairlift.runners.decoder.grammar.{name}", 60)
+        for _ in range(40):
+            if whole.ended:
+                break
+            token = pick(rng, mask(after(whole, said)), likes_digits)
+            said.append(token)
+            for follower in (whole, parts):
+                assert follower.accept(token)
+                follower.say(token)
+            went_on = whole.go_on()
+            assert parts.go_on() == went_on
+            if not went_on:
+                whole.advance()
+                if not parts.advance_in_part():
+                    parts.advance()
+                forced = whole.take_forced()
+                assert parts.take_forced() == forced
+                said += forced
+            assert state(parts) == state(whole)
+
+
 @pytest.mark.parametrize(
     ("begins", "goes_on"), [('{"a":"', "and so on, "), ('{"a":1', "234567890"), ('{"a":[0.5', "0")]
 )

@@ -302,9 +302,9 @@ def test_nobody_waits_for_a_sequence_while_another_of_its_grammar_advances(words
     assert other.is_light
     seen: list[bool] = []
 
-    def look(began: float) -> None:
+    def look(began: float, finds_allowed: bool) -> None:
         seen.extend([other.can_be_tried, other.is_light, other.go_on()])
-        Follower._follow(one, began)
+        Follower._follow(one, began, finds_allowed)
 
     one._follow = look  # type: ignore[method-assign]
     one.say(letter)

@@ -18,8 +18,9 @@ HERE = threading.get_ident()
 class Counted(Follower):
     """One that says which thread has advanced it, at a cost that the test names."""
 
-    def __init__(self, cost: float, is_light: bool) -> None:
-        self.cost, self._light = cost, is_light
+    def __init__(self, cost: float, is_light: bool, leaves_some: bool = False) -> None:
+        self.cost, self._light, self._leaves_some = cost, is_light, leaves_some
+        self.seconds = cost
         self.threads: list[int] = []
         self.forced: list[int] = []
         self.is_open = self.ended = self.busy = False
@@ -37,6 +38,11 @@ class Counted(Follower):
     def go_on(self) -> bool:
         return False
 
+    def advance_in_part(self) -> bool:
+        if not self._leaves_some:
+            self.advance()
+        return not self._leaves_some
+
     def advance(self) -> None:
         self.threads.append(threading.get_ident())
         self.seconds = self.cost
@@ -50,12 +56,18 @@ def rows() -> Iterator[RuledRows]:
     rows.close()
 
 
-def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
-    """Every sequence chooses a token in a step of so many seconds, and the next begins."""
+def say(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
+    """Every sequence chooses a token in a step of so many seconds."""
     rows._followers = dict(enumerate(followers))
     names = [str(row) for row in rows._followers]
     rows.say(list(rows._followers), names, seconds, StepResult(tokens={name: [1] for name in names}))
+
+
+def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
+    """The same, and the next step begins."""
+    say(rows, followers, seconds)
     rows.go_on()
+    rows.finish()
     assert rows._look_ahead._idle.wait(60)
 
 
@@ -79,6 +91,39 @@ def test_others_wait_for_part_of_a_step_at_most(rows: RuledRows) -> None:
     many = [Counted(0.0001, is_light=True) for _ in range(9)]
     step(rows, many, seconds=0.0)
     assert were_here(many) == [[False]] * 9
+
+
+def test_what_is_left_of_them_is_done_during_the_pass(rows: RuledRows) -> None:
+    many = [Counted(0.0001, is_light=True, leaves_some=index < 4) for index in range(9)]
+    say(rows, many)
+    assert were_here(many) == [[]] * 4 + [[True]] * 5
+    rows.remove(2)
+    assert rows.aside is not None
+    assert [rows.aside(), were_here(many[:4])] == [True, [[True], [], [], []]]
+    assert [rows.aside(), were_here(many[:4])] == [True, [[True], [True], [], []]]
+    # The pass had time for no more.
+    rows.finish()
+    assert rows.aside is None
+    assert were_here(many[:4]) == [[True], [True], [], [True]]
+
+
+def test_what_the_pass_is_left_with_counts_as_part_of_the_step(rows: RuledRows) -> None:
+    many = [Counted(0.0015, is_light=True, leaves_some=True) for _ in range(9)]
+    say(rows, many, seconds=0.07)
+    rows.go_on()
+    assert rows._look_ahead._idle.wait(60)
+    assert were_here(many) == [[]] * 3 + [[False]] * 6
+
+
+def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: RuledRows) -> None:
+    many = [Counted(0.0001, is_light=True, leaves_some=True) for _ in range(9)]
+    say(rows, many)
+    many[1].cost = 0.02
+    assert rows.aside is not None
+    assert [rows.aside(), rows.aside()] == [True, False]
+    assert rows.aside is None
+    assert rows._look_ahead._idle.wait(60)
+    assert were_here(many) == [[True]] * 2 + [[False]] * 7
 
 
 def test_a_few_are_advanced_beside_the_model(rows: RuledRows) -> None:

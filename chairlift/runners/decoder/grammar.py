@@ -33,6 +33,8 @@ _LIGHT = 0.0005
 # Tokens after a trial in vain before any is tried again where no longer text may follow than then: so many at first,
 # and then twice as many each time.
 _WARY = 16
+# Characters of a grammar in which nothing is long: forced text that is no longer takes some milliseconds to cut.
+_SHORT = 4000
 # How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
 _SCHEMA = '{"grammars":[{"json_schema":'
 _PATTERNS = ('"pattern', "whitespace_pattern", "\\u")
@@ -83,7 +85,10 @@ class GrammarTokenizer:
         )
         matcher = llguidance.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
         is_plain = grammar.startswith(_SCHEMA) and not any(word in grammar for word in _PATTERNS)
-        found = CompiledGrammar(self, matcher, is_plain, FreeText(self.plain, grammar, is_plain))
+        # Where a token of a list could be the word that is looked for, a sequence would be tried in the middle of it.
+        lists_forced = len(grammar) <= _SHORT and self.plain.spelled not in grammar
+        free = FreeText(self.plain, grammar, is_plain)
+        found = CompiledGrammar(self, matcher, is_plain, free, lists_forced)
         # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
         found.check(np.zeros(self.words, np.int32))
         return found
@@ -94,15 +99,21 @@ class CompiledGrammar:
 
     Tokens are tried only if it `is_plain`, a JSON schema without patterns of its client's: to look at a token keeps the
     interpreter's lock, for a time that a pattern could make long, and trials are in vain where a pattern allows little.
-    Those of formats are the library's own. Nor are any tried once to look at one of its tokens took long.
+    Those of formats are the library's own. Nor are any tried once to look at one of its tokens took long. To have
+    forced tokens listed keeps that lock for as long as the text is: it `lists_forced` only if it is short.
     """
 
     def __init__(
-        self, tokenizer: GrammarTokenizer, matcher: llguidance.LLMatcher, is_plain: bool, free: FreeText
+        self,
+        tokenizer: GrammarTokenizer,
+        matcher: llguidance.LLMatcher,
+        is_plain: bool,
+        free: FreeText,
+        lists_forced: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.matcher = matcher
-        self.is_plain = is_plain
+        self.is_plain, self.lists_forced = is_plain, lists_forced
         self.free = free
         # Whether to look at a token took long.
         self.is_slow = False
@@ -174,7 +185,10 @@ class Follower:
         self.prepares = False
         self._wary, self._times_in_vain, self._room_in_vain = 0, 0, 0
         self._said = list(output_ids)
+        self._last: int | None = None
         self._accepted: int | None = None
+        # Whether `advance` is to find what is allowed, and all else is done.
+        self._lacks_allowed = False
         self._address = self.bits.data_ptr()
 
     def copy(self) -> "Follower":
@@ -268,10 +282,21 @@ class Follower:
 
     def advance(self) -> None:
         """Follow what was said, and find what may be next; an error is kept for whoever asks."""
+        self._go_ahead(finds_allowed=True)
+
+    def advance_in_part(self) -> bool:
+        """Do that without finding which tokens may be next, the larger part, of which `advance` does what is left.
+
+        Return whether nothing is.
+        """
+        self._go_ahead(finds_allowed=False)
+        return not self._lacks_allowed
+
+    def _go_ahead(self, finds_allowed: bool) -> None:
         began = time.thread_time()
         self.grammar.in_hand = self
         try:
-            self._follow(began)
+            self._follow(began, finds_allowed)
         except GrammarError as error:
             self.error = str(error)
         except BaseException as error:
@@ -281,30 +306,48 @@ class Follower:
             self.seconds = time.thread_time() - began
             self.busy = False
 
-    def _follow(self, began: float) -> None:
+    def _follow(self, began: float, finds_allowed: bool) -> None:
         matcher, forced = self._matcher, self.forced
         self.is_tried = self.is_open = False
         self._leeway.forget()
-        token = self._said[-1] if self._said else None
+        if not self._lacks_allowed:
+            self._last = self._said[-1] if self._said else None
         while True:
-            self._catch_up()
-            _check(matcher)
-            if matcher.is_stopped():
-                self.ended = True
+            if not self._lacks_allowed:
+                self._catch_up()
+                _check(matcher)
+                if matcher.is_stopped():
+                    self.ended = True
+                    return
+                if self._trial is not TrialKind.NEVER and self._is_wide():
+                    self._begin_trial(began)
+                    return
+            self._lacks_allowed = not finds_allowed
+            found = self._find_forced() if finds_allowed else self._list_forced()
+            if self.ended or not found:
                 return
-            if self._trial is not TrialKind.NEVER and self._is_wide():
-                self._begin_trial(began)
-                return
-            self._find_allowed()
-            self._leeway.look_for_digits(matcher, token)
-            token = _only_token(self.allowed)
-            if token in self._eos_ids:
-                self.ended = True
-            if token is None or self.ended or not self._forces or len(forced) == _MOST_FORCED:
-                return
-            self._said = [token]
-            forced.append(token)
+            self._lacks_allowed = False
+            self._said, self._last = found, found[-1]
+            forced += found
             began = time.thread_time()
+
+    def _find_forced(self) -> list[int]:
+        """Find what may be next, and return the token that must be, if it is the only one, and more are wanted."""
+        self._find_allowed()
+        self._leeway.look_for_digits(self._matcher, self._last)
+        token = _only_token(self.allowed)
+        if token in self._eos_ids:
+            self.ended = True
+        if token is None or not self._forces or len(self.forced) >= _MOST_FORCED:
+            return []
+        return [token]
+
+    def _list_forced(self) -> list[int]:
+        """Return tokens of which each would be the only one, as many as are wanted, and as the library can list."""
+        if not self._forces or not self.grammar.lists_forced:
+            return []
+        found = self._matcher.compute_ff_tokens()[: _MOST_FORCED - len(self.forced)]
+        return found if self._eos_ids.isdisjoint(found) else []
 
     def _is_wide(self) -> bool:
         """Whether nearly anything may be next, so that tokens are tried: what was said alone decides it."""

@@ -1,7 +1,7 @@
 """The rows of a batch whose sequences follow a grammar: what of a step they choose, are given, or must wait for."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
 from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
@@ -18,8 +18,8 @@ _MOST_WAIT_FOR_SLOW = 0.005
 # Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
 # are waited for.
 _FEW = 8
-# Part of a step that is spent on those that are soon done, of many sequences: done while the model computes they cost
-# three times as much, as all its threads wait for the one whose core is taken.
+# Part of a step that is spent on those that are soon done, of many sequences: done by another thread while the model
+# computes they cost three times as much, as all its threads wait for the one whose core is taken.
 _HERE = 0.05
 # Seconds of a core for one of those, beyond which none is done here: for a minute, then for twice as long each time, as
 # often as it doubles.
@@ -40,6 +40,8 @@ class RuledRows:
         self._unsettled: dict[int, Follower] = {}
         # Those that go on once the model computes: until then this thread needs the interpreter itself.
         self._held: dict[int, Follower] = {}
+        # Those that are to find what is allowed, by this thread, while the model computes or afterwards.
+        self._aside: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
         # Names of those that were late, until they are in a step again or need not be left out of one.
         self._late: dict[int, str] = {}
@@ -75,6 +77,7 @@ class RuledRows:
         """Forget a row's grammar."""
         follower = self._followers.pop(row, None)
         self._held.pop(row, None)
+        self._aside.pop(row, None)
         self._unsettled.pop(row, None)
         self._late.pop(row, None)
         if follower is not None:
@@ -180,7 +183,7 @@ class RuledRows:
         return given
 
     def _advance_here(self, seconds: float) -> None:
-        """Advance those that are soon done, for so many seconds at most."""
+        """Advance those that are soon done, for so many seconds at most, what they do in the next pass included."""
         began = time.perf_counter()
         if time.monotonic() < self._here_from:
             return
@@ -189,11 +192,39 @@ class RuledRows:
                 return
             if follower.is_light:
                 del self._held[row]
-                follower.advance()
-                if follower.seconds > _LONG_HERE:
-                    self._here_from = time.monotonic() + _NOT_HERE * 2 ** min(self._times_long, _DOUBLES)
-                    self._times_long += 1
+                usual = follower.seconds
+                if not follower.advance_in_part():
+                    self._aside[row] = follower
+                    seconds -= usual
+                if self._took_long(follower):
                     return
+
+    def _took_long(self, follower: Follower) -> bool:
+        """Whether one took so long that none is advanced here for a while."""
+        if follower.seconds <= _LONG_HERE:
+            return False
+        self._here_from = time.monotonic() + _NOT_HERE * 2 ** min(self._times_long, _DOUBLES)
+        self._times_long += 1
+        return True
+
+    @property
+    def aside(self) -> Callable[[], bool] | None:
+        """What the thread of a pass can do besides, a part at a time, each of which says whether there is more."""
+        return self._find_one if self._aside else None
+
+    def _find_one(self) -> bool:
+        """Have one of those that wait for it find what is allowed; return whether there are others."""
+        follower = self._aside.pop(next(iter(self._aside)))
+        follower.advance()
+        if self._took_long(follower):
+            self._look_ahead.post(list(self._aside.values()))
+            self._aside.clear()
+        return bool(self._aside)
+
+    def finish(self) -> None:
+        """Do what a pass had no time for."""
+        while self._aside:
+            self._find_one()
 
     def go_on(self) -> None:
         """Have all find what may be next, while this thread does something else."""

@@ -268,7 +268,10 @@ class DecoderRunner:
         inputs = self._inputs(prepared, logit_rows, step.saves)
         if self._ruled is not None:
             self._ruled.go_on()
+            inputs.aside = self._ruled.aside
         hidden = self.model.forward(inputs)
+        if self._ruled is not None:
+            self._ruled.finish()
         if self._states is not None:
             self._states.save_tails(prepared, step.saves, self.batch)
         self.batch.commit(prepared)
