@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--turn", type=int, default=8, metavar="STEPS", help="of one engine, then of the other")
+    parser.add_argument("--turn", type=int, default=1, metavar="STEPS", help="of one engine, then of the other")
     parser.add_argument("--only", nargs="*", help="workloads (default: all)")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])
     args = parser.parse_args()
