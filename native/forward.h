@@ -131,7 +131,7 @@ template <typename T> class Forward {
     Routes &routes;
     const LatentRows &latent_rows;
     Team &team;
-    bool has_aside = pass.aside && team.thread == 0;
+    bool has_side_work = pass.side_work && team.thread == 0;
     const int64_t hidden_size = decoder.hidden_size;
     const int64_t query_size = decoder.heads.num_heads * decoder.heads.head_dim;
 
@@ -146,9 +146,9 @@ template <typename T> class Forward {
         });
     }
 
-    // What the caller has to do besides, before a product whose parts go to whoever is free.
-    void do_aside(const Tiles &tiles) {
-        if (has_aside && tiles.groups == 1) has_aside = pass.aside();
+    // What the caller has to do besides, before a large product: its parts go to whoever is free.
+    void do_side_work() {
+        if (has_side_work) has_side_work = pass.side_work();
     }
 
     NOINLINE void multiply(const Rows &x, const Tiles &tiles, const Weight &weight, EpilogueMode mode, T *out,
@@ -305,7 +305,7 @@ template <typename T> class Forward {
     void widen_rows(const DecoderLayer &layer, const Tiles &tiles, const T *residual) {
         const EpilogueMode mode = layer.gate_up.gated ? EpilogueMode::GATE : EpilogueMode::ACTIVATE;
         const Rows x = prepared(residual, tiles, layer.mlp_pre_norm, layer.gate_up);
-        do_aside(tiles);
+        do_side_work();
         multiply(x, tiles, layer.gate_up, mode, workspace.gated, layer.down.in_features);
     }
 
@@ -340,6 +340,7 @@ template <typename T> class Forward {
         route_rows(layer, residual, tiles.rows);
         const Tiles routed(routes.tiles);
         const Rows x = prepared(workspace.normalized, routed, {}, *experts.gate_up, routes.sources.data());
+        do_side_work();
         run_mlp(x, routed, *experts.gate_up, *experts.down, workspace.returned);
         const bool shared = experts.shared_down.packed;
         if (shared) {

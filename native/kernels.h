@@ -135,7 +135,7 @@ struct Pass {
     int64_t num_tokens, num_logits;
     Batch batch;
     // Does a part of something else, while the others compute, and says whether there is more; null: there is nothing.
-    int32_t (*aside)();
+    int32_t (*side_work)();
 };
 
 // Layer normalization; both null where there is none, and the bias where it has none.

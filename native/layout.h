@@ -193,7 +193,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Pass, num_tokens),
     FIELD(Pass, num_logits),
     FIELD(Pass, batch),
-    FIELD(Pass, aside),
+    FIELD(Pass, side_work),
 
     STRUCTURE(LayerNorm),
     FIELD(LayerNorm, weight),

@@ -145,15 +145,15 @@ class StateSpans:
 class Inputs:
     """One step's tokens: `token_ids` [T] int64; `logit_rows` [R] int64, ascending: those whose logits are wanted.
 
-    `states` are there where layers have any. `aside` is something else that the calling thread does a part of, saying
-    whether there is more, as often as a pass has its other threads take over meanwhile; not all do.
+    `states` are there where layers have any. `side_work` is something else: the calling thread does a part of it, which
+    says whether there is more, as often as a pass has its other threads take over meanwhile; not all do.
     """
 
     token_ids: Tensor
     attention: AttentionBatch
     logit_rows: Tensor
     states: StateSpans | None = None
-    aside: Callable[[], bool] | None = None
+    side_work: Callable[[], bool] | None = None
 
 
 class Mlp(Protocol):

@@ -114,7 +114,8 @@ class FusedDecoder:
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
         self._layers = layers
-        self._aside: tuple[Callable[[], bool], Any] | None = None
+        self._side_work: tuple[Callable[[], bool], Any] | None = None
+        self._raised: BaseException | None = None
         self._decoder = native.DecoderStruct(
             layers,
             len(layers),
@@ -180,13 +181,25 @@ class FusedDecoder:
                 batch.block_tables.shape[0],
             ),
         )
-        if inputs.aside is not None:
-            step.aside = self._callback_for(inputs.aside)
+        if inputs.side_work is not None:
+            step.side_work = self._callback_for(inputs.side_work)
         self._decode(ctypes.byref(self._decoder), ctypes.byref(step), hidden.data_ptr())
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
         return hidden
 
-    def _callback_for(self, aside: Callable[[], bool]) -> Any:
+    def _callback_for(self, side_work: Callable[[], bool]) -> Any:
         """The same as the library calls it; it is made once, as mostly it is what it was."""
-        if self._aside is None or self._aside[0] != aside:
-            self._aside = aside, native.ASIDE(aside)
-        return self._aside[1]
+        if self._side_work is None or self._side_work[0] != side_work:
+
+            def call() -> bool:
+                try:
+                    return side_work()
+                except BaseException as error:
+                    # Also an interrupt by the keyboard: nothing is raised through the library.
+                    self._raised = error
+                    return False
+
+            self._side_work = side_work, native.SIDE_WORK(call)
+        return self._side_work[1]

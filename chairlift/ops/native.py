@@ -24,7 +24,7 @@ ACTIVATIONS: dict[Activation, int] = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "sil
 _REBUILD = "rebuild it: pip install -e . (in a checkout: python setup.py build_ext --inplace)"
 
 POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-ASIDE = ctypes.CFUNCTYPE(INT32)
+SIDE_WORK = ctypes.CFUNCTYPE(INT32)
 
 
 class FieldStruct(ctypes.Structure):
@@ -241,7 +241,7 @@ class PassStruct(ctypes.Structure):
         *[(name, POINTER) for name in ("token_ids", "positions", "slots", "logit_rows")],
         *[(name, INT64) for name in ("num_tokens", "num_logits")],
         ("batch", BatchStruct),
-        ("aside", ASIDE),
+        ("side_work", SIDE_WORK),
     ]
 
 

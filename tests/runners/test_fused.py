@@ -206,20 +206,38 @@ def test_a_shared_prefix(dtype: str, settings: dict[str, str], share: float) -> 
 
 
 @torch.inference_mode()
-def test_what_is_done_besides_is_done_by_the_caller_and_changes_nothing() -> None:
+@pytest.mark.parametrize("variant", ["qwen3_window", "qwen3_moe"])
+@pytest.mark.parametrize("number", [0, 3])
+def test_what_is_done_besides_is_done_by_the_caller_and_changes_nothing(variant: str, number: int) -> None:
     dtype, settings, _ = KINDS[2]
-    model = make_model(model_folder("qwen3_window"), dtype, **settings)
-    inputs, threads = make_inputs(*PASSES[3]), []
+    model = make_model(model_folder(variant), dtype, **settings)
+    inputs, threads = make_inputs(*PASSES[number]), []
     expected = model.forward(inputs)
 
-    def aside() -> bool:
+    def work() -> bool:
         threads.append(threading.get_ident())
         return len(threads) % 2 == 1
 
-    inputs.aside = aside
+    inputs.side_work = work
     for count in (2, 4):
         assert torch.equal(model.forward(inputs), expected)
         assert threads == [threading.get_ident()] * count
+
+
+@torch.inference_mode()
+def test_what_breaks_besides_is_raised_once_the_pass_is_done() -> None:
+    dtype, settings, _ = KINDS[2]
+    model = make_model(model_folder("qwen3_window"), dtype, **settings)
+    inputs = make_inputs(*PASSES[3])
+
+    def work() -> bool:
+        raise KeyboardInterrupt
+
+    inputs.side_work = work
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(inputs)
+    inputs.side_work = None
+    model.forward(inputs)
 
 
 @pytest.mark.parametrize(("dtype", "settings", "share"), KINDS[:3], ids=IDS[:3])

@@ -98,12 +98,12 @@ def test_what_is_left_of_them_is_done_during_the_pass(rows: RuledRows) -> None:
     say(rows, many)
     assert were_here(many) == [[]] * 4 + [[True]] * 5
     rows.remove(2)
-    assert rows.aside is not None
-    assert [rows.aside(), were_here(many[:4])] == [True, [[True], [], [], []]]
-    assert [rows.aside(), were_here(many[:4])] == [True, [[True], [True], [], []]]
+    assert rows.side_work is not None
+    assert [rows.side_work(), were_here(many[:4])] == [True, [[True], [], [], []]]
+    assert [rows.side_work(), were_here(many[:4])] == [True, [[True], [True], [], []]]
     # The pass had time for no more.
     rows.finish()
-    assert rows.aside is None
+    assert rows.side_work is None
     assert were_here(many[:4]) == [[True], [True], [], [True]]
 
 
@@ -119,11 +119,22 @@ def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: Rule
     many = [Counted(0.0001, is_light=True, leaves_some=True) for _ in range(9)]
     say(rows, many)
     many[1].cost = 0.02
-    assert rows.aside is not None
-    assert [rows.aside(), rows.aside()] == [True, False]
-    assert rows.aside is None
+    assert rows.side_work is not None
+    assert [rows.side_work(), rows.side_work()] == [True, False]
+    assert rows.side_work is None
     assert rows._look_ahead._idle.wait(60)
     assert were_here(many) == [[True]] * 2 + [[False]] * 7
+
+
+def test_one_whose_grammar_has_another_in_hand_goes_on_beside_the_pass(rows: RuledRows) -> None:
+    many = [Counted(0.0001, is_light=True, leaves_some=True) for _ in range(9)]
+    say(rows, many)
+    many[0].grammar.in_hand = many[0]
+    assert rows.side_work is not None
+    assert rows.side_work()
+    rows.finish()
+    assert rows._look_ahead._idle.wait(60)
+    assert were_here(many) == [[False], *[[True]] * 8]
 
 
 def test_a_few_are_advanced_beside_the_model(rows: RuledRows) -> None:

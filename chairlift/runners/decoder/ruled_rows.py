@@ -41,7 +41,7 @@ class RuledRows:
         # Those that go on once the model computes: until then this thread needs the interpreter itself.
         self._held: dict[int, Follower] = {}
         # Those that are to find what is allowed, by this thread, while the model computes or afterwards.
-        self._aside: dict[int, Follower] = {}
+        self._for_pass: dict[int, Follower] = {}
         self._look_ahead = LookAhead()
         # Names of those that were late, until they are in a step again or need not be left out of one.
         self._late: dict[int, str] = {}
@@ -77,7 +77,7 @@ class RuledRows:
         """Forget a row's grammar."""
         follower = self._followers.pop(row, None)
         self._held.pop(row, None)
-        self._aside.pop(row, None)
+        self._for_pass.pop(row, None)
         self._unsettled.pop(row, None)
         self._late.pop(row, None)
         if follower is not None:
@@ -194,7 +194,7 @@ class RuledRows:
                 del self._held[row]
                 usual = follower.seconds
                 if not follower.advance_in_part():
-                    self._aside[row] = follower
+                    self._for_pass[row] = follower
                     seconds -= usual
                 if self._took_long(follower):
                     return
@@ -208,22 +208,25 @@ class RuledRows:
         return True
 
     @property
-    def aside(self) -> Callable[[], bool] | None:
+    def side_work(self) -> Callable[[], bool] | None:
         """What the thread of a pass can do besides, a part at a time, each of which says whether there is more."""
-        return self._find_one if self._aside else None
+        return self._find_one if self._for_pass else None
 
     def _find_one(self) -> bool:
         """Have one of those that wait for it find what is allowed; return whether there are others."""
-        follower = self._aside.pop(next(iter(self._aside)))
+        follower = self._for_pass.pop(next(iter(self._for_pass)))
+        if not follower.grammar.is_free():
+            self._look_ahead.post([follower])
+            return bool(self._for_pass)
         follower.advance()
         if self._took_long(follower):
-            self._look_ahead.post(list(self._aside.values()))
-            self._aside.clear()
-        return bool(self._aside)
+            self._look_ahead.post(list(self._for_pass.values()))
+            self._for_pass.clear()
+        return bool(self._for_pass)
 
     def finish(self) -> None:
         """Do what a pass had no time for."""
-        while self._aside:
+        while self._for_pass:
             self._find_one()
 
     def go_on(self) -> None:

@@ -268,7 +268,7 @@ class DecoderRunner:
         inputs = self._inputs(prepared, logit_rows, step.saves)
         if self._ruled is not None:
             self._ruled.go_on()
-            inputs.aside = self._ruled.aside
+            inputs.side_work = self._ruled.side_work
         hidden = self.model.forward(inputs)
         if self._ruled is not None:
             self._ruled.finish()
