@@ -108,11 +108,19 @@ def test_errors_are_those_of_the_client(asked: dict[str, Any]) -> None:
 
 
 def test_responses(v1: str) -> None:
-    made = litellm.responses(model="openai/demo", api_base=v1, api_key="none", input="What?", max_output_tokens=9)
+    made = litellm.responses(
+        model="openai/demo", api_base=v1, api_key="none", input="What?", temperature=0, max_output_tokens=9
+    )
     assert made.output[0].content[0].text
     events = list(
         litellm.responses(
-            model="openai/demo", api_base=v1, api_key="none", input="What?", max_output_tokens=9, stream=True
+            model="openai/demo",
+            api_base=v1,
+            api_key="none",
+            input="What?",
+            temperature=0,
+            max_output_tokens=9,
+            stream=True,
         )
     )
     assert events[-1].type in ("response.completed", "response.incomplete")
