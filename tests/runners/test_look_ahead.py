@@ -316,6 +316,23 @@ def test_nobody_waits_for_a_sequence_while_another_of_its_grammar_advances(words
     assert other.go_on()
 
 
+def test_one_that_is_done_leaves_another_of_its_grammar_in_hand(words: GrammarTokenizer) -> None:
+    """That another thread has begun with meanwhile."""
+    grammar = words.compile('{"grammars":[{"json_schema":{"type":"string"}}]}')
+    one, other = (grammar.follow([], True) for _ in range(2))
+    find = one._find_allowed
+
+    def find_beside_another() -> None:
+        find()
+        grammar.in_hand = other
+
+    one._find_allowed = find_beside_another  # type: ignore[method-assign]
+    one.advance()
+    assert grammar.in_hand is other
+    other.advance()
+    assert grammar.in_hand is None
+
+
 @pytest.mark.processes
 def test_a_process_that_ends_waits_for_what_goes_on() -> None:
     """A thread that comes back from the library to no interpreter ends it by a signal."""

@@ -290,7 +290,7 @@ class Follower:
         Return whether nothing is.
         """
         self._go_ahead(finds_allowed=False)
-        return not self._lacks_allowed
+        return self.error is not None or not self._lacks_allowed
 
     def _go_ahead(self, finds_allowed: bool) -> None:
         began = time.thread_time()
@@ -302,7 +302,9 @@ class Follower:
         except BaseException as error:
             self._break(error)
         finally:
-            self.grammar.in_hand = None
+            # Another thread may have begun with one that takes longer.
+            if self.grammar.in_hand is self:
+                self.grammar.in_hand = None
             self.seconds = time.thread_time() - began
             self.busy = False
 

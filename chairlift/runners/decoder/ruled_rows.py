@@ -200,7 +200,7 @@ class RuledRows:
                     return
 
     def _took_long(self, follower: Follower) -> bool:
-        """Whether one took so long that none is advanced here for a while."""
+        """If one took long, have none advanced here for a while; return whether it did."""
         if follower.seconds <= _LONG_HERE:
             return False
         self._here_from = time.monotonic() + _NOT_HERE * 2 ** min(self._times_long, _DOUBLES)
