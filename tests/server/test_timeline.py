@@ -180,7 +180,7 @@ def test_kept_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             front.client.on_step(EngineStats(1, 1, 0.001, steps=number, step_ended=now + number))
         made = snapshot(front.service, NOBODY, now + 30)
         assert [each.ended for each in made.steps] == [now + number for number in range(20, 30)]
-        assert len(snapshot(front.service, NOBODY, now + 85).steps) == 5
+        assert len(snapshot(front.service, NOBODY, now + 84.5).steps) == 5
 
     run(go)
 
