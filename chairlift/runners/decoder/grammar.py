@@ -209,12 +209,17 @@ class Follower:
         self._accepted = None
 
     def accept(self, token: int) -> bool:
-        """Whether a token that is tried may be next; if it is open, it follows one that may, which must be said."""
+        """Whether a token that is tried may be next; if it is open, it follows one that may, which must be said.
+
+        Not if that can't be asked now.
+        """
         if not self.is_open:
             return bool(self.allowed[token // 32] >> (token % 32) & 1)
         known = self._leeway.takes_text(token, len(self._said))
         if known is not None:
             return known
+        if not self.can_be_tried:
+            return False
         began = time.thread_time()
         try:
             self._catch_up()

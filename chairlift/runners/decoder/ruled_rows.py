@@ -24,6 +24,9 @@ _HERE = 0.05
 # Seconds of a core for one of those, beyond which none is done here: for a minute, then for twice as long each time, as
 # often as it doubles.
 _LONG_HERE, _NOT_HERE, _DOUBLES = 0.002, 60.0, 6
+# Seconds of a core for which what is allowed is found in a row during a pass, as long as its other threads have enough
+# to take over: the first one finds caches cold, and the others less so.
+_IN_A_ROW = 0.001
 # Part of a step that it waits afterwards for tokens that follow from what was chosen, of few sequences or where they
 # can be known by then: they save a step each.
 _WAIT_FOR_FORCED = 0.01
@@ -126,7 +129,7 @@ class RuledRows:
 
     def _tell_ready(self, here: set[int], result: StepResult) -> None:
         """Tell the result who was late before and need not be left out any longer; `here` are the rows of this step."""
-        self._look_ahead.tend(list(self._followers.values()))
+        self._look_ahead.tend(list(self._unsettled.values()))
         for row in list(self._late):
             follower = self._followers[row]
             if row in here:
@@ -172,7 +175,8 @@ class RuledRows:
         if self._tries and not prepares:
             self._advance_here(_HERE * seconds)
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
-        if len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience:
+        few = len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience
+        if self._held and few:
             self.go_on()
             self._look_ahead.wait(patience)
         given: dict[int, list[int]] = {}
@@ -210,19 +214,26 @@ class RuledRows:
     @property
     def side_work(self) -> Callable[[], bool] | None:
         """What the thread of a pass can do besides, a part at a time, each of which says whether there is more."""
-        return self._find_one if self._for_pass else None
+        return self._find_some if self._for_pass else None
 
-    def _find_one(self) -> bool:
-        """Have one of those that wait for it find what is allowed; return whether there are others."""
+    def _find_some(self) -> bool:
+        """Have some of those that wait for it find what is allowed; return whether there are others."""
+        left = _IN_A_ROW
+        while self._for_pass and left > 0:
+            left -= self._find_one()
+        return bool(self._for_pass)
+
+    def _find_one(self) -> float:
+        """Have one of them do so; return the seconds that this took here."""
         follower = self._for_pass.pop(next(iter(self._for_pass)))
         if not follower.grammar.is_free():
             self._look_ahead.post([follower])
-            return bool(self._for_pass)
+            return 0.0
         follower.advance()
         if self._took_long(follower):
             self._look_ahead.post(list(self._for_pass.values()))
             self._for_pass.clear()
-        return bool(self._for_pass)
+        return follower.seconds
 
     def finish(self) -> None:
         """Do what a pass had no time for."""

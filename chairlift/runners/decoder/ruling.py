@@ -28,7 +28,7 @@ class Ruling:
         """Whether a tried row's first candidate may be next; as mostly it may, the others need not be looked at."""
         follower = self._followers[index]
         assert follower is not None
-        return follower.can_be_tried and follower.accept(token)
+        return follower.accept(token)
 
     def pick(self, index: int, candidates: Iterable[int]) -> int | None:
         """Return the first of a tried row's other candidates that may be next; None if none of them may.

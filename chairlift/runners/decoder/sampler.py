@@ -132,17 +132,20 @@ class Sampler:
         return Choice(ids, best, np.empty(0, np.int64))
 
     def try_best(self, best: Tensor, ids: Tensor, ruling: Ruling) -> Choice:
-        """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other."""
+        """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other.
+
+        A row's first id becomes the one that it takes.
+        """
         candidates, values = ids.numpy(), best.numpy()
-        chosen = candidates[:, 0].copy()
+        chosen = candidates[:, 0]
         # On the host, where to look into an array for each row costs more than the trials.
-        likeliest, is_finite = chosen.tolist(), np.isfinite(values[:, 0]).tolist()
+        likeliest, logits = chosen.tolist(), values[:, 0].tolist()
         for index in ruling.tried:
-            if is_finite[index] and not ruling.takes(index, likeliest[index]):
-                token = ruling.pick(index, _others(candidates, values, index))
+            if math.isfinite(logits[index]) and not ruling.takes(index, likeliest[index]):
+                token = ruling.pick(index, _others(candidates[index], values[index]))
                 if token is not None:
                     chosen[index] = token
-        return self.take(best[:, 0], torch.from_numpy(chosen))
+        return self.take(best[:, 0], ids[:, 0])
 
     def sample(self, logits: Tensor, rows: Ints, lengths: Ints, ruling: Ruling | None = None) -> Choice:
         """Choose the next token of each of R sequences, without waiting for the device.
@@ -278,11 +281,10 @@ class Sampler:
                     self.count_forced(row, [int(sampled.token_ids[index])])
 
 
-def _others(candidates: Ints, values: NDArray[np.float32], index: int) -> Iterator[int]:
+def _others(candidates: Ints, values: NDArray[np.float32]) -> list[int]:
     """A row's candidates after the likeliest, without those that stand for no token, as their logits say."""
-    for token, value in zip(candidates[index, 1:].tolist(), values[index, 1:].tolist(), strict=True):
-        if math.isfinite(value):
-            yield token
+    found = zip(candidates.tolist(), values.tolist(), strict=True)
+    return [token for token, value in found if math.isfinite(value)][1:]
 
 
 # Random numbers are counter-based: the number at a position depends on the seed and the position, on nothing else.
