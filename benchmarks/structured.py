@@ -120,9 +120,12 @@ def markdown(results: Results) -> str:
 def measure(
     engines: list[LLM], workload: Workload, temperature: float, max_tokens: int, number: int, turn: int
 ) -> dict[str, Any]:
-    """Run a workload with grammars by one engine and without by another, often enough to last a while."""
+    """Run a workload with grammars by one engine and without by another, often enough to last a while.
+
+    They change places each time: where its memory lies makes an engine up to 0.6% faster than another that is the same.
+    """
     rng = random.Random(number)
-    repeats = 1 if workload.num > 1 else 8
+    repeats = 2 if workload.num > 1 else 8
     ruled_seconds = free_seconds = 0.0
     tokens = forced = 0
     vocab_size = engines[0].tokenizer.vocab_size
@@ -134,12 +137,13 @@ def measure(
             SamplingParams(temperature=temperature, seed=rng.randrange(2**32), max_tokens=max_tokens, ignore_eos=True)
             for _ in prompts
         ]
-        rehearsal = Run(engines[0], prompts, params, grammars)
+        with_grammars, without = engines[repeat % 2], engines[1 - repeat % 2]
+        rehearsal = Run(with_grammars, prompts, params, grammars)
         while rehearsal.go_on(turn):
             pass
         lengths = rehearsal.lengths
         cut = [replace(each, max_tokens=length) for each, length in zip(params, lengths, strict=True)]
-        ruled, free = Run(engines[0], prompts, params, grammars), Run(engines[1], prompts, cut, [None] * len(prompts))
+        ruled, free = Run(with_grammars, prompts, params, grammars), Run(without, prompts, cut, [None] * len(prompts))
         while ruled.go_on(turn) | free.go_on(turn):
             pass
         assert ruled.lengths == lengths == free.lengths

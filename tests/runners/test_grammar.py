@@ -75,3 +75,25 @@ def test_tokens_are_tried_where_no_client_describes_what_is_allowed(
 ) -> None:
     schema = {"type": "array", "items": text}
     assert words.compile(grammar_of(StructuredOutputsParams(json=schema))).is_plain == is_plain
+
+
+def test_a_token_is_quiet_if_it_forced_nothing_when_it_was_last_said(words: GrammarTokenizer) -> None:
+    first, second = {"enum": ["ax", "ay", "b"]}, {"enum": ["abc", "b"]}
+    schema = {"type": "array", "prefixItems": [first, second], "minItems": 2, "items": False}
+    grammar = words.compile(grammar_of(StructuredOutputsParams(json=schema)))
+    a, x = (words.tokens.tokenize_str(letter)[0] for letter in "ax")
+    follower, other = grammar.begin(TrialKind.NEVER), grammar.begin(TrialKind.NEVER)
+    for each in (follower, other):
+        each.take_forced()
+        each.say(a)
+    assert not other.is_quiet
+    follower.advance()
+    assert follower.take_forced() == []
+    assert other.is_quiet
+    follower.say(x)
+    follower.advance()
+    assert follower.take_forced() != []
+    follower.say(a)
+    follower.advance()
+    assert follower.take_forced() != []
+    assert not other.is_quiet

@@ -35,6 +35,8 @@ _LIGHT = 0.0005
 _WARY = 16
 # Characters of a grammar in which nothing is long: forced text that is no longer takes some milliseconds to cut.
 _SHORT = 4000
+# Tokens of a grammar that are known to be quiet.
+_MOST_QUIET = 1000
 # How a grammar of a JSON schema begins, and what stands in one that may have patterns of its own.
 _SCHEMA = '{"grammars":[{"json_schema":'
 _PATTERNS = ('"pattern', "whitespace_pattern", "\\u")
@@ -117,6 +119,8 @@ class CompiledGrammar:
         self.free = free
         # Whether to look at a token took long.
         self.is_slow = False
+        # Tokens after which nothing was forced and no sequence ended when one last said them.
+        self.quiet: set[int] = set()
         # Whether it takes long, so that only threads follow it that nobody waits for; and whose turn it is.
         self.is_aside = False
         self.in_hand: Follower | None = None
@@ -253,6 +257,11 @@ class Follower:
         """Whether others may as well wait while it advances, as far as one can tell by the last time."""
         return self.grammar.is_plain and self.seconds < _LIGHT and self.grammar.is_free()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing but what is allowed is likely to follow from what was said: no token is forced by it."""
+        return bool(self._said) and self._said[-1] in self.grammar.quiet
+
     def give_up(self, why: str) -> None:
         """Fail, whatever it is doing: nobody waits for that any longer."""
         self.error = why
@@ -300,8 +309,11 @@ class Follower:
     def _go_ahead(self, finds_allowed: bool) -> None:
         began = time.thread_time()
         self.grammar.in_hand = self
+        last = self._said[-1] if self._said else None
         try:
             self._follow(began, finds_allowed)
+            if last is not None:
+                self._learn(last)
         except GrammarError as error:
             self.error = str(error)
         except BaseException as error:
@@ -312,6 +324,14 @@ class Follower:
                 self.grammar.in_hand = None
             self.seconds = time.thread_time() - began
             self.busy = False
+
+    def _learn(self, token: int) -> None:
+        """Take note whether something was forced by a token, or ended."""
+        quiet = self.grammar.quiet
+        if self.forced or self.ended:
+            quiet.discard(token)
+        elif len(quiet) < _MOST_QUIET:
+            quiet.add(token)
 
     def _follow(self, began: float, finds_allowed: bool) -> None:
         matcher, forced = self._matcher, self.forced

@@ -197,7 +197,7 @@ class RuledRows:
             if follower.is_light:
                 del self._held[row]
                 usual = follower.seconds
-                if not follower.advance_in_part():
+                if follower.is_quiet or not follower.advance_in_part():
                     self._for_pass[row] = follower
                     seconds -= usual
                 if self._took_long(follower):
