@@ -14,6 +14,7 @@ struct Rows {
     int64_t row_bytes;
     const float *scales = nullptr;  // null unless quantized
     const float *zero_offsets = nullptr;  // null unless quantized asymmetrically: see quantize_asymmetric
+    bool is_plain = false;  // one after the other, as they came: see reads_plain_rows
 };
 
 // The `most` highest sums of each row so far and their outputs, the highest first, as one thread has seen them. Of a row

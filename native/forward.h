@@ -138,6 +138,8 @@ template <typename T> class Forward {
     // Rows of x, normalized if there is a norm, as the weight wants them. With `sources`, those that they name.
     NOINLINE Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight,
                            const int64_t *sources = nullptr) {
+        // Of a workspace, behind whose rows the staging lies.
+        if (!norm.weight && !sources) return workspace.staging.prepare_all(tiles, weight, team, x, true);
         return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
             const T *from = x + (sources ? sources[row] : row) * weight.in_features;
             if (!norm.weight) return from;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "microkernel.h"
@@ -77,7 +78,7 @@ struct Tiles {
 template <typename Format>
 inline void multiply_tile(const Rows &x, int64_t first, int64_t rows, const Panel &panel,
                           typename MicroKernel<Format>::Sum *sums) {
-    MicroKernel<Format>::run(x.data + first * x.row_bytes, x.row_bytes, rows, panel, sums);
+    MicroKernel<Format>::run(AmxRows(x, first), rows, panel, sums);
 }
 #else
 template <typename Format>
@@ -187,8 +188,7 @@ template <typename Format> struct AmxParts {
     const char *take(const char *weights, int64_t) { return weights; }
     static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part,
                          typename MicroKernel<Format>::Sum *sums) {
-        const char *row = x.data + first * x.row_bytes + from / AMX_STEPS * ROW_BLOCK * 64;
-        MicroKernel<Format>::run_part(row, x.row_bytes, rows, part, sums, from > 0);
+        MicroKernel<Format>::run_part(AmxRows(x, first, from), rows, part, sums, from > 0);
     }
 };
 template <> struct Parts<Bf16Format> : AmxParts<Bf16Format> {};
@@ -344,6 +344,24 @@ NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight
         multiply<Format>(taken.of(group), tiles, tiles.group(group), own, panel, panel + 1 < panels ? next : nullptr,
                          epilogue);
     }
+}
+
+// Whether a product with the weight reads rows of T as they came: AMX loads a row of a tile from wherever it lies. Not
+// under many panels, as rows that lie apart come a little slower from the second cache, nor if so few sets of a cache
+// have all of their lines that a tile of them does not fit.
+template <typename T> bool reads_plain_rows([[maybe_unused]] const Weight &weight) {
+    bool reads = false;
+#if defined(__AMX_TILE__)
+    constexpr int64_t MOST_PANELS = 128, MOST_SHARED = 16;
+    with_format(weight, [&](auto format) {
+        using Format = decltype(format);
+        const int64_t inputs = Format::INPUTS * AMX_STEPS, lines = weight.in_features / inputs;
+        if constexpr (std::is_same_v<Format, Bf16Format> && TAKES<Format, T>)
+            reads = weight.panels() <= MOST_PANELS && weight.in_features % inputs == 0 &&
+                    std::gcd(lines, int64_t(64)) <= MOST_SHARED;
+    });
+#endif
+    return reads;
 }
 
 // The epilogue is an Epilogue or the encoder's.

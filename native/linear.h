@@ -14,8 +14,7 @@ template <typename T> NOINLINE void multiply(const T *x, int64_t rows, const Wei
     staging.take(arena, rows, weight.in_features, threads);
     with_team(rows * weight.out_features * weight.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
         const Tiles tiles(rows, team);
-        const Rows made =
-            staging.prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.in_features; });
+        const Rows made = staging.prepare_all(tiles, weight, team, x, false);
         Epilogue<T> mine = epilogue;
         const int64_t before = team.thread * rows * mine.highest.most;
         if (mine.mode == EpilogueMode::HIGHEST) mine.highest.value += before, mine.highest.index += before;

@@ -62,14 +62,14 @@ template <> struct MicroKernel<Bf16Format> : AmxMicroKernel<Bf16Format, AmxBf16L
 
 template <> struct MicroKernel<Int8Format> : AmxMicroKernel<Int8Format, AmxInt8Lanes> {
     // A few rows are multiplied sooner by vectors, and as these sums are exact it does not matter by what.
-    static void run(const char *x, int64_t row_bytes, int64_t rows, const Panel &panel, Sum *sums) {
+    static void run(const AmxRows &x, int64_t rows, const Panel &panel, Sum *sums) {
         switch (rows) {
-            case 1: return few<1>(x, panel, sums);
-            case 2: return few<2>(x, panel, sums);
-            case 3: return few<3>(x, panel, sums);
-            case 4: return few<4>(x, panel, sums);
+            case 1: return few<1>(x.data, panel, sums);
+            case 2: return few<2>(x.data, panel, sums);
+            case 3: return few<3>(x.data, panel, sums);
+            case 4: return few<4>(x.data, panel, sums);
         }
-        AmxMicroKernel::run(x, row_bytes, rows, panel, sums);
+        AmxMicroKernel::run(x, rows, panel, sums);
     }
 
   private:

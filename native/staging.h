@@ -83,6 +83,17 @@ template <typename T> class Staging {
         return made;
     }
 
+    // The same of rows that lie one after the other: as they are, if the product reads them so. `has_more`: whether as
+    // many as a tile has may be read behind the last one.
+    Rows prepare_all(const Tiles &tiles, const Weight &weight, Team &team, const T *x, bool has_more) const {
+        if (!tiles.list && (has_more || tiles.rows % ROW_BLOCK == 0) && reads_plain_rows<T>(weight)) {
+            Rows plain{reinterpret_cast<const char *>(x), int64_t(sizeof(T)) * weight.in_features};
+            plain.is_plain = true;
+            return plain;
+        }
+        return prepare(tiles, weight, team, [&](int64_t row, T *) { return x + row * weight.in_features; });
+    }
+
   private:
     template <typename Format, typename RowAt>
     NOINLINE Rows prepare_as(Format, const Tiles &tiles, const Weight &weight, Team &team, RowAt row_at) const {
