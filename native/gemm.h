@@ -352,7 +352,7 @@ NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight
 template <typename T> bool reads_plain_rows([[maybe_unused]] const Weight &weight) {
     bool reads = false;
 #if defined(__AMX_TILE__)
-    constexpr int64_t MOST_PANELS = 128, MOST_SHARED = 16;
+    constexpr int64_t MOST_PANELS = 64, MOST_SHARED = 16;
     with_format(weight, [&](auto format) {
         using Format = decltype(format);
         const int64_t inputs = Format::INPUTS * AMX_STEPS, lines = weight.in_features / inputs;
