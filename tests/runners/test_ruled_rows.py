@@ -126,7 +126,7 @@ def test_what_the_pass_is_left_with_counts_as_part_of_the_step(rows: RuledRows) 
     say(rows, many, seconds=0.07)
     rows.go_on()
     assert rows._look_ahead._idle.wait(60)
-    assert were_here(many) == [[]] * 3 + [[False]] * 6
+    assert were_here(many) == [[]] * 4 + [[False]] * 5
 
 
 def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: RuledRows) -> None:

@@ -29,7 +29,7 @@ _QUICK = 0.0002
 # Seconds of a core for one that was tried, beyond which no other of that grammar is.
 _SLOW = 0.002
 # Seconds of a core for a token, and what may be next, up to which it is no pity if others wait for the one after it.
-_LIGHT = 0.0005
+_LIGHT = 0.001
 # Tokens after a trial in vain before any is tried again where no longer text may follow than then: so many at first,
 # and then twice as many each time.
 _WARY = 16

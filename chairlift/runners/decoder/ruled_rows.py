@@ -21,6 +21,8 @@ _FEW = 8
 # Part of a step that is spent on those that are soon done, of many sequences: done by another thread while the model
 # computes they cost three times as much, as all its threads wait for the one whose core is taken.
 _HERE = 0.05
+# The same of what the thread of a pass does besides, half of which its other threads make up for.
+_IN_PASS = 0.1
 # Seconds of a core for one of those, beyond which none is done here: for a minute, then for twice as long each time, as
 # often as it doubles.
 _LONG_HERE, _NOT_HERE, _DOUBLES = 0.002, 60.0, 6
@@ -173,10 +175,11 @@ class RuledRows:
         self._held = {row: follower for row, _, follower in held}
         self._unsettled |= self._held
         if self._tries and not prepares:
-            self._advance_here(_HERE * seconds)
+            self._advance_here(seconds)
         patience = min(_WAIT_FOR_FORCED * seconds, _MOST_WAIT)
-        few = len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience
-        if self._held and few:
+        is_soon = len(self._held) < _FEW or self._look_ahead.usual_seconds * len(self._held) < patience
+        # What is left of many is not soon done, and would have to be for one more token of one of them.
+        if self._held and is_soon and (prepares or not self._tries):
             self.go_on()
             self._look_ahead.wait(patience)
         given: dict[int, list[int]] = {}
@@ -187,21 +190,21 @@ class RuledRows:
         return given
 
     def _advance_here(self, seconds: float) -> None:
-        """Advance those that are soon done, for so many seconds at most, what they do in the next pass included."""
-        began = time.perf_counter()
+        """Advance those that are soon done in a step of so many seconds, or leave them to the next pass."""
+        now = time.perf_counter()
         if time.monotonic() < self._here_from:
             return
+        end, left = now + _HERE * seconds, _IN_PASS * seconds
         for row, follower in list(self._held.items()):
-            if time.perf_counter() - began > seconds:
+            usual = follower.seconds
+            if not follower.is_light or usual > left:
+                continue
+            del self._held[row]
+            if follower.is_quiet or time.perf_counter() > end or not follower.advance_in_part():
+                self._for_pass[row] = follower
+                left -= usual
+            if self._took_long(follower):
                 return
-            if follower.is_light:
-                del self._held[row]
-                usual = follower.seconds
-                if follower.is_quiet or not follower.advance_in_part():
-                    self._for_pass[row] = follower
-                    seconds -= usual
-                if self._took_long(follower):
-                    return
 
     def _took_long(self, follower: Follower) -> bool:
         """If one took long, have none advanced here for a while; return whether it did."""
