@@ -86,7 +86,9 @@ template <typename T> struct Workspace {
         const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size) + sizes.gated +
                                     (routed + sizes.places) * hidden_size + latents.numbers();
         const int64_t floats = routed + threads * 2 * sizes.experts;
-        arena.reset(sizeof(T) * activations + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
+        // Behind all rows as many as a tile has may be read: see prepare_all.
+        const int64_t behind = TILE_ROWS * widest;
+        arena.reset(sizeof(T) * (activations + behind) + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
                     (latents.places ? Staging<T>::size(latents.places, latents.widest, threads) : 0) + 20 * 64);
         residual = arena.take<T>(tokens * hidden_size);
         gathered_residual = arena.take<T>(tokens * hidden_size);
@@ -138,7 +140,7 @@ template <typename T> class Forward {
     // Rows of x, normalized if there is a norm, as the weight wants them. With `sources`, those that they name.
     NOINLINE Rows prepared(const T *x, const Tiles &tiles, const Norm &norm, const Weight &weight,
                            const int64_t *sources = nullptr) {
-        // Of a workspace, behind whose rows the staging lies.
+        // Of the workspace, which ends with room for them.
         if (!norm.weight && !sources) return workspace.staging.prepare_all(tiles, weight, team, x, true);
         return workspace.staging.prepare(tiles, weight, team, [&](int64_t row, T *space) {
             const T *from = x + (sources ? sources[row] : row) * weight.in_features;
