@@ -8,12 +8,12 @@ In each round first the model is measured for `--measure-seconds`, in a process 
 long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Then
 nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for
 a while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is
-what the simulator says it is, and each of the `--loads` is a share of it. After the loads the model is measured once
-more: what capacity would be by that says whether the machine was the same all the time, as no simulator can be truer
-than what it was told. With `--again` every load is sent twice to the server: how far the second time is off the first
-is what nobody could have foretold. The real run is that of `chairlift bench serve`; both are summed up by the same
-code. With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they
-are drawn at a temperature, as those that were measured.
+what the simulator says it is, and each of the `--loads` is a share of it. After each load the model is measured anew:
+the next load is simulated by that, and the same load once more, as no simulator can be truer than what it was told, and
+a shared machine may be another two minutes later. With `--again` every load is sent twice to the server: how far the
+second time is off the first is what nobody could have foretold. The real run is that of `chairlift bench serve`; both
+are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields make
+all tokens one that is; they are drawn at a temperature, as those that were measured.
 """
 
 import argparse
@@ -53,6 +53,8 @@ COLUMNS = (
     Column("real", "real", "{:.1f}"),
     Column("simulated", "simulated", "{:.1f}"),
     Column("error_percent", "error", "{:+.1f}%"),
+    Column("after", "as measured after", "{:.1f}"),
+    Column("after_percent", "error", "{:+.1f}%"),
     Column("again", "real again", "{:.1f}"),
     Column("again_percent", "off the first", "{:+.1f}%"),
 )
@@ -124,21 +126,25 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
             machine.save(args.profile_out)
         time.sleep(args.quiet_seconds)
-        model = SequenceModel(config, profile)
         trace = wanted(args, profile.max_model_len)
+        model = SequenceModel(config, profile)
         capacity = capacity_of(model, front, trace)
-        about = {"front": msgspec.to_builtins(front), "cost": list(profile.cost), "capacity": capacity}
+        about = {"front": msgspec.to_builtins(front), "cost": [list(profile.cost)], "capacity": [capacity]}
         recording.results["measured"].append(about)
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
-            real, *again = (_replayed(args, target, sent) for _ in range(1 + args.again))
-            seen = figures(simulated(model, front, sent, args.drain), NO_TARGET)
+            runs = {"real": _replayed(args, target, sent)}
+            if args.again:
+                runs["again"] = _replayed(args, target, sent)
+            runs["simulated"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
+            model = SequenceModel(config, measured(args, flags))
+            runs["after"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
+            capacity = capacity_of(model, front, trace)
+            about["cost"].append(list(model.profile.cost))
+            about["capacity"].append(capacity)
             names = {"round": number, "trace": args.trace.stem if args.trace else "bursty", "load": load}
-            for row in rows(real, seen, *again):
+            for row in rows(runs):
                 recording.add(names | row)
-    # A processor shared with others may be a third slower by now.
-    about["capacity_after"] = capacity_of(SequenceModel(config, measured(args, flags)), front, trace)
-    recording.save()
 
 
 def _replayed(args: argparse.Namespace, target: Target, sent: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -205,17 +211,17 @@ def simulated(model: SequenceModel, front: FrontCost, trace: Sequence[TraceReque
     return Load(0.0, duration(trace), outcomes, 0.0)
 
 
-def rows(real: dict[str, Any], seen: dict[str, Any], again: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Each figure of both, and by how many percent the simulated one is off, and one of a second real run."""
+def rows(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each figure of the real run and of the others, and by how many percent these are off."""
+    real = runs.pop("real")
     found = []
     for title, key in FIGURES.items():
-        one, other = _at(real, key), _at(seen, key)
-        row = {"figure": title, "real": one, "simulated": other, "error_percent": _off(one, other)}
-        if again is not None:
-            second = _at(again, key)
-            row |= {"again": second, "again_percent": _off(one, second)}
+        row = {"figure": title, "real": _at(real, key)}
+        for name, run in runs.items():
+            row[name] = _at(run, key)
+            row["error_percent" if name == "simulated" else f"{name}_percent"] = _off(row["real"], row[name])
         found.append(row)
-    found.append({"figure": "failed", "real": real["failed"], "simulated": seen["failed"]})
+    found.append({"figure": "failed", "real": real["failed"]} | {name: run["failed"] for name, run in runs.items()})
     return found
 
 
@@ -236,8 +242,17 @@ def _in_words(measured: dict[str, Any]) -> str:
     each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
     delays = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in front["delays"])
     about = f"front: {', '.join(each)}, contention {front['contention']:.2f}, steps longer by {delays}"
-    after = f", {measured['capacity_after']:.2f}/s as measured after the loads" if "capacity_after" in measured else ""
-    return f"{about}; capacity {measured['capacity']:.2f}/s{after}"
+    return f"{about}; capacity {_capacity_in_words(measured)}"
+
+
+def _capacity_in_words(measured: dict[str, Any]) -> str:
+    """Requests a second by what was measured before the loads, and after them."""
+    capacity = measured["capacity"]
+    if not isinstance(capacity, list):
+        # As results were saved when nothing was measured between the loads.
+        capacity = [capacity, *([measured["capacity_after"]] if "capacity_after" in measured else [])]
+    before, *after = (f"{each:.2f}" for each in capacity)
+    return f"{before}/s" + (f", {', '.join(after)}/s as measured after the loads" if after else "")
 
 
 def _at(row: dict[str, Any], key: str) -> float:

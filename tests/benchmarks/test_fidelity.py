@@ -29,7 +29,7 @@ def test_a_simulated_run_is_summed_up_as_a_real_one() -> None:
     prefill = 8e-3 + 20 * 2e-4 + 20 * 5e-7 + 210 * 1e-7
     assert found["ttft_ms"]["p50"] == pytest.approx(1000 * prefill)
     assert found["itl_ms"]["p50"] == pytest.approx(8.2, rel=0.01)
-    same = fidelity.rows(found, found)
+    same = fidelity.rows({"real": found, "simulated": found})
     assert all(row["error_percent"] == 0 for row in same if row["figure"] != "failed")
 
 
@@ -39,23 +39,27 @@ def test_errors_are_relative_to_the_real_run() -> None:
         return Load(0.0, 1.0, [Outcome(0.0, 0.0, times[-1], times, 3)], 0.0)
 
     real, seen = (figures(run(ttft), fidelity.NO_TARGET) for ttft in (0.2, 0.3))
-    errors = {row["figure"]: row.get("error_percent") for row in fidelity.rows(real, seen)}
+    errors = {row["figure"]: row.get("error_percent") for row in fidelity.rows({"real": real, "simulated": seen})}
     assert errors["TTFT p50 ms"] == pytest.approx(50)
     assert errors["ITL p95 ms"] == pytest.approx(0)
-    apart = {row["figure"]: row.get("again_percent") for row in fidelity.rows(seen, seen, real)}
-    assert apart["TTFT p50 ms"] == pytest.approx(-100 / 3)
+    others = fidelity.rows({"real": seen, "simulated": seen, "after": real, "again": real})
+    for name in ("after_percent", "again_percent"):
+        apart = {row["figure"]: row.get(name) for row in others}
+        assert apart["TTFT p50 ms"] == pytest.approx(-100 / 3)
 
 
 def test_every_round_says_what_the_machine_was() -> None:
     front = {"request": 1e-3, "contention": 1.2, "delays": [[1, 1e-3]]}
     measured = [{"front": front, "capacity": capacity} for capacity in (10.0, 12.0)]
     measured[1]["capacity_after"] = 9.0
+    measured.append({"front": front, "capacity": [11.0, 10.5, 8.0]})
     names = {"trace": "bursty", "load": 0.5, "figure": "TTFT p50 ms", "real": 100.0}
     errors = ((1, 90.0, -10.0), (2, 120.0, 20.0))
     runs = [{**names, "round": number, "simulated": seen, "error_percent": error} for number, seen, error in errors]
     text = fidelity.markdown({"runs": runs, "measured": measured})
     assert "capacity 10.00/s; then front" in text
     assert "capacity 12.00/s, 9.00/s as measured after the loads" in text
+    assert "capacity 11.00/s, 10.50, 8.00/s as measured after the loads" in text
     assert "+5.0% (-10.0%-+20.0%)" in text
 
 
