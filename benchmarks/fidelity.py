@@ -10,10 +10,12 @@ nothing is sent for `--quiet-seconds`, in which the server gets the rest of its 
 a while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is
 what the simulator says it is, and each of the `--loads` is a share of it. After each load the model is measured anew:
 the next load is simulated by that, and the same load once more, as no simulator can be truer than what it was told, and
-a shared machine may be another two minutes later. With `--again` every load is sent twice to the server: how far the
-second time is off the first is what nobody could have foretold. The real run is that of `chairlift bench serve`; both
-are summed up by the same code. With random weights some tokens are no text, so every request's `--extra` fields make
-all tokens one that is; they are drawn at a temperature, as those that were measured.
+a shared machine may be another two minutes later. After each load, too, the server is asked for a forecast of its last
+two minutes as they were: the same simulator, told of the very steps that it is held against; its error is from what the
+server saw. With `--again` every load is sent twice to the server: how far the second time is off the first is what
+nobody could have foretold. The real run is that of `chairlift bench serve`; both are summed up by the same code. With
+random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are drawn
+at a temperature, as those that were measured.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 from engines import SERVED_NAME
 from server_process import free_port, running
@@ -55,6 +58,8 @@ COLUMNS = (
     Column("error_percent", "error", "{:+.1f}%"),
     Column("after", "as measured after", "{:.1f}"),
     Column("after_percent", "error", "{:+.1f}%"),
+    Column("own", "by its own steps", "{:.1f}"),
+    Column("own_percent", "error", "{:+.1f}%"),
     Column("again", "real again", "{:.1f}"),
     Column("again_percent", "off the first", "{:+.1f}%"),
 )
@@ -66,6 +71,15 @@ FIGURES = {
     "ITL p95 ms": "itl_ms.p95",
     "E2E p50 ms": "e2e_ms.p50",
     "E2E p99 ms": "e2e_ms.p99",
+}
+# The same in a forecast: their names, the place in a spread, and how many of its unit are one of ours.
+FORECAST = {
+    "tok/s": ("outputs_per_s", None, 1.0),
+    "TTFT p50 ms": ("ttft", 0, 1e3),
+    "TTFT p95 ms": ("ttft", 1, 1e3),
+    "ITL p50 ms": ("itl", 0, 1e3),
+    "ITL p95 ms": ("itl", 1, 1e3),
+    "E2E p50 ms": ("latency", 0, 1e3),
 }
 NO_TARGET = Slo(1e9, 1e9)
 # How long is taken to see what the front costs.
@@ -134,6 +148,7 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
             runs = {"real": _replayed(args, target, sent)}
+            own = forecast(port)
             if args.again:
                 runs["again"] = _replayed(args, target, sent)
             runs["simulated"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
@@ -144,7 +159,7 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
             about["capacity"].append(capacity)
             names = {"round": number, "trace": args.trace.stem if args.trace else "bursty", "load": load}
             for row in rows(runs):
-                recording.add(names | row)
+                recording.add(names | row | own.get(row["figure"], {}))
 
 
 def _replayed(args: argparse.Namespace, target: Target, sent: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -152,6 +167,19 @@ def _replayed(args: argparse.Namespace, target: Target, sent: Sequence[TraceRequ
     return figures(
         replay(target, sent, "completions", PromptMaker(args.vocab, random.randrange(2**32)), args.drain), NO_TARGET
     )
+
+
+def forecast(port: int) -> dict[str, dict[str, float | None]]:
+    """Of the last two minutes what the server saw, what its twin makes of them, and by how many percent that is off."""
+    url = f"http://127.0.0.1:{port}/v1/models/{SERVED_NAME}/forecast"
+    told = httpx.post(url, json={}, timeout=60.0).raise_for_status().json()
+    found = {}
+    for title, (name, place, unit) in FORECAST.items():
+        seen, own = (
+            unit * (told[run][name] if place is None else told[run][name][place]) for run in ("measured", "now")
+        )
+        found[title] = {"seen": seen, "own": own, "own_percent": _off(seen, own)}
+    return found
 
 
 def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:

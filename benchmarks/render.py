@@ -1,6 +1,6 @@
 """Puts the tables and pictures of saved results into the documentation: python benchmarks/render.py [--check]
 
-In docs/benchmarks.md and the README a table lies between `<!-- results: NAME -->` and `<!-- end -->`, and is made of
+In docs/benchmarks.md, the pages of docs/benchmarks and the README a table lies between `<!-- results: NAME -->` and `<!-- end -->`, and is made of
 benchmarks/results/NAME.json alone, by the `markdown` of the benchmark that it names. Pictures are drawn of all results
 of their kind. `--check` changes nothing, and fails if they are not what the results say.
 """
@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE / "dynamic"))
 
 DOCS = HERE.parent / "docs"
-DOCUMENTS = (DOCS / "benchmarks.md", HERE.parent / "README.md")
+PAGES = (DOCS / "benchmarks.md", *sorted((DOCS / "benchmarks").glob("*.md")))
+DOCUMENTS = (*PAGES, HERE.parent / "README.md")
 RESULTS = HERE / "results"
 # Comparisons with peers that the README's picture shows; other shapes have tables.
 PICTURED = ("llama-135m", "four-bits")

@@ -96,13 +96,13 @@ def test_the_documentation_is_what_the_saved_results_say() -> None:
 
 
 def test_no_table_and_no_rate_of_the_documentation_is_written_by_hand() -> None:
-    by_hand = render.outside((render.DOCS / "benchmarks.md").read_text())
+    by_hand = "\n".join(render.outside(page.read_text()) for page in render.PAGES)
     assert not re.findall(r"^\|.*", by_hand, re.MULTILINE)
     assert not re.findall(r"\d+ (?:tok/s|tokens/s|us|MB)\b|\d/s", by_hand)
 
 
 def test_every_saved_result_has_a_place_in_the_documentation() -> None:
-    text = (render.DOCS / "benchmarks.md").read_text()
+    text = "\n".join(page.read_text() for page in render.PAGES)
     assert {file.stem for file in render.RESULTS.glob("*.json")} <= set(re.findall(r"<!-- results: (\S+) -->", text))
 
 
