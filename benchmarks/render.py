@@ -1,8 +1,9 @@
 """Puts the tables and pictures of saved results into the documentation: python benchmarks/render.py [--check]
 
-In docs/benchmarks.md, the pages of docs/benchmarks and the README a table lies between `<!-- results: NAME -->` and `<!-- end -->`, and is made of
-benchmarks/results/NAME.json alone, by the `markdown` of the benchmark that it names. Pictures are drawn of all results
-of their kind. `--check` changes nothing, and fails if they are not what the results say.
+In docs/benchmarks.md, the pages of docs/benchmarks and the README a table lies between `<!-- results: NAME -->` and
+`<!-- end -->`, and is made of benchmarks/results/NAME.json alone, by the `markdown` of the benchmark that it names.
+Pictures are drawn of all results of their kind. `--check` changes nothing, and fails if they are not what the results
+say.
 """
 
 import argparse

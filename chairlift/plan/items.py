@@ -143,7 +143,7 @@ class VirtualItems:
         self._num_calls += 1
         there, free = now + self._hop, self._free_at[batch.instance]
         began = max(there, free)
-        seconds = self._times.seconds(len(batch.items), batch.computed)
+        seconds = self._times.seconds(len(batch.items), batch.computed, began)
         seconds += self._front.slowdown(now, seconds)
         idle = None if free == -inf else began - free
         self._free_at[batch.instance] = began + seconds

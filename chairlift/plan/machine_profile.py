@@ -21,7 +21,8 @@ ProfileT = TypeVar("ProfileT", bound="SequenceProfile | ItemProfile")
 class StepSample(msgspec.Struct, array_like=True, frozen=True):
     """A step as it was recorded: what it held, as in `CostModel`, and the seconds that it took.
 
-    `gap` is how many seconds later the next one began, where nothing else kept the worker waiting.
+    `gap` is how many seconds later the next one began, where nothing else kept the worker waiting. Of a server's own
+    traffic it is known when it began, in seconds from the first request's arrival.
     """
 
     sequences: int
@@ -30,14 +31,19 @@ class StepSample(msgspec.Struct, array_like=True, frozen=True):
     pairs: int
     seconds: float
     gap: float | None = None
+    began: float | None = None
 
 
 class CallSample(msgspec.Struct, array_like=True, frozen=True):
-    """A call of a model of items as it was recorded: items, their computed size, and the seconds that it took."""
+    """A call of a model of items as it was recorded: items, their computed size, and the seconds that it took.
+
+    Of a server's own traffic it is known when it began, in seconds from the first request's arrival.
+    """
 
     items: int
     computed: float
     seconds: float
+    began: float | None = None
 
 
 class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):

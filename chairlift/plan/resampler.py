@@ -17,8 +17,12 @@ from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, Se
 _NEAREST = 24
 # Shapes that differ by less than this share of an octave are one.
 _PER_OCTAVE = 4
-# Deviations come in runs, as whatever slows a machine down lasts for a while: so many in a row on average.
+# Deviations come in runs, as whatever slows a machine down lasts for a while: so many in a row on average. Where
+# moments are known, so many that are nearest to a moment are drawn from.
 _RUN = 8
+# Moments that are nearer to each other count as one, and so many samples before and after one are looked at.
+_MOMENT_S = 0.25
+_AROUND = 100
 
 
 class Resampler:
@@ -53,14 +57,14 @@ class Resampler:
         other._runs = {}
         return other
 
-    def draw(self, *shape: float) -> float:
-        """Return a value for a shape."""
+    def draw(self, *shape: float, now: float = 0.0) -> float:
+        """Return a value for a shape; the moment `now` matters where moments were recorded."""
         key = tuple([_bin(count) for count in shape])
         run = self._runs.get(key)
         if run is None:
             near = self._pools.get(key)
             if near is None:
-                near = self._pools[key] = self._near(key)
+                near = self._pools[key] = [self._values[place] for place in self._near(key)]
             if not near:
                 return self._default
             run = self._runs[key] = [near, 0]
@@ -72,8 +76,8 @@ class Resampler:
         place = run[1] = int(self._random() * len(pool)) if begins else (run[1] + 1) % len(pool)
         return pool[place]
 
-    def _near(self, key: tuple[int, ...]) -> list[float]:
-        """The values of the nearest shapes, in the order in which they were recorded."""
+    def _near(self, key: tuple[int, ...]) -> list[int]:
+        """The places of the nearest shapes, in the order in which they were recorded."""
         if not len(self._points):
             return []
         distances = np.abs(self._points - np.array(key) / _PER_OCTAVE).sum(axis=1)
@@ -81,7 +85,49 @@ class Resampler:
         if self._within is not None:
             count = max(count, int((distances <= self._within).sum()))
         nearest = np.argsort(distances, kind="stable")[:count]
-        return [self._values[index] for index in sorted(nearest.tolist())]
+        return sorted(nearest.tolist())
+
+
+class MomentResampler(Resampler):
+    """Draws for a moment those values that were recorded nearest to it, of shapes that are nearest.
+
+    For what is known of these very minutes: a machine that others slowed down for ten seconds is slow for the same ten
+    seconds once more, and whoever waited then waits again. `moments` are those of the values, in seconds, and rise. A
+    second counts as much as an octave; shapes are alike that differ by less than `within`.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[float, ...]],
+        values: Sequence[float],
+        rng: random.Random,
+        default: float = 1.0,
+        within: float | None = None,
+        *,
+        moments: Sequence[float],
+    ) -> None:
+        super().__init__(shapes, values, rng, default, within)
+        self._moments = np.array(moments, dtype=float)
+
+    def draw(self, *shape: float, now: float = 0.0) -> float:
+        """Return a value for a shape at a moment."""
+        key = (*(_bin(count) for count in shape), int(now / _MOMENT_S))
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = [self._values[place] for place in self._near_at(key[:-1], now)]
+        return pool[int(self._random() * len(pool))] if pool else self._default
+
+    def _near_at(self, key: tuple[int, ...], now: float) -> list[int]:
+        """The places of what is nearest in shape and moment."""
+        if not len(self._points):
+            return []
+        middle = int(np.searchsorted(self._moments, now))
+        first = max(middle - _AROUND, 0)
+        around = slice(first, middle + _AROUND)
+        octaves = np.abs(self._points[around] - np.array(key) / _PER_OCTAVE).sum(axis=1)
+        distances = np.maximum(octaves - (self._within or 0.0), 0.0) + np.abs(self._moments[around] - now)
+        nearest = np.argsort(distances, kind="stable")[:_RUN]
+        return [first + place for place in nearest.tolist()]
 
 
 @lru_cache(maxsize=2**16)
@@ -92,26 +138,30 @@ def _bin(count: float) -> int:
 class StepTimes:
     """How long a model's steps take in a simulation, and what passes between two of them.
 
-    `within` is as in `Resampler`.
+    `within` is as in `Resampler`. Where it is known of all steps when they began, those of like moments are drawn.
     """
 
     def __init__(self, profile: SequenceProfile, rng: random.Random, within: float | None = None) -> None:
         self._cost, self._experts = profile.cost, profile.experts
         steps = [step for step in profile.steps if self._expected(step.tokens, step.kv_tokens, step.pairs) > 0]
-        self._ratios = Resampler(
+        self._ratios = _resampler(
+            steps,
             [(step.tokens, step.kv_tokens) for step in steps],
             [step.seconds / self._expected(step.tokens, step.kv_tokens, step.pairs) for step in steps],
             rng,
-            within=within,
+            1.0,
+            within,
         )
-        gaps = [(step.sequences, step.gap) for step in profile.steps if step.gap is not None]
+        before = [step for step in profile.steps if step.gap is not None]
+        gaps = [(step.sequences, step.gap or 0.0) for step in before]
         self._gap, self._gap_sequence = line_through(gaps)
-        self._gap_ratios = Resampler(
+        self._gap_ratios = _resampler(
+            before,
             [(count,) for count, _ in gaps],
             [gap / line if (line := self._gap_line(count)) > 0 else 0.0 for count, gap in gaps],
             rng,
-            default=0.0,
-            within=within,
+            0.0,
+            within,
         )
 
     def fresh(self, rng: random.Random) -> "StepTimes":
@@ -120,13 +170,13 @@ class StepTimes:
         other._ratios, other._gap_ratios = self._ratios.fresh(rng), self._gap_ratios.fresh(rng)
         return other
 
-    def seconds(self, tokens: int, kv_tokens: int, pairs: int) -> float:
-        """Draw the seconds of a step; arguments as in `CostModel.predict`."""
-        return self._expected(tokens, kv_tokens, pairs) * self._ratios.draw(tokens, kv_tokens)
+    def seconds(self, tokens: int, kv_tokens: int, pairs: int, now: float = 0.0) -> float:
+        """Draw the seconds of a step that begins now; other arguments as in `CostModel.predict`."""
+        return self._expected(tokens, kv_tokens, pairs) * self._ratios.draw(tokens, kv_tokens, now=now)
 
-    def gap(self, sequences: int) -> float:
-        """Draw the seconds between the end of a step with so many sequences and the beginning of the next."""
-        return self._gap_line(sequences) * self._gap_ratios.draw(sequences)
+    def gap(self, sequences: int, now: float = 0.0) -> float:
+        """Draw the seconds between the end of a step with so many sequences, now, and the beginning of the next."""
+        return self._gap_line(sequences) * self._gap_ratios.draw(sequences, now=now)
 
     def _expected(self, tokens: int, kv_tokens: int, pairs: int) -> float:
         return _seconds(self._cost, self._experts, tokens, kv_tokens, pairs)
@@ -135,17 +185,34 @@ class StepTimes:
         return self._gap + self._gap_sequence * sequences
 
 
+def _resampler(
+    samples: Sequence[StepSample] | Sequence[CallSample],
+    shapes: Sequence[tuple[float, ...]],
+    values: Sequence[float],
+    rng: random.Random,
+    default: float,
+    within: float | None,
+) -> Resampler:
+    """One that goes by moments, where they are known of all samples."""
+    moments = [sample.began for sample in samples if sample.began is not None]
+    if moments and len(moments) == len(samples):
+        return MomentResampler(shapes, values, rng, default, within, moments=moments)
+    return Resampler(shapes, values, rng, default, within)
+
+
 class CallTimes:
-    """How long a model's calls take in a simulation; `within` is as in `Resampler`."""
+    """How long a model's calls take in a simulation; `within` and moments are as in `StepTimes`."""
 
     def __init__(self, profile: ItemProfile, rng: random.Random, within: float | None = None) -> None:
         self._call, self._size = profile.call, profile.size
         calls = [call for call in profile.calls if self._expected(call.computed) > 0]
-        self._ratios = Resampler(
+        self._ratios = _resampler(
+            calls,
             [(call.items, call.computed) for call in calls],
             [call.seconds / self._expected(call.computed) for call in calls],
             rng,
-            within=within,
+            1.0,
+            within,
         )
 
     def fresh(self, rng: random.Random) -> "CallTimes":
@@ -154,9 +221,9 @@ class CallTimes:
         other._ratios = self._ratios.fresh(rng)
         return other
 
-    def seconds(self, items: int, computed: float) -> float:
-        """Draw the seconds of a call."""
-        return self._expected(computed) * self._ratios.draw(items, computed)
+    def seconds(self, items: int, computed: float, now: float = 0.0) -> float:
+        """Draw the seconds of a call that begins now."""
+        return self._expected(computed) * self._ratios.draw(items, computed, now=now)
 
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed

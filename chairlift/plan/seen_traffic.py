@@ -80,6 +80,7 @@ def step_samples(steps: Sequence[SeenStep], requests: Sequence[SeenRequest], blo
     The worker tells how many requests and tokens a step had, and not how long their contexts were: these follow from
     when each began. Where nobody is known who was in it, they follow from the KV blocks.
     """
+    first = min((each.arrival for each in requests), default=None)
     coming = deque(sorted((each for each in requests if each.scheduled is not None), key=_scheduled))
     here: list[_Presence] = []
     samples: list[StepSample] = []
@@ -98,7 +99,8 @@ def step_samples(steps: Sequence[SeenStep], requests: Sequence[SeenRequest], blo
             read, pairs = read * step.requests // len(here), pairs * step.requests // len(here)
         gap = _gap(step, steps[index + 1], here) if index + 1 < len(steps) else None
         read = max(read, step.tokens)
-        samples.append(StepSample(step.requests, step.tokens, read, max(pairs, read), step.seconds, gap))
+        began = None if first is None else start - first
+        samples.append(StepSample(step.requests, step.tokens, read, max(pairs, read), step.seconds, gap, began))
     return samples
 
 

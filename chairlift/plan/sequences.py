@@ -227,13 +227,14 @@ class VirtualSequences:
                 life.scheduled, life.cached_tokens = now, start.num_computed_tokens
         tokens, kv_tokens, pairs, result = self._computed(step)
         count = len(step.num_tokens)
-        seconds = self._times.seconds(tokens, kv_tokens, pairs)
+        seconds = self._times.seconds(tokens, kv_tokens, pairs, now)
         seconds += self._front.slowdown(now, seconds) + self._front.cost.delay(count)
         result.seconds = seconds
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)
         self._busy = True
-        self._agenda.at(now + seconds + self._times.gap(count), lambda: self._finish(step, result), last=True)
+        gap = self._times.gap(count, now + seconds)
+        self._agenda.at(now + seconds + gap, lambda: self._finish(step, result), last=True)
 
     def _computed(self, step: Step) -> tuple[int, int, int, StepResult]:
         """What a step holds, as the cost model counts it, and what it gives: a token for each that knows all before.

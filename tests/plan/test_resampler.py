@@ -12,7 +12,15 @@ from support.simulated import COST, exact_calls, exact_profile, noisy_profile
 
 from chairlift.core.cost import Coefficients
 from chairlift.plan.machine_profile import StepSample
-from chairlift.plan.resampler import Resampler, StepTimes, fit_calls, fit_steps, line_through, thinned
+from chairlift.plan.resampler import (
+    MomentResampler,
+    Resampler,
+    StepTimes,
+    fit_calls,
+    fit_steps,
+    line_through,
+    thinned,
+)
 
 
 def test_only_like_shapes_are_drawn_from() -> None:
@@ -42,8 +50,22 @@ def test_slow_times_come_in_runs() -> None:
     assert stays / len(drawn) > 0.8
 
 
+def test_a_slow_moment_is_slow_once_more() -> None:
+    moments = [float(index) for index in range(100)]
+    values = [3.0 if 40 <= moment < 60 else 1.0 for moment in moments]
+    shapes = [(5.0,) if index % 2 else (1000.0,) for index in range(100)]
+    resampler = MomentResampler(shapes, values, random.Random(0), moments=moments)
+    assert {resampler.draw(5, now=50.0) for _ in range(100)} == {3.0}
+    for now in (-10.0, 20.0, 80.0, 1e6):
+        assert {resampler.draw(5, now=now) for _ in range(100)} == {1.0}
+    assert fmean(resampler.draw(5, now=float(now)) for now in range(100) for _ in range(20)) == pytest.approx(
+        1.4, abs=0.03
+    )
+
+
 def test_without_samples_nothing_is_added() -> None:
     assert Resampler([], [], random.Random(0), default=1.0).draw(3) == 1.0
+    assert MomentResampler([], [], random.Random(0), moments=[]).draw(3, now=1.0) == 1.0
 
 
 def test_steps_take_what_was_recorded_on_average_and_as_varied() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -89,6 +90,24 @@ def test_the_past_is_told_as_it_was() -> None:
         assert (one.p50, one.p95) == pytest.approx((other.p50, other.p95), rel=0.03)
     assert now.outputs_per_s == pytest.approx(measured.outputs_per_s, rel=0.03)
     assert now.requests_per_s == pytest.approx(measured.requests_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("slow_from", [0.0, 6.0, 20.0])
+def test_a_machine_that_was_slow_for_a_while_was_so_then(slow_from: float) -> None:
+    """Whoever came in these ten seconds waited, and whoever came later stood behind them."""
+    profile = exact_profile()
+    moments = [0.02 * index for index in range(3000)]
+    profile.steps = [
+        msgspec.structs.replace(
+            each, seconds=each.seconds * (3.0 if 0.0 <= began - slow_from < 10.0 else 1.0), began=began
+        )
+        for began, each in zip(moments, cycle(profile.steps), strict=False)
+    ]
+    found = told(asked(served(FEW, traffic(200), profile), FEW))
+    assert found.measured.ttft is not None
+    assert found.now.figures.ttft is not None
+    measured, now = found.measured.ttft, found.now.figures.ttft
+    assert (now.p50, now.p95) == pytest.approx((measured.p50, measured.p95), rel=0.12)
 
 
 def test_a_change_is_told_as_it_would_have_been() -> None:

@@ -222,7 +222,7 @@ def _question(
         "target": target,
     }
     if isinstance(past.of, ItemQuestion):
-        return msgspec.structs.replace(past.of, calls=_calls(past.steps), **asked)
+        return msgspec.structs.replace(past.of, calls=_calls(past.steps, window.kept), **asked)
     steps = [
         SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
         for step in _last(past.steps, window.kept)
@@ -242,12 +242,16 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
     return found[::-1]
 
 
-def _calls(calls: Sequence[Any]) -> list[CallSample]:
-    """The last calls that succeeded."""
+def _calls(calls: Sequence[Any], kept: Sequence[_Kept]) -> list[CallSample]:
+    """The last calls that succeeded, in the order in which they began."""
+    first = kept[0].seen.arrival if kept else 0.0
     timed = (each for each in reversed(calls) if each.failure is None and each.seconds > 0)
-    found = [CallSample(each.items, each.computed or each.size, each.seconds) for each in islice(timed, _MOST_STEPS)]
+    found = [
+        CallSample(each.items, each.computed or each.size, each.seconds, each.started - first)
+        for each in islice(timed, _MOST_STEPS)
+    ]
     _check_samples(found, "calls")
-    return found[::-1]
+    return sorted(found, key=attrgetter("began"))
 
 
 def _of_sequences(service: SequenceService) -> SequenceQuestion:
