@@ -107,7 +107,8 @@ def test_a_machine_that_was_slow_for_a_while_was_so_then(slow_from: float) -> No
     assert found.measured.ttft is not None
     assert found.now.figures.ttft is not None
     measured, now = found.measured.ttft, found.now.figures.ttft
-    assert (now.p50, now.p95) == pytest.approx((measured.p50, measured.p95), rel=0.12)
+    assert now.p50 == pytest.approx(measured.p50, rel=0.2)
+    assert now.p95 == pytest.approx(measured.p95, rel=0.12)
 
 
 def test_a_change_is_told_as_it_would_have_been() -> None:
