@@ -32,6 +32,7 @@ from chairlift.plan.resampler import thinned
 from chairlift.plan.search import MOST_SIMULATED, Mapper, num_requests
 from chairlift.plan.sequence_advice import sequence_decision
 from chairlift.plan.sequence_case import SequenceCase
+from chairlift.plan.steadiness import steadiness_notes
 from chairlift.plan.targets import MODES, LatencyTargets
 from chairlift.plan.trace import TraceRequest, fitted
 from chairlift.plan.traffic import LENGTHS
@@ -110,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
         machine=machine.machine,
         mode=mode,
         front=machine.front,
-        notes=[*subject.notes, *_as_it_is(case, subject)],
+        notes=[*subject.notes, *steadiness_notes(profile), *_as_it_is(case, subject)],
         given=subject.given,
         facts=facts,
         plan=plan,
