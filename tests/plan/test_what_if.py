@@ -279,12 +279,14 @@ def test_what_steps_cost_is_learned_of_them_where_the_worker_has_not_told() -> N
 @pytest.mark.processes
 def test_the_process_answers_and_takes_only_what_others_leave() -> None:
     run = served(FEW, traffic())
-    question = msgspec.msgpack.encode(asked(run, FEW, Change(config=MANY)))
+    question = asked(run, FEW, Change(config=MANY))
     command = [sys.executable, "-m", "chairlift.plan.what_if_process"]
-    done = subprocess.run(command, input=question, capture_output=True, timeout=100, env=dict(os.environ))
+    done = subprocess.run(
+        command, input=msgspec.msgpack.encode(question), capture_output=True, timeout=100, env=dict(os.environ)
+    )
     assert done.returncode == 0, done.stderr
     found = msgspec.msgpack.decode(done.stdout, type=WhatIfAnswer)
-    assert found.now.figures == told(asked(run, FEW)).now.figures, "the same arguments, the same outcome"
+    assert (found.now, found.changed) == (told(question).now, told(question).changed), "the same, the same outcome"
     said = (
         "import chairlift.plan.what_if_process as p, os, resource, signal\n"
         "p._be_modest()\n"
