@@ -35,6 +35,8 @@ _SHORT_SHARE, _LONG_SHARE, _CROWDS_SHARE = 0.15, 0.15, 0.7
 _TOO_LONG = 2.0
 # The share of tokens that must have been seen one by one for the gaps between them to tell the pace.
 _MOSTLY = 0.9
+# A step in a server is no shorter than alone: where it is by more than this, the machine has become faster.
+_STEADY = 0.95
 _LEAST_HOP_S = 2e-5
 
 
@@ -95,7 +97,7 @@ def front_cost(
     prompt_token = max((used[1] / long.number - request) / max(long.prompt - short.prompt, 1), 0.0)
     many = crowds[-1]
     output_token = max((used[-1] / many.number - request) / (many.answer - 1), 1e-7)
-    delays = tuple(_delay(times, job, load) for job, load in zip(crowds, loads[2:], strict=True))
+    delays = _delays([_decode(times, job) for job in crowds], [_pace(load) for load in loads[2:]], crowds)
     first = figures(loads[0], _NO_TARGET)["ttft_ms"]["p50"] / 1000
     hop = (first - _prefill(times, short) - request - output_token) / 2
     return FrontCost(
@@ -109,13 +111,25 @@ def front_cost(
     )
 
 
-def _delay(times: StepTimes, job: _FrontLoad, load: Load) -> StepDelay:
+def _delays(alone: Sequence[float], served: Sequence[float], crowds: Sequence[_FrontLoad]) -> tuple[StepDelay, ...]:
+    """By how much longer steps are in a server, in seconds of the machine that it was when they were timed alone."""
+    faster = min(pace / own for own, pace in zip(alone, served, strict=True))
+    if not 0 < faster < _STEADY:
+        faster = 1.0
+    return tuple(
+        StepDelay(job.crowd, max(pace / faster - own, 0.0))
+        for job, own, pace in zip(crowds, alone, served, strict=True)
+    )
+
+
+def _pace(load: Load) -> float:
+    """Seconds from one token of an answer to the next, at which all of a crowd have theirs."""
     seen = figures(load, _NO_TARGET)
     # Between two tokens of an answer lie some steps with prompts of the others, which its mean holds and the median of
     # all gaps leaves out. That knows only tokens with text.
     with_text = sum(len(outcome.times) for outcome in load.outcomes) >= _MOSTLY * seen["tokens"]
     pace: float = seen["itl_ms" if with_text else "tpot_ms"]["p50"] / 1000
-    return StepDelay(job.crowd, max(pace - _decode(times, job), 0.0))
+    return pace
 
 
 def _contention(delays: Sequence[StepDelay], output_token: float, most: float) -> float:

@@ -22,7 +22,7 @@ _PER_OCTAVE = 4
 _RUN = 8
 # Moments that are nearer to each other count as one, and so many samples before and after one are looked at.
 _MOMENT_S = 0.25
-_AROUND = 100
+_AROUND = 250
 
 
 class Resampler:

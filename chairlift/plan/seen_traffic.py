@@ -5,6 +5,7 @@ Moments are seconds of one monotonic clock.
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -14,7 +15,7 @@ from chairlift.plan.resampler import fit_calls, fit_steps, thinned
 from chairlift.plan.trace import TraceRequest, with_answers
 
 # A profile holds so many steps or calls, which is enough to draw from.
-_MOST_SAMPLES = 1500
+_MOST_SAMPLES = 4000
 # A request is told to have ended somewhat after the step that it ended in.
 _LATE_S = 5e-4
 
@@ -72,6 +73,18 @@ class _Presence:
     def reads(self, start: float) -> bool:
         """Whether some of its prompt is yet to be computed in a step that begins then."""
         return self.computed < self.request.size and (self.request.first is None or self.request.first > start)
+
+
+def quiet_moment(requests: Sequence[SeenRequest], latest: float) -> float:
+    """Return the last moment up to `latest` at which none of these waited for its turn; before the first none did.
+
+    A simulation that begins in the middle of a queue has to begin without it, and so finds too short a wait.
+    """
+    moment = latest
+    for each in sorted(requests, key=attrgetter("arrival"), reverse=True):
+        if each.arrival < moment and (each.scheduled is None or each.scheduled > moment):
+            moment = each.arrival
+    return moment
 
 
 def step_samples(steps: Sequence[SeenStep], requests: Sequence[SeenRequest], block_size: int) -> list[StepSample]:

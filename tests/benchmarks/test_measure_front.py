@@ -10,7 +10,15 @@ from support.simulated import exact_profile
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load
-from chairlift.bench.measure_front import _delay, _FrontLoad, _jobs, _seconds, front_cost, measure_front
+from chairlift.bench.measure_front import (
+    _delays,
+    _FrontLoad,
+    _jobs,
+    _pace,
+    _seconds,
+    front_cost,
+    measure_front,
+)
 from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
@@ -65,15 +73,27 @@ def test_prompts_and_answers_fit_into_a_short_context() -> None:
     assert all(job.prompt + job.answer <= 40 for job in _jobs(times(1e-5), 4, 10.0, 40))
 
 
-@pytest.mark.parametrize(("shown", "longer"), [(1, 0.005), (2, 0.016)])
-def test_a_step_with_prompts_of_others_is_no_delay(shown: int, longer: float) -> None:
+@pytest.mark.parametrize(("shown", "pace"), [(1, 0.025), (2, 0.036)])
+def test_a_step_with_prompts_of_others_is_no_delay(shown: int, pace: float) -> None:
     """Ten steps of 25 ms, the first of which took 135; where only every other token is text, their mean has to do."""
-    job = _FrontLoad(16, 11, 4, 4)
     moments = [0.0, *(0.135 + 0.025 * step for step in range(10))]
     answer = Outcome(0.0, 0.0, moments[-1], moments[::shown], 11)
-    found = _delay(times(0.02 / 1.04), job, Load(0.0, 1.0, [answer] * 4, 0.0))
-    assert found.sequences == 4
-    assert found.seconds == pytest.approx(longer, abs=1e-6)
+    assert _pace(Load(0.0, 1.0, [answer] * 4, 0.0)) == pytest.approx(pace, abs=1e-6)
+
+
+@pytest.mark.parametrize("faster", [1.0, 0.96, 0.7])
+def test_steps_that_are_shorter_in_a_server_are_those_of_a_faster_machine(faster: float) -> None:
+    """By as much as one stream has become faster the delays of the others are longer, on the machine as it was."""
+    crowds = [_FrontLoad(16, 11, crowd, crowd) for crowd in (1, 4, 16)]
+    alone = [0.010, 0.012, 0.020]
+    served = [faster * (own + longer) for own, longer in zip(alone, (0.0, 0.001, 0.006), strict=True)]
+    found = _delays(alone, served, crowds)
+    assert [each.sequences for each in found] == [1, 4, 16]
+    told = [each.seconds for each in found]
+    if faster == 0.96:  # as near as that is no other machine
+        assert told == pytest.approx([0.0, 0.00048, 0.00496], abs=1e-6)
+    else:
+        assert told == pytest.approx([0.0, 0.001, 0.006], abs=1e-6)
 
 
 @pytest.mark.processes

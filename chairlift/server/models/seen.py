@@ -12,7 +12,7 @@ import msgspec
 from chairlift.core.cost import Coefficients
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
-from chairlift.plan.seen_traffic import SeenRequest, SeenStep
+from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
 from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError
@@ -20,8 +20,9 @@ from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
 
-# The traffic that is told of, and what came before it, which may still have been there.
-WINDOW_S, _LEAD_S = 120.0, 30.0
+# The traffic that is told of; what came before it, which may still have been there; and how much further back that goes
+# to a moment at which nobody waited.
+WINDOW_S, _LEAD_S, _MOST_BACK_S = 120.0, 30.0, 60.0
 # Of one model so many requests, with so many tokens of prompts and answers together (or items), and so many steps or
 # calls; of too many the last ones.
 _MOST_REQUESTS, _MOST_TOKENS, _MOST_STEPS = 1000, 300_000, 4000
@@ -111,9 +112,11 @@ def _too_little(message: str) -> ApiError:
 
 def _window(past: Past, since: float, until: float, target: str | None = None) -> _Window:
     """Those that came until then, and somewhat before `since`, who may still be there then; the last if too many."""
-    begin = since - _LEAD_S
-    found = [each for each in _ended_since(past, begin) if begin <= each.seen.arrival <= until]
-    found += [each for each in past.live if begin <= each.seen.arrival <= until]
+    latest = since - _LEAD_S
+    earliest = latest - _MOST_BACK_S
+    found = [each for each in (*_ended_since(past, earliest), *past.live) if earliest <= each.seen.arrival <= until]
+    begin = quiet_moment([each.seen for each in found], latest)
+    found = [each for each in found if each.seen.arrival >= begin]
     # What a tenant had before the oldest of its that are kept is not known.
     known = begin if past.known is None else past.known
     found.sort(key=lambda each: each.seen.arrival)
