@@ -17,6 +17,9 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 # Two processes of tests share the cores: threads that spin until there is work again keep it from the others. OpenMP
 # reads this once.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What tests fork becomes another program at once. gRPC's own thread would begin in it before that, and end it where it
+# finds its files closed (grpc/grpc#43055).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 SHARED = {"demo_server", "models_server"}
 _started: list[str] = []
