@@ -111,10 +111,13 @@ class MomentResampler(Resampler):
 
     def draw(self, *shape: float, now: float = 0.0) -> float:
         """Return a value for a shape at a moment."""
-        key = (*(_bin(count) for count in shape), int(now / _MOMENT_S))
+        moment = int(now / _MOMENT_S)
+        key = (*(_bin(count) for count in shape), moment)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = [self._values[place] for place in self._near_at(key[:-1], now)]
+            # The same for whoever asks first, as runs share their pools.
+            near = self._near_at(key[:-1], (moment + 0.5) * _MOMENT_S)
+            pool = self._pools[key] = [self._values[place] for place in near]
         return pool[int(self._random() * len(pool))] if pool else self._default
 
     def _near_at(self, key: tuple[int, ...], now: float) -> list[int]:

@@ -63,6 +63,15 @@ def test_a_slow_moment_is_slow_once_more() -> None:
     )
 
 
+def test_what_is_drawn_does_not_depend_on_who_drew_before() -> None:
+    moments = [0.05 * index for index in range(200)]
+    values = [float(index) for index in range(200)]
+    first, other = (MomentResampler([(5.0,)] * 200, values, random.Random(0), moments=moments) for _ in range(2))
+    other.draw(5, now=5.01)
+    drawn = [each.fresh(random.Random(1)).draw(5, now=5.24) for each in (first, other)]
+    assert drawn[0] == drawn[1]
+
+
 def test_without_samples_nothing_is_added() -> None:
     assert Resampler([], [], random.Random(0), default=1.0).draw(3) == 1.0
     assert MomentResampler([], [], random.Random(0), moments=[]).draw(3, now=1.0) == 1.0
