@@ -241,15 +241,15 @@ def simulated(model: SequenceModel, front: FrontCost, trace: Sequence[TraceReque
 
 def rows(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Each figure of the real run and of the others, and by how many percent these are off."""
-    real = runs.pop("real")
+    real, others = runs["real"], {name: run for name, run in runs.items() if name != "real"}
     found = []
     for title, key in FIGURES.items():
         row = {"figure": title, "real": _at(real, key)}
-        for name, run in runs.items():
+        for name, run in others.items():
             row[name] = _at(run, key)
             row["error_percent" if name == "simulated" else f"{name}_percent"] = _off(row["real"], row[name])
         found.append(row)
-    found.append({"figure": "failed", "real": real["failed"]} | {name: run["failed"] for name, run in runs.items()})
+    found.append({"figure": "failed", "real": real["failed"]} | {name: run["failed"] for name, run in others.items()})
     return found
 
 
