@@ -76,13 +76,15 @@ class _Presence:
 
 
 def quiet_moment(requests: Sequence[SeenRequest], latest: float) -> float:
-    """Return the last moment up to `latest` at which none of these waited for its turn; before the first none did.
+    """Return the last moment up to `latest` at which nobody live of these waited for a turn; before the first none did.
 
     A simulation that begins in the middle of a queue has to begin without it, and so finds too short a wait.
     """
     moment = latest
     for each in sorted(requests, key=attrgetter("arrival"), reverse=True):
-        if each.arrival < moment and (each.scheduled is None or each.scheduled > moment):
+        waited = each.scheduled is None or each.scheduled > moment
+        # What runs in the background waits for as long as others leave no room, and is in nobody's way.
+        if each.arrival < moment and waited and not each.background:
             moment = each.arrival
     return moment
 

@@ -23,6 +23,7 @@ def waited(begin: float, end: float | None) -> SeenRequest:
         # One that has not had its turn yet, behind a long line.
         ([waited(50, None), waited(40, 60), waited(10, 41)], 10.0),
         ([waited(95, 100), waited(90, 95)], 100.0),
+        ([SeenRequest(20, 10, 5, background=True), waited(90, 110)], 90.0),
     ],
 )
 def test_the_moment_is_the_last_one_without_a_queue(requests: list[SeenRequest], moment: float) -> None:
