@@ -88,6 +88,24 @@ def test_nobody_is_refused_who_finds_a_slot_and_nobody_waiting() -> None:
     refused(front, 1)
 
 
+def test_likely_is_enough_while_hardly_anyone_is_refused_and_a_promise_is_asked_for_while_many_are() -> None:
+    front = Front()
+    front.shedder.likely.value, front.shedder.promised.value = 1.0, 2.0
+    short, _ = front.run(8, 1000)
+    (only,) = front.come(5)  # in 0.8 s
+    for _ in range(30):
+        refused(front, 5)  # behind that one, in 1.3 s
+    front.shedder.ended(only)
+    front.step(waiting=0)
+    assert refused(front, 5).retry_after > 0.4, "twice 0.7 s is too late"
+    front.shedder.ended(short)
+    for _ in range(100):
+        (there,) = front.run(8)
+        front.shedder.ended(there)
+    front.run(8)
+    assert front.come(5)
+
+
 def test_nobody_is_refused_on_a_guess() -> None:
     for front in (Front(cost=None), Front()):
         if front.shedder.cost is not None:

@@ -13,6 +13,7 @@ from support.sequences_virtual import Arrival, Machine, Outcome, VirtualModel, p
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import ShedReason
+from chairlift.core.sequences import overload
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from rate_search import highest_rate
@@ -74,6 +75,24 @@ def test_a_machine_that_slows_down_is_followed(noise: float) -> None:
     assert sum(ttft <= TARGET for ttft in settled) >= 0.95 * len(settled)
     slow = [life for life in outcome.lives if 40 < life.arrival.moment < 78 and life.ttft is not None]
     assert len(slow) / 38 >= 0.8 * best_rate() / 2
+
+
+def test_no_more_certainty_is_asked_for_than_the_load_calls_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Bursts, long prompts, and a machine whose speed moves: what is predicted is often off.
+    machine = Machine(noise=0.05, slowness=lambda now: (0.9, 1.15, 1.0, 0.8)[int(now / 25) % 4])
+
+    def inside(rate: float) -> float:
+        def at(now: float) -> float:
+            return rate * (0.4 if int(now / 4) % 3 else 2.2)
+
+        loads = [poisson(at, 150.0, seed, prompts=(16, 900)) for seed in range(3)]
+        return mean(serve(load, machine, max_num_seqs=64, target_ttft_ms=1000).inside(1.0) for load in loads)
+
+    by_load = inside(4.5), inside(20.0)
+    monkeypatch.setattr(overload, "_SATURATED", 1e-9)
+    promised = inside(4.5), inside(20.0)
+    assert by_load[0] > 1.01 * promised[0]
+    assert by_load[1] > 0.98 * promised[1]
 
 
 def test_little_kv_memory_is_counted_in() -> None:

@@ -1,13 +1,14 @@
-"""Who is let in while more come than can be served in time: those whose first token can be promised within a target.
+"""Who is let in while more come than can be served in time: those whose first token will be there within a target.
 
 Requests past capacity would wait longer and longer, until none of them is in time. So whoever would come too late is
-refused at once, with the time after which it would not, and those who were let in keep their promise.
+refused at once, with the time after which it would not. How sure one must be to come in time follows from how many are
+refused: a place that a request takes in vain could have been that of one that is refused, if there is one.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Sequence
-from math import inf
+from math import exp, inf, log
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -21,7 +22,10 @@ from chairlift.core.sequences.request import Request
 
 # A first token is promised by when 98 of 100 came; it is likely by when half of them came.
 _PROMISED, _LIKELY = 0.98, 0.5
-# By how much one that comes later, or sooner, moves that, and how far it may move.
+# What one that comes counts in the share that is refused lately, and the share from which a first token must be
+# promised; while nobody is refused, likely is enough.
+_LATELY, _SATURATED = 1 / 50, 0.3
+# By how much one that comes later, or sooner, moves such a ratio, and how far it may move.
 _RATIO_STEP, _MOST_RATIO = 0.05, 8.0
 # Of the target, or of the other in seconds: too little to matter, whatever the ratio of expected and actual.
 _NEGLIGIBLE, _NEGLIGIBLE_SECONDS = 0.05, 0.1
@@ -142,6 +146,7 @@ class LoadShedder:
         self._steps = 0
         self._serial = 0
         self._deadlines = 0
+        self._refused = 0.0
         self._forecast: Forecast | None = None
         self._made_at = -inf
 
@@ -163,6 +168,7 @@ class LoadShedder:
         coming = [self._coming(each, group, deadline, each is requests[0]) for each in requests]
         if (self.target is not None or deadline is not None) and not self._finds_slot():
             self._expect(coming, now, deadline)
+        self._refused -= _LATELY * self._refused
         for live in coming:
             self._live[live.request.id] = live
             insort(self._waiting, live, key=_rank)
@@ -224,7 +230,7 @@ class LoadShedder:
     # Predicting
 
     def expected_wait(self, now: float) -> float:
-        """Return the seconds within which a short request that comes now is promised its first token; 0 if at once."""
+        """Return the seconds within which a short request that comes now has its first token; 0 if at once."""
         if self.limits is None or self.cost is None or self._finds_slot():
             return 0.0
         return self._least_wait(now)
@@ -289,7 +295,13 @@ class LoadShedder:
 
     def _least_wait(self, now: float) -> float:
         first = self._up_to_date(now).copy().admit(1, 0, 1).first
-        return self._stretched(max(first - now, 0.0), self.promised.value)
+        return self._stretched(max(first - now, 0.0), self._ratio)
+
+    @property
+    def _ratio(self) -> float:
+        """How many times as long as expected a wait is taken to be of whoever wants to be let in."""
+        sure = min(self._refused / _SATURATED, 1.0)
+        return exp((1 - sure) * log(self.likely.value) + sure * log(self.promised.value))
 
     def _finds_slot(self) -> bool:
         """Whether whoever comes finds nobody waiting and a slot free."""
@@ -305,7 +317,7 @@ class LoadShedder:
         expected = [self._admit(forecast, live) for live in coming]
         waits = [max(each.first - now, 0.0) for each in expected]
         if self.target is not None:
-            self._check_target(self._stretched(waits[0], self.promised.value), len(coming))
+            self._check_target(self._stretched(waits[0], self._ratio), len(coming))
         if deadline is not None:
             rest = expected[-1].pace * (self._length(coming[-1], 0.5) - 1)
             self._check_deadline(self._stretched(waits[-1], self.likely.value), rest, deadline - now, len(coming))
@@ -320,6 +332,7 @@ class LoadShedder:
         assert self.target is not None
         if wait > self.target:
             self.num_shed[ShedReason.TTFT] += count
+            self._refused += _LATELY * (1 - self._refused)
             detail = f"its first token would take up to {wait:.3g} s, and may take {self.target:g} s (target_ttft_ms)"
             # A little later, lest whoever comes back is refused again for a small error of the prediction.
             raise Shed(ShedReason.TTFT, detail, (1 + _NEGLIGIBLE) * wait - self.target)
