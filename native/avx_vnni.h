@@ -1,5 +1,6 @@
 // Products of bytes for processors that have VNNI in AVX's registers alone, as those of laptops since 2021 do.
 #pragma once
+#include "blocks.h"
 #include "format.h"
 
 namespace {
@@ -44,25 +45,20 @@ inline __attribute__((always_inline)) void add_bytes(const int32_t *x, const Pan
         for (int v = 0; v < VECTORS; v++) store(sums + (FIRST + r) * PANEL + (VECTOR + v) * LANES, sum[r][v]);
 }
 
-// A panel for a whole tile, in blocks whose sums leave registers for weights and a row's input: 12 of 16.
-template <int ROWS, int FIRST = 0, int VECTOR = 0>
-inline void byte_tile(const int32_t *x, const Panel &panel, int32_t *sums) {
-    constexpr int MOST = 6, ALL = PANEL / LANES, LEFT = ROWS - FIRST;
-    constexpr int COUNT = LEFT <= MOST ? LEFT : LEFT < 2 * MOST ? (LEFT + 1) / 2 : MOST;
-    constexpr int VECTORS = COUNT > 2 ? 2 : ALL;
-    add_bytes<ROWS, FIRST, COUNT, VECTOR, VECTORS>(x, panel, sums);
-    if constexpr (VECTOR + VECTORS < ALL)
-        byte_tile<ROWS, FIRST, VECTOR + VECTORS>(x, panel, sums);
-    else if constexpr (FIRST + COUNT < ROWS)
-        byte_tile<ROWS, FIRST + COUNT>(x, panel, sums);
-}
+// Twelve of sixteen registers for sums; the others hold weights and a row's input.
+struct ByteBlocks {
+    static constexpr int MOST = 6, ALL = PANEL / LANES;
+    static constexpr int vectors(int rows) { return rows > 2 ? 2 : ALL; }
+};
 
 struct AvxVnniMicroKernel {
     using Sum = int32_t;
     static constexpr const char *PATH = "avxvnni";
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        byte_tile<ROWS>(reinterpret_cast<const int32_t *>(x), panel, sums);
+        in_blocks<ByteBlocks, ROWS>([=, &panel](auto first, auto rows, auto vector, auto vectors) {
+            add_bytes<ROWS, first, rows, vector, vectors>(reinterpret_cast<const int32_t *>(x), panel, sums);
+        });
     }
 };
 #endif

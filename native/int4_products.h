@@ -88,18 +88,11 @@ inline __attribute__((always_inline)) void add_int4(const int32_t *x, const Pane
         for (int i = 0; i < 2 * VECTORS; i++) store(sums + (FIRST + r) * PANEL + output(i), total[r][i]);
 }
 
-// A panel for a whole tile, in blocks whose sums leave registers for numbers and a row's input.
-template <int ROWS, int FIRST = 0, int VECTOR = 0>
-inline void int4_tile(const int32_t *x, const Panel &panel, int32_t *sums) {
-    constexpr int MOST = LANES == 16 ? 12 : 6, ALL = 16 / LANES, LEFT = ROWS - FIRST;
-    constexpr int COUNT = LEFT <= MOST ? LEFT : LEFT < 2 * MOST ? (LEFT + 1) / 2 : MOST;
-    constexpr int VECTORS = COUNT > 2 ? 1 : ALL;
-    add_int4<ROWS, FIRST, COUNT, VECTOR, VECTORS>(x, panel, sums);
-    if constexpr (VECTOR + VECTORS < ALL)
-        int4_tile<ROWS, FIRST, VECTOR + VECTORS>(x, panel, sums);
-    else if constexpr (FIRST + COUNT < ROWS)
-        int4_tile<ROWS, FIRST + COUNT>(x, panel, sums);
-}
+// Registers are left for numbers and a row's input.
+struct Int4Blocks {
+    static constexpr int MOST = LANES == 16 ? 12 : 6, ALL = 16 / LANES;
+    static constexpr int vectors(int rows) { return rows > 2 ? 1 : ALL; }
+};
 
 struct Int4MicroKernel {
     using Sum = int32_t;
@@ -127,7 +120,9 @@ struct Int4MicroKernel {
     }
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        int4_tile<ROWS>(reinterpret_cast<const int32_t *>(x), panel, sums);
+        in_blocks<Int4Blocks, ROWS>([=, &panel](auto first, auto rows, auto vector, auto vectors) {
+            add_int4<ROWS, first, rows, vector, vectors>(reinterpret_cast<const int32_t *>(x), panel, sums);
+        });
     }
 };
 

@@ -2,6 +2,7 @@
 // bfloat16 to float32, by a shift and a mask, whose products are exact, so that only sums round; bytes to 16 bits, whose
 // products are summed exactly. What widening takes is shared by all rows of a tile, and rows are widened once for all panels.
 #pragma once
+#include "blocks.h"
 #include "format.h"
 #include "team.h"
 
@@ -108,19 +109,20 @@ inline __attribute__((always_inline)) void add_widened(const typename Widening<F
         }
 }
 
-// A part's steps for a whole tile, in blocks whose sums leave registers for weights and a row's input: 24 of 32, or 12 of
-// 16; fewer would wait for each other.
-template <typename Format, bool WIDENED, int ROWS, int FIRST = 0, int OUTPUT = 0>
+// 24 of 32 registers for sums, or 12 of 16, since fewer would wait for each other; the others hold weights and a row's
+// input.
+struct WidenedBlocks {
+    static constexpr int MOST = LANES == 16 ? 12 : 6, ALL = PANEL / LANES;
+    static constexpr int vectors(int rows) { return LANES == 16 || rows > 3 ? 2 : 4; }
+};
+
+// A part's steps for a whole tile.
+template <typename Format, bool WIDENED, int ROWS>
 inline void widened_part(const typename Widening<Format>::Number *x, const Panel &part, bool adds,
                          typename Widening<Format>::Number *sums) {
-    constexpr int MOST = LANES == 16 ? 12 : 6, LEFT = ROWS - FIRST;
-    constexpr int COUNT = LEFT <= MOST ? LEFT : LEFT < 2 * MOST ? (LEFT + 1) / 2 : MOST;
-    constexpr int VECTORS = LANES == 16 || COUNT > 3 ? 2 : 4;
-    add_widened<Format, WIDENED, ROWS, FIRST, COUNT, OUTPUT, VECTORS>(x, part, adds, sums);
-    if constexpr (OUTPUT + VECTORS * LANES < PANEL)
-        widened_part<Format, WIDENED, ROWS, FIRST, OUTPUT + VECTORS * LANES>(x, part, adds, sums);
-    else if constexpr (FIRST + COUNT < ROWS)
-        widened_part<Format, WIDENED, ROWS, FIRST + COUNT>(x, part, adds, sums);
+    in_blocks<WidenedBlocks, ROWS>([&](auto first, auto rows, auto vector, auto vectors) {
+        add_widened<Format, WIDENED, ROWS, first, rows, vector * LANES, vectors>(x, part, adds, sums);
+    });
 }
 
 // The micro-kernel of such a format.
