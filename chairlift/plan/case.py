@@ -87,7 +87,7 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
 
     @abstractmethod
     def work(self, request: TraceRequest) -> int:
-        """Return how much a request takes to simulate: its tokens of output, or its items."""
+        """Return how much a request takes to simulate: tokens of its output and blocks of its prompt, or items."""
 
     @abstractmethod
     def mode_targets(self, mode: str, alone: Latencies) -> LatencyTargets:

@@ -14,7 +14,7 @@ from chairlift.plan.case import PlanCase, changed, highest_rate
 # Of those tried on little traffic the best quarter is tried on four times as much. Less than that would not do: few
 # requests are never a crowd, and to them all settings look alike.
 _KEEP, _KEPT_AT_LEAST = 4, 4
-# What the last round simulates: so many tokens of output, or items, in so many requests.
+# What the last round simulates: so much work, in so many requests.
 _WORK, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
 # Little traffic, however long answers are.
 _LEAST_FIRST = 64
@@ -47,7 +47,7 @@ class _Job(NamedTuple):
 
 
 def num_requests(case: PlanCase[Any, Any]) -> int:
-    """Return how many requests a case is decided on: fewer of longer answers, or of more items."""
+    """Return how many requests a case is decided on: fewer of longer prompts and answers, or of more items."""
     mean = fmean(case.work(request) for request in case.trace)
     return min(max(round(_WORK / mean), _LEAST), MOST_SIMULATED, len(case.trace))
 

@@ -41,8 +41,8 @@ class SequenceCase(PlanCase[SequenceConfig, SequenceProfile]):
         return msgspec.structs.replace(config, target_ttft_ms=None)
 
     def work(self, request: TraceRequest) -> int:
-        """Tokens of output: each takes part in a step."""
-        return max(request.output_length, 1)
+        """Tokens of output, each of which takes part in a step, and blocks of the prompt, each of which is hashed."""
+        return max(request.output_length, 1) + request.input_length // self.profile.block_size
 
     def mode_targets(self, mode: str, alone: Latencies) -> LatencyTargets:
         """Of the first token and of those after it."""

@@ -48,6 +48,17 @@ def test_what_a_server_can_do_at_all() -> None:
     assert slow.capacity(wide, 60) == pytest.approx(1 / 0.03), "the front is one thread"
 
 
+def test_a_case_is_decided_on_fewer_requests_of_longer_prompts_and_answers() -> None:
+    def count(prompt: int, answer: int) -> int:
+        lengths = Traffic(arrivals="poisson:10", input_length=f"constant:{prompt}", output_length=f"constant:{answer}")
+        return num_requests(SequenceCase(STEADY, tuple(synthetic(lengths, 200.0))))
+
+    assert count(1, 10) == 1000
+    assert count(1, 50) == 400
+    assert count(50 * STEADY.block_size, 50) == 200
+    assert count(10_000 * STEADY.block_size, 10_000) == 100
+
+
 def test_without_targets_the_highest_rate_is_all_that_it_can_do() -> None:
     assert highest_rate(steady(), with_strategy(BASE, "continuous", 4), 60) == pytest.approx(40)
 
