@@ -184,7 +184,7 @@ class SequenceMetrics:
             by_label.append(("step_cost_seconds", "The cost model's coefficients.", "term", terms))
         if shedder.target is not None:
             wait = shedder.expected_wait(time.monotonic())
-            rows.append(("ttft_promised_seconds", "Time to first token that a short request would be promised.", wait))
+            rows.append(("ttft_promised_seconds", "Time to first token that decides on a short request.", wait))
             ratios = {"0.5": shedder.likely.value, "0.98": shedder.promised.value}
             by_label.append(("ttft_prediction_ratio", "Actual over predicted TTFT, by quantile.", "quantile", ratios))
         yield from simple(GaugeMetricFamily, self.model, rows)
