@@ -22,11 +22,11 @@ from chairlift.core.sequences.request import Request
 
 # A first token is promised by when 98 of 100 came; it is likely by when half of them came.
 _PROMISED, _LIKELY = 0.98, 0.5
+# By how much one that comes later, or sooner, moves that, and how far it may move.
+_RATIO_STEP, _MOST_RATIO = 0.05, 8.0
 # What one that comes counts in the share that is refused lately, and the share from which a first token must be
 # promised; while nobody is refused, likely is enough.
 _LATELY, _SATURATED = 1 / 50, 0.3
-# By how much one that comes later, or sooner, moves such a ratio, and how far it may move.
-_RATIO_STEP, _MOST_RATIO = 0.05, 8.0
 # Of the target, or of the other in seconds: too little to matter, whatever the ratio of expected and actual.
 _NEGLIGIBLE, _NEGLIGIBLE_SECONDS = 0.05, 0.1
 # Whoever waits is given up when likely to be later than the target by this: a little late is better than refused late.
