@@ -1,5 +1,5 @@
 """Whether `chairlift plan` names the best settings: python benchmarks/plan_sweep.py MODEL_DIR --out FILE
-[--traffics NAME ...] [--brisk TTFT_MS ITL_MS] [--patient TTFT_MS ITL_MS]
+[--traffics NAME ...] [--brisk TTFT_MS ITL_MS] [--patient TTFT_MS ITL_MS] [--shares SHARE ...]
 
 For each traffic and target `chairlift plan` is run as anybody runs it, and timed; the first of them measures the model,
 and saves that for the others. Then a server with each of the `grid`'s settings, and one with each plan's, meets the
@@ -52,7 +52,8 @@ TRAFFICS = {
 }
 # What a target is called, and milliseconds to the first token and between two, unless other ones are asked for.
 TARGETS = {"brisk": Slo(600.0, 50.0), "patient": Slo(2000.0, 120.0)}
-# Of the rate that a plan promises. The highest is more than it should hold, so that settings which hold more are seen.
+# Of the rate that a plan promises, unless other ones are asked for. The highest is more than it should hold, so that
+# settings which hold more are seen.
 SHARES = (0.9, 1.1, 1.3)
 # Rates so near to each other are one.
 _NEAR = 0.06
@@ -128,7 +129,7 @@ def sweep(
 ) -> None:
     """Measure the plans and the whole grid once, then the plans and the best again."""
     own = [Job(plan_name(target), tuple(as_flags(plan["settings"]))) for target, plan in plans.items()]
-    rates = merged(share * plan["rate"] for plan in plans.values() for share in SHARES)
+    rates = merged(share * plan["rate"] for plan in plans.values() for share in args.shares)
     jobs = [*own, *spread(grid(args.model), args.most)]
     reached: dict[str, dict[str, float]] = {}
     least = dict.fromkeys(TARGETS, 0.0)
@@ -369,6 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--traffics", nargs="+", choices=list(TRAFFICS), default=list(TRAFFICS))
     for name, slo in TARGETS.items():
         parser.add_argument(f"--{name}", nargs=2, type=float, default=astuple(slo), metavar=("TTFT_MS", "ITL_MS"))
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the rates that the plans promise")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long requests come at each rate")
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--best", type=int, default=3, help="how many of the grid are measured again, for each target")
