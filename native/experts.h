@@ -59,15 +59,44 @@ class Routes {
     }
 };
 
-// Sum of products, in an order that depends on nothing but the width.
-template <typename T> inline float dot(const T *x, const float *weights, int64_t width) {
-    vfloat sums[2] = {};
+// Sums of products of ROWS rows and COUNT rows of weights, each [width] and one after the other. Each is made in an order
+// that depends on nothing but the width; several at once hide that it is a chain, and read the weights less often.
+template <int ROWS, int COUNT, typename T>
+inline void dots(const T *x, const float *weights, int64_t width, float *to, int64_t to_stride) {
+    vfloat sums[ROWS][COUNT][2] = {};
     int64_t i = 0;
     for (; i + 2 * LANES <= width; i += 2 * LANES)
-        for (int k = 0; k < 2; k++) sums[k] += load_wide(x + i + k * LANES) * load(weights + i + k * LANES);
-    float sum = reduce_add(sums[0] + sums[1]);
-    for (; i < width; i++) sum += widen(x[i]) * weights[i];
-    return sum;
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            vfloat factors[COUNT];
+#pragma GCC unroll 4
+            for (int n = 0; n < COUNT; n++) factors[n] = load(weights + n * width + i + k * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) {
+                const vfloat values = load_wide(x + r * width + i + k * LANES);
+#pragma GCC unroll 4
+                for (int n = 0; n < COUNT; n++) sums[r][n][k] += values * factors[n];
+            }
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int n = 0; n < COUNT; n++) {
+            float sum = reduce_add(sums[r][n][0] + sums[r][n][1]);
+            for (int64_t j = i; j < width; j++) sum += widen(x[r * width + j]) * weights[n * width + j];
+            to[r * to_stride + n] = sum;
+        }
+}
+
+// Rows whose experts' scores are found at once.
+constexpr int ROUTED_ROWS = 4;
+
+// What the router makes of ROWS rows: logits [ROWS, experts].
+template <int ROWS, typename T> NOINLINE void make_logits(const Experts &layer, const T *x, int64_t width, float *to) {
+    // More would not fit the registers.
+    constexpr int COUNT = LANES == 16 || ROWS == 1 ? 2 : 1;
+    int32_t i = 0;
+    for (; i + COUNT <= layer.count; i += COUNT)
+        dots<ROWS, COUNT>(x, layer.router + i * width, width, to + i, layer.count);
+    for (; i < layer.count; i++) dots<ROWS, 1>(x, layer.router + i * width, width, to + i, layer.count);
 }
 
 // The logistic function.
@@ -137,14 +166,18 @@ inline void choose(const Experts &layer, const float *scores, float *choice, int
     for (int32_t n = 0; n < layer.chosen; n++) shares[n] *= factor;
 }
 
-// Finds where a row goes; `space` has room for two numbers of each expert. Returns what the shared expert counts.
-template <typename T> NOINLINE float route(const Experts &layer, const T *x, int64_t width, float *space,
+// Finds where a row goes by its logits, which it changes; `choice` has room for one number of each expert. Returns what
+// the shared expert counts.
+template <typename T> NOINLINE float route(const Experts &layer, const T *x, int64_t width, float *logits, float *choice,
                                            int32_t *experts, float *shares) {
-    for (int32_t i = 0; i < layer.count; i++)
-        space[i] = dot(x, layer.router + i * width, width) + (layer.router_bias ? layer.router_bias[i] : 0.0f);
-    make_scores(layer, space);
-    choose(layer, space, space + layer.count, experts, shares);
-    return layer.shared_gated ? logistic(dot(x, layer.router + layer.count * width, width)) : 1.0f;
+    if (layer.router_bias)
+        for (int32_t i = 0; i < layer.count; i++) logits[i] += layer.router_bias[i];
+    make_scores(layer, logits);
+    choose(layer, logits, choice, experts, shares);
+    if (!layer.shared_gated) return 1.0f;
+    float gate;
+    dots<1, 1>(x, layer.router + layer.count * width, width, &gate, 1);
+    return logistic(gate);
 }
 
 // to = the sum of what came back for a row, each times its share, and of the shared expert's, if there is any.

@@ -66,7 +66,7 @@ template <typename T> struct Workspace {
     // Of layers with experts: what they are given, what they give, and of each row how much the shared one counts.
     T *normalized, *returned;
     float *shared_shares;
-    float *scores;      // two for each expert and thread
+    float *scores;      // of each expert, of some rows of each thread and once more
     const MlpSizes sizes;
     Staging<T> staging;
     LatentWorkspace<T> latent;
@@ -85,7 +85,7 @@ template <typename T> struct Workspace {
         const int64_t staged = std::max(tokens, sizes.places);
         const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size) + sizes.gated +
                                     (routed + sizes.places) * hidden_size + latents.numbers();
-        const int64_t floats = routed + threads * 2 * sizes.experts;
+        const int64_t scored = threads * (ROUTED_ROWS + 1) * sizes.experts, floats = routed + scored;
         // Behind all rows as many as a tile has may be read: see prepare_all.
         const int64_t behind = TILE_ROWS * widest;
         arena.reset(sizeof(T) * (activations + behind) + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
@@ -100,7 +100,7 @@ template <typename T> struct Workspace {
         normalized = arena.take<T>(routed * hidden_size);
         returned = arena.take<T>(sizes.places * hidden_size);
         shared_shares = arena.take<float>(routed);
-        scores = arena.take<float>(threads * 2 * sizes.experts);
+        scores = arena.take<float>(scored);
         staging.take(arena, staged, widest, threads);
         latent.take(arena, latents, threads);
         has_latents = latents.places > 0;
@@ -313,20 +313,31 @@ template <typename T> class Forward {
         multiply(x, tiles, layer.gate_up, mode, workspace.gated, layer.down.in_features);
     }
 
-    // Normalizes rows for the experts, and finds out to which they go.
+    // Normalizes ROWS rows for the experts, and finds out to which they go.
+    template <int ROWS> void route_some(const DecoderLayer &layer, const T *residual, int64_t first) {
+        const Experts &experts = *layer.experts;
+        T *to = workspace.normalized + first * hidden_size;
+        for (int r = 0; r < ROWS; r++) {
+            const T *from = residual + (first + r) * hidden_size;
+            if (layer.mlp_pre_norm.weight)
+                norm_row(from, layer.mlp_pre_norm, to + r * hidden_size, hidden_size, decoder.eps);
+            else
+                std::memcpy(to + r * hidden_size, from, sizeof(T) * hidden_size);
+        }
+        float *logits = workspace.scores + team.thread * (ROUTED_ROWS + 1) * workspace.sizes.experts;
+        float *choice = logits + ROUTED_ROWS * workspace.sizes.experts;
+        make_logits<ROWS>(experts, to, hidden_size, logits);
+        for (int64_t r = 0, row = first; r < ROWS; r++, row++)
+            workspace.shared_shares[row] = route(experts, to + r * hidden_size, hidden_size, logits + r * experts.count,
+                                                 choice, routes.experts_of(row), routes.shares_of(row));
+    }
+
+    // The same of all rows, and puts them in the order of their experts.
     void route_rows(const DecoderLayer &layer, const T *residual, int64_t rows) {
         const Range range = team.share(rows);
-        float *space = workspace.scores + team.thread * 2 * workspace.sizes.experts;
-        for (int64_t row = range.begin; row < range.end; row++) {
-            const T *from = residual + row * hidden_size;
-            T *to = workspace.normalized + row * hidden_size;
-            if (layer.mlp_pre_norm.weight)
-                norm_row(from, layer.mlp_pre_norm, to, hidden_size, decoder.eps);
-            else
-                std::memcpy(to, from, sizeof(T) * hidden_size);
-            workspace.shared_shares[row] =
-                route(*layer.experts, to, hidden_size, space, routes.experts_of(row), routes.shares_of(row));
-        }
+        int64_t row = range.begin;
+        for (; row + ROUTED_ROWS <= range.end; row += ROUTED_ROWS) route_some<ROUTED_ROWS>(layer, residual, row);
+        for (; row < range.end; row++) route_some<1>(layer, residual, row);
         team.wait();
         if (team.thread == 0) routes.group(rows, layer.experts->count);
         team.wait();

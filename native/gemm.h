@@ -53,7 +53,7 @@ struct Tiles {
 
     Tiles(int64_t rows, const Team &team)
         : rows(rows), blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK), count((rows + TILE_ROWS - 1) / TILE_ROWS), groups(1) {
-        if (count < 2 * team.threads) return;
+        if (count < LEAST_TILES * team.threads) return;
         groups = team.threads;
         count = (count + groups - 1) / groups * groups;
     }
@@ -173,22 +173,21 @@ template <typename Format> struct Parts;
 template <typename Format> constexpr bool HAS_PARTS = false;
 
 #if defined(__AMX_TILE__)
-// A panel of few steps stays there anyway. Between two tiles only, sums of many parts cost more to keep than that brings.
+// A panel of few steps stays there anyway.
 template <typename Format> struct AmxParts {
-    static constexpr int64_t TILES_AT_ONCE = 4, MOST_STEPS = 96, FEW_STEPS = 160, MOST_STEPS_OF_TWO = 640;
+    static constexpr bool PREFETCHES_PARTS = true;
+    static constexpr int64_t TILES_AT_ONCE = 16, MOST_STEPS = 192, FEW_STEPS = 160;
 
-    static bool pay(int64_t tiles, int64_t steps) {
-        return tiles > 1 && steps > FEW_STEPS && (tiles > 2 || steps <= MOST_STEPS_OF_TWO);
-    }
+    static bool pay(int64_t tiles, int64_t steps) { return tiles > 1 && steps > FEW_STEPS; }
     static int64_t steps(int64_t all) {
         const int64_t parts = (all + MOST_STEPS - 1) / MOST_STEPS;
         return rounded_up((all + parts - 1) / parts, AMX_STEPS);
     }
 
     const char *take(const char *weights, int64_t) { return weights; }
-    static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part,
+    static void multiply(const Rows &x, int64_t first, int64_t, int64_t from, const Panel &part,
                          typename MicroKernel<Format>::Sum *sums) {
-        MicroKernel<Format>::run_part(AmxRows(x, first, from), rows, part, sums, from > 0);
+        MicroKernel<Format>::run_part(AmxRows(x, first, from), part, sums, from > 0);
     }
 };
 template <> struct Parts<Bf16Format> : AmxParts<Bf16Format> {};
@@ -199,6 +198,7 @@ template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
 // Each part is widened once for all tiles, if that makes up for what it takes.
 template <typename Format> struct WidenedParts {
     using Number = typename Widening<Format>::Number;
+    static constexpr bool PREFETCHES_PARTS = false;
     static constexpr int64_t TILES_AT_ONCE = 24;
     alignas(64) Number widened[WIDENED_STEPS * 2 * PANEL];
 
@@ -224,24 +224,29 @@ template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
 #endif
 #endif
 
-// As `multiply`, in parts.
-template <typename Format, typename AnyEpilogue>
+// As `multiply`, in parts; the panel lies in memory as it is STORED, or was expanded.
+template <typename Format, bool STORED, typename AnyEpilogue>
 NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight,
                                 int64_t index, const Panel &panel, const char *next, const Ahead &ahead,
                                 const AnyEpilogue &epilogue) {
     Parts<Format> parts;
     alignas(64) typename MicroKernel<Format>::Sum sums[parts.TILES_AT_ONCE][TILE_ROWS * PANEL];
     const int64_t all = panel.steps, most = parts.steps(all);
+    // So few tiles read each part once, and meanwhile what follows it comes from memory; else it is the next panel.
+    const bool follows = STORED && parts.PREFETCHES_PARTS && some.end - some.begin <= parts.TILES_AT_ONCE;
     for (int64_t begin = some.begin; begin < some.end; begin += parts.TILES_AT_ONCE) {
         const int64_t end = std::min(begin + parts.TILES_AT_ONCE, some.end);
         for (int64_t from = 0; from < all; from += most) {
             const int64_t steps = std::min(most, all - from);
             const char *weights = parts.take(panel.weights + from * Format::STEP_BYTES, steps);
+            const char *rest = panel.weights + (from + most) * Format::STEP_BYTES;
             Panel part{weights, panel.compensation, steps, panel.weights, 0};
             for (int64_t tile = begin; tile < end; tile++) {
                 const int64_t nth = tile - some.begin, first = tiles.first(tile), rows = tiles.rows_of(tile);
-                part.prefetch_stride = next && nth < ahead.tiles ? ahead.stride : 0;
-                if (part.prefetch_stride) part.prefetch_from = next + (nth * all + from) * ahead.stride;
+                part.prefetch_stride = follows || (next && nth < ahead.tiles) ? ahead.stride : 0;
+                if (part.prefetch_stride)
+                    part.prefetch_from =
+                        follows ? rest + nth * steps * ahead.stride : next + (nth * all + from) * ahead.stride;
                 parts.multiply(x, first, rows, from, part, sums[tile - begin]);
                 if (from + steps == all) epilogue.apply(weight, index, first, int(rows), x, sums[tile - begin]);
             }
@@ -271,7 +276,7 @@ void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight
     }
     if constexpr (HAS_PARTS<Own>)
         if (Parts<Own>::pay(some.end - some.begin, steps))
-            return multiply_in_parts<Own>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
+            return multiply_in_parts<Own, !EXPANDS>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
     for (int64_t tile = some.begin; tile < some.end; tile++) {
         // A single tile reads the panel as it streams from memory; several prefetch the next.
         const int64_t nth = tile - some.begin;
@@ -311,7 +316,7 @@ void multiply_few(const Rows &x, const Tiles &tiles, int64_t tile, const Weight 
 inline Tiles grouped(const Tiles &tiles, int64_t row_bytes, int64_t weight_bytes, const Team &team) {
     Tiles found = tiles;
 #if defined(__AMX_TILE__)
-    constexpr int64_t FEW_TILES = 4, FEW_BYTES = 1536 << 10, MOST_BYTES = 1200 << 10, SMALL_WEIGHT = 1 << 20;
+    constexpr int64_t FEW_TILES = 8, FEW_BYTES = 1536 << 10, MOST_BYTES = 1200 << 10, SMALL_WEIGHT = 1 << 20;
     const int64_t bytes = tiles.rows * row_bytes, each = bytes / (team.threads * MOST_BYTES);
     if (!tiles.list && tiles.groups > 1 && weight_bytes > SMALL_WEIGHT)
         found.groups = tiles.count <= FEW_TILES * team.threads && bytes <= FEW_BYTES

@@ -64,7 +64,8 @@ inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + mul
 // A tile of rows as products read it, each of `steps` words. A row takes whole multiples of ROW_STEPS words, and what is
 // more than one row whole multiples of ROW_BLOCK rows.
 #if defined(__AMX_TILE__)
-constexpr int TILE_ROWS = 32;   // two tiles of rows and two of weights make four of sums, and AMX has eight
+constexpr int TILE_ROWS = 16;   // one of AMX's own tiles: see AmxMicroKernel
+constexpr int64_t LEAST_TILES = 4;  // that a thread has for itself, where it has any
 constexpr int64_t ROW_BLOCK = 16, ROW_STEPS = 16;
 
 // Where word `step` of row r lies, of one of the first 16.
@@ -80,8 +81,7 @@ struct RowTile {
 
     // Words [at, at + count) of row r.
     void put_row(int64_t r, const uint32_t *from, int64_t at, int64_t count) const {
-        uint32_t *put = to + r / ROW_BLOCK * ROW_BLOCK * row_words + r % ROW_BLOCK * ROW_STEPS;
-        put += at / ROW_STEPS * ROW_STEPS * ROW_BLOCK;
+        uint32_t *put = to + r * ROW_STEPS + at / ROW_STEPS * ROW_STEPS * ROW_BLOCK;
         const bool ends = at + count == steps;
         if (at % ROW_STEPS) {
             // Half of a panel, under a gated weight.
@@ -103,6 +103,7 @@ struct RowTile {
 };
 #else
 constexpr int TILE_ROWS = 12;   // 24 sums, two weights and an input fit the 32 registers of AVX-512
+constexpr int64_t LEAST_TILES = 2;
 constexpr int64_t ROW_BLOCK = 1, ROW_STEPS = 1;
 
 // Where word `step` of row r of `rows` lies.
