@@ -23,9 +23,9 @@ struct AmxRows {
     int64_t block_bytes() const { return plain ? 4 * AMX_STEPS : 4 * AMX_STEPS * AMX_ROWS; }
 };
 
-// Up to 16 rows under a panel. Tiles 0 and 1 are sums, under either half of it; 4 is rows, 6 and 7 are weights. Two tiles
-// of rows at once would load a third less, and be no faster where the weights lie in the nearest cache; but with all
-// eight tiles in use each product takes nearly twice as long while another thread works on the same core, whoever's.
+// Up to 16 rows under a panel. Tiles 0 and 1 are sums, under either half of it; 4 is rows, 6 and 7 are weights. Two
+// tiles of rows at once would load a third less, and be no faster where the weights lie in the nearest cache; but on a
+// machine that others share, products with all eight tiles in use take up to four times as long at times, these twice.
 // Lanes says how sums start and grow.
 template <typename Format, typename Lanes> struct AmxMicroKernel {
     static_assert(Format::STEP_BYTES == 128, "a step is a row of two tiles");
