@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr long BLOCKS = 100000, BLOCK_BYTES = 2048, MOST_BLOCKS = 16;
+constexpr long BLOCKS = 100000, BLOCK_BYTES = 2048, MOST_BLOCKS = 32;
 alignas(4096) char rows[BLOCK_BYTES * MOST_BLOCKS], weights[BLOCK_BYTES * MOST_BLOCKS];
 
 struct alignas(64) Config {

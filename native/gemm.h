@@ -152,8 +152,9 @@ template <typename Kernel> class RowsTaken<Kernel, true> {
     }
 };
 
-// Which tiles of a panel prefetch the next one, and how many bytes of it for each step of theirs. AMX takes what it needs
-// from the second cache nearly as fast as that gives it, so what comes from memory meanwhile is spread over all tiles.
+// Which tiles of a panel prefetch the next one, or what follows a part of it, and how many bytes for each step of theirs.
+// AMX takes what it needs from the second cache nearly as fast as that gives it, so what comes from memory meanwhile is
+// spread over all tiles.
 struct Ahead {
     int64_t tiles = 2, stride;
 
