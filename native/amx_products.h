@@ -35,7 +35,13 @@ template <typename Format, typename Lanes> struct AmxMicroKernel {
     static void run(const AmxRows &x, int64_t, const Panel &panel, Sum *sums) { run_part(x, panel, sums, false); }
 
     // A part of a panel: with `resumes` the sums go on from what they are.
-    static NOINLINE void run_part(const AmxRows &rows, const Panel &panel, Sum *sums, bool resumes) {
+    static void run_part(const AmxRows &rows, const Panel &panel, Sum *sums, bool resumes) {
+        run_part(rows, panel, sums, resumes, [](int64_t) {});
+    }
+
+    // The same, where `make(block)` writes the weights of a block of steps: one block ahead, while tiles are multiplied.
+    template <typename Make>
+    static NOINLINE void run_part(const AmxRows &rows, const Panel &panel, Sum *sums, bool resumes, const Make &make) {
         constexpr int64_t STRIDE = PANEL * sizeof(*sums);
         constexpr int64_t BLOCK = AMX_STEPS * Format::STEP_BYTES;
         const char *x = rows.data, *weights = panel.weights;
@@ -50,7 +56,9 @@ template <typename Format, typename Lanes> struct AmxMicroKernel {
         const char *prefetch = panel.prefetch_from;
         const int64_t prefetch_bytes = AMX_STEPS * panel.prefetch_stride;
         const bool streams = prefetch_bytes == BLOCK;
+        make(0);
         for (int64_t block = 0; block < blocks; block++, x += block_bytes, weights += BLOCK) {
+            make(block + 1);
             if (streams)
                 for (int64_t i = 0; i < BLOCK; i += 64) __builtin_prefetch(prefetch + i);
             else

@@ -169,7 +169,7 @@ struct Ahead {
 };
 
 // How a panel is multiplied in parts, for a few tiles at once, so that what these need of it and their sums stay in the
-// nearest caches.
+// nearest caches: `take` is told where a part lies, and `multiply` multiplies it, in the order of its tiles.
 template <typename Format> struct Parts;
 template <typename Format> constexpr bool HAS_PARTS = false;
 
@@ -191,10 +191,36 @@ template <typename Format> struct AmxParts {
         MicroKernel<Format>::run_part(AmxRows(x, first, from), part, sums, from > 0);
     }
 };
+
+// Weights of 4 bits: each part is expanded by the first of its tiles, as vectors and tiles are multiplied side by side.
+struct AmxExpandedParts : AmxParts<Int8Format> {
+    static constexpr bool PREFETCHES_PARTS = false;
+    alignas(64) char expanded[MOST_STEPS * Int8Format::STEP_BYTES];
+    const char *stored = nullptr;   // null once it is expanded
+
+    static bool pay(int64_t, int64_t) { return true; }
+
+    const char *take(const char *weights, int64_t) {
+        stored = weights;
+        return expanded;
+    }
+    void multiply(const Rows &x, int64_t first, int64_t, int64_t from, const Panel &part, int32_t *sums) {
+        const AmxRows rows(x, first, from);
+        if (!stored) return MicroKernel<Int8Format>::run_part(rows, part, sums, from > 0);
+        MicroKernel<Int8Format>::run_part(rows, part, sums, from > 0, [&](int64_t block) {
+            const int64_t step = block * AMX_STEPS;
+            if (step >= part.steps) return;
+            expand_int4_block(stored + block * INT4_BLOCK_BYTES, part.steps - step, expanded + step * Int8Format::STEP_BYTES);
+        });
+        stored = nullptr;
+    }
+};
 template <> struct Parts<Bf16Format> : AmxParts<Bf16Format> {};
 template <> struct Parts<Int8Format> : AmxParts<Int8Format> {};
 template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;
 template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
+template <> struct Parts<Int4Format> : AmxExpandedParts {};
+template <> inline constexpr bool HAS_PARTS<Int4Format> = true;
 #elif defined(__AVX2__)
 // Each part is widened once for all tiles, if that makes up for what it takes.
 template <typename Format> struct WidenedParts {
@@ -225,8 +251,8 @@ template <> inline constexpr bool HAS_PARTS<Int8Format> = true;
 #endif
 #endif
 
-// As `multiply`, in parts; the panel lies in memory as it is STORED, or was expanded.
-template <typename Format, bool STORED, typename AnyEpilogue>
+// As `multiply`, in parts.
+template <typename Format, typename AnyEpilogue>
 NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight,
                                 int64_t index, const Panel &panel, const char *next, const Ahead &ahead,
                                 const AnyEpilogue &epilogue) {
@@ -234,7 +260,7 @@ NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &
     alignas(64) typename MicroKernel<Format>::Sum sums[parts.TILES_AT_ONCE][TILE_ROWS * PANEL];
     const int64_t all = panel.steps, most = parts.steps(all);
     // So few tiles read each part once, and meanwhile what follows it comes from memory; else it is the next panel.
-    const bool follows = STORED && parts.PREFETCHES_PARTS && some.end - some.begin <= parts.TILES_AT_ONCE;
+    const bool follows = parts.PREFETCHES_PARTS && some.end - some.begin <= parts.TILES_AT_ONCE;
     for (int64_t begin = some.begin; begin < some.end; begin += parts.TILES_AT_ONCE) {
         const int64_t end = std::min(begin + parts.TILES_AT_ONCE, some.end);
         for (int64_t from = 0; from < all; from += most) {
@@ -248,8 +274,9 @@ NOINLINE void multiply_in_parts(const Rows &x, const Tiles &tiles, const Range &
                 if (part.prefetch_stride)
                     part.prefetch_from =
                         follows ? rest + nth * steps * ahead.stride : next + (nth * all + from) * ahead.stride;
-                parts.multiply(x, first, rows, from, part, sums[tile - begin]);
-                if (from + steps == all) epilogue.apply(weight, index, first, int(rows), x, sums[tile - begin]);
+                auto *own = sums[most < all ? tile - begin : 0];
+                parts.multiply(x, first, rows, from, part, own);
+                if (from + steps == all) epilogue.apply(weight, index, first, int(rows), x, own);
             }
         }
     }
@@ -261,31 +288,32 @@ template <typename Format, typename AnyEpilogue>
 void multiply(const Rows &x, const Tiles &tiles, const Range &some, const Weight &weight, int64_t index,
               const char *next, const AnyEpilogue &epilogue) {
     using Own = Multiplied<Format>;
-    constexpr bool EXPANDS = !std::is_same_v<Format, Own>;
     constexpr int64_t STEP_BYTES = Own::STEP_BYTES;
     const int64_t steps = Format::steps(weight), panel_bytes = Format::panel_bytes(weight);
     Panel panel{static_cast<const char *>(weight.packed) + index * panel_bytes,
                 Format::COMPENSATED ? weight.compensation + index * PANEL : nullptr, steps, nullptr, 0};
     const bool single = some.end - some.begin == 1;
     const Ahead ahead(some.end - some.begin, panel_bytes, steps);
+    // What expands a panel reads ahead, into the next one: enough for a single tile.
+    if (EXPANDS<Format> && single) next = nullptr;
+    if constexpr (HAS_PARTS<Format>)
+        if (Parts<Format>::pay(some.end - some.begin, steps))
+            return multiply_in_parts<Format>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
     alignas(64) typename MicroKernel<Own>::Sum sums[TILE_ROWS * PANEL];
-    if constexpr (EXPANDS) {
+    if constexpr (EXPANDS<Format>) {
         static thread_local Scratch expanded;
         char *weights = expanded.reserve(steps * STEP_BYTES);
         Format::expand(panel.weights, steps, weights);
         panel.weights = weights;
     }
-    if constexpr (HAS_PARTS<Own>)
-        if (Parts<Own>::pay(some.end - some.begin, steps))
-            return multiply_in_parts<Own, !EXPANDS>(x, tiles, some, weight, index, panel, next, ahead, epilogue);
     for (int64_t tile = some.begin; tile < some.end; tile++) {
         // A single tile reads the panel as it streams from memory; several prefetch the next.
         const int64_t nth = tile - some.begin;
-        const bool prefetch = next && nth < ahead.tiles && !(EXPANDS && single);
-        panel.prefetch_stride = single && !EXPANDS ? STEP_BYTES : prefetch ? ahead.stride : 0;
-        panel.prefetch_from = single && !EXPANDS ? panel.weights + BYTES_AHEAD
-                              : prefetch         ? next + nth * steps * ahead.stride
-                                                 : panel.weights;
+        const bool prefetch = next && nth < ahead.tiles;
+        panel.prefetch_stride = single && !EXPANDS<Format> ? STEP_BYTES : prefetch ? ahead.stride : 0;
+        panel.prefetch_from = single && !EXPANDS<Format> ? panel.weights + BYTES_AHEAD
+                              : prefetch                     ? next + nth * steps * ahead.stride
+                                                             : panel.weights;
         const int64_t first = tiles.first(tile), rows = tiles.rows_of(tile);
         multiply_tile<Own>(x, first, rows, panel, sums);
         epilogue.apply(weight, index, first, int(rows), x, sums);
@@ -312,14 +340,15 @@ void multiply_few(const Rows &x, const Tiles &tiles, int64_t tile, const Weight 
 
 // Tiles in the groups that a product takes them in, where a row and a weight take so many bytes. AMX is so fast that a
 // weight hardly comes from memory as soon as it is multiplied, unless it is small: by few tiles, which every thread's
-// cache holds all of, each panel is multiplied by one thread only. Of more, each thread has rows of its own, no more at
-// once than its cache holds.
-inline Tiles grouped(const Tiles &tiles, int64_t row_bytes, int64_t weight_bytes, const Team &team) {
+// cache holds all of, each panel is multiplied by one thread only, and so it is where panels are expanded first. Of more,
+// each thread has rows of its own, no more at once than its cache holds.
+template <typename Format> Tiles grouped(const Tiles &tiles, const Weight &weight, const Team &team) {
     Tiles found = tiles;
 #if defined(__AMX_TILE__)
     constexpr int64_t FEW_TILES = 8, FEW_BYTES = 1536 << 10, MOST_BYTES = 1200 << 10, SMALL_WEIGHT = 1 << 20;
-    const int64_t bytes = tiles.rows * row_bytes, each = bytes / (team.threads * MOST_BYTES);
-    if (!tiles.list && tiles.groups > 1 && weight_bytes > SMALL_WEIGHT)
+    const int64_t bytes = tiles.rows * 4 * Format::steps(weight), each = bytes / (team.threads * MOST_BYTES);
+    const bool is_small = weight.panels() * Format::panel_bytes(weight) <= SMALL_WEIGHT;
+    if (!tiles.list && tiles.groups > 1 && (EXPANDS<Format> || !is_small))
         found.groups = tiles.count <= FEW_TILES * team.threads && bytes <= FEW_BYTES
                            ? 1
                            : std::min(team.threads * std::max<int64_t>(each, 1), tiles.count);
@@ -332,7 +361,7 @@ template <typename Format, typename AnyEpilogue>
 NOINLINE void product_of(const Rows &x, const Tiles &given, const Weight &weight, const AnyEpilogue &epilogue,
                          Team &team) {
     const int64_t panels = weight.panels(), panel_bytes = Format::panel_bytes(weight);
-    const Tiles tiles = grouped(given, 4 * Format::steps(weight), panels * panel_bytes, team);
+    const Tiles tiles = grouped<Format>(given, weight, team);
     const int64_t tasks = panels * tiles.groups;
     const TileRegisters registers;
     RowsTaken<MicroKernel<Multiplied<Format>>> taken(x, tiles, weight.in_features);

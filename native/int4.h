@@ -60,12 +60,14 @@ struct Int4Expander {
     }
 };
 
-inline void expand_int4_group(const char *numbers, const char *grids, int64_t steps, char *out) {
+inline __attribute__((always_inline)) void expand_int4_group(const char *numbers, const char *grids, int64_t steps,
+                                                             char *out) {
     constexpr int64_t BYTES = 4 * LANES;
     __builtin_prefetch(grids + INT4_STEPS_AHEAD * INT4_STEP_BYTES);
 #pragma GCC unroll 2
     for (int64_t at = 0; at < INT4_STEP_BYTES; at += BYTES) {
         const Int4Expander low(grids + at / 4), high(grids + 16 + at / 4);
+#pragma GCC unroll 8
         for (int64_t step = 0; step < steps; step++) {
             const char *from = numbers + step * INT4_STEP_BYTES + at;
             char *to = out + step * 2 * INT4_STEP_BYTES + at;
@@ -90,15 +92,23 @@ inline void expand_int4_group(const char *numbers, const char *grids, int64_t st
 }
 #endif
 
+// Makes bytes of the first `steps` of a block, or of all.
+inline NOINLINE void expand_int4_block(const char *block, int64_t steps, char *out) {
+    for (int64_t group = 0; group < INT4_GROUPS; group++, steps -= INT4_GROUP_STEPS) {
+        const char *numbers = block + group * INT4_GROUP_STEPS * INT4_STEP_BYTES;
+        const char *grids = block + INT4_NUMBERS + group * INT4_GRID_BYTES;
+        if (steps >= INT4_GROUP_STEPS)
+            expand_int4_group(numbers, grids, INT4_GROUP_STEPS, out);   // a number that the compiler knows
+        else if (steps > 0)
+            expand_int4_group(numbers, grids, steps, out);
+        out += INT4_GROUP_STEPS * 2 * INT4_STEP_BYTES;
+    }
+}
+
 // Makes a panel of bytes of one of 4 bits.
-inline NOINLINE void expand_int4(const char *panel, int64_t steps, char *out) {
-    for (int64_t step = 0; step < steps; panel += INT4_BLOCK_BYTES)
-        for (int64_t group = 0; group < INT4_GROUPS && step < steps; group++) {
-            const int64_t left = steps - step, count = left < INT4_GROUP_STEPS ? left : INT4_GROUP_STEPS;
-            expand_int4_group(panel + group * INT4_GROUP_STEPS * INT4_STEP_BYTES, panel + INT4_NUMBERS + group * INT4_GRID_BYTES,
-                              count, out);
-            step += count, out += count * 2 * INT4_STEP_BYTES;
-        }
+inline void expand_int4(const char *panel, int64_t steps, char *out) {
+    for (int64_t step = 0; step < steps; step += INT4_BLOCK_STEPS, panel += INT4_BLOCK_BYTES)
+        expand_int4_block(panel, steps - step, out + step * 2 * INT4_STEP_BYTES);
 }
 
 } // namespace

@@ -155,6 +155,7 @@ template <typename Format> using Multiplied = Format;
 #else
 template <typename Format> using Multiplied = typename Format::Multiplied;
 #endif
+template <typename Format> constexpr bool EXPANDS = !std::is_same_v<Format, Multiplied<Format>>;
 
 // Whether a micro-kernel takes rows in another form than they are prepared in.
 template <typename Kernel> constexpr auto takes_other_rows(int) -> decltype(Kernel::TAKES_OTHER_ROWS) {
