@@ -33,10 +33,10 @@ OTHERS = {"input_length": "uniform:400:800", "output_length": "exponential:16"}
 TRAFFICS = ("steps", "mixed", "trace")
 # A phase's first seconds belong to the change, and are counted as all others.
 FIXED: dict[str, list[str]] = {
-    "16 seats": ["--max-num-seqs", "16"],
-    "64 seats, 256 tokens a step": ["--max-num-seqs", "64", "--max-num-batched-tokens", "256"],
-    "64 seats, steps within half the target": ["--max-num-seqs", "64", "--target-itl-ms", "{half}", "--no-auto"],
-    "256 seats, steps within the target": ["--max-num-seqs", "256", "--target-itl-ms", "{itl}", "--no-auto"],
+    "16 slots": ["--max-num-seqs", "16"],
+    "64 slots, 256 tokens a step": ["--max-num-seqs", "64", "--max-num-batched-tokens", "256"],
+    "64 slots, steps within half the target": ["--max-num-seqs", "64", "--target-itl-ms", "{half}", "--no-auto"],
+    "256 slots, steps within the target": ["--max-num-seqs", "256", "--target-itl-ms", "{itl}", "--no-auto"],
 }
 NAMES = (Column("traffic", "traffic", "{}"), Column("phase", "phase", "{}"), Column("server", "server", "{}"))
 COLUMNS = (
@@ -157,7 +157,7 @@ def _ratios(results: Results) -> list[str]:
     for (kind, phase), servers in found.items():
         medians = {name: statistics.median(values) for name, values in servers.items()}
         tuned = medians.get("auto")
-        fixed = {name: value for name, value in medians.items() if name in FIXED or name == "defaults"}
+        fixed = {name: value for name, value in medians.items() if name not in ("auto", "vLLM")}
         if tuned is None or not fixed:
             continue
         best = max(fixed, key=lambda name: fixed[name])

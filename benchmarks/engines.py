@@ -83,8 +83,8 @@ def chosen(args: argparse.Namespace) -> list[Engine]:
 
 def llama_command(binary: str, gguf: str) -> tuple[str, ...]:
     """llama-server with 64 slots of 1024 tokens; more threads than cores would slow it down."""
-    seats = ("-c", "65536", "-np", "64", "-b", "512", "-ub", "512", "-t", str(os.cpu_count()))
-    return (binary, "-m", gguf, *seats, "--no-cache-prompt", "--alias", SERVED_NAME)
+    slots = ("-c", "65536", "-np", "64", "-b", "512", "-ub", "512", "-t", str(os.cpu_count()))
+    return (binary, "-m", gguf, *slots, "--no-cache-prompt", "--alias", SERVED_NAME)
 
 
 def _chairlift(model: str, precision: str, settings: list[str]) -> Engine:

@@ -168,7 +168,7 @@ def _by_onednn(weight: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
 
 
 def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float:
-    """Add up the steps of the workload under continuous batching with 64 seats and 512 tokens a step."""
+    """Add up the steps of the workload under continuous batching with 64 slots and 512 tokens a step."""
     config, bandwidth, rates = machine.config, machine.bandwidth, machine.rates
     scheduler = SequenceScheduler(make_policy("continuous", 64, 0), BlockPool(100_000), enable_prefix_caching=False)
     for index, (prompt, length) in enumerate(jobs):
