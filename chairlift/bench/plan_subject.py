@@ -30,7 +30,7 @@ SETTINGS = (
 _MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 64, 2048, 64
 # Of the time of a measurement, what the front has.
 _FRONT = 0.3
-# Gives a seat to whoever comes: what measuring, and requests without company, take.
+# Gives a slot to whoever comes: what measuring, and requests without company, take.
 OPEN = "continuous"
 _MOST_EXAMPLES = 10_000
 

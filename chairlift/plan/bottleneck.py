@@ -1,4 +1,4 @@
-"""What keeps a server from more: seats, memory, arithmetic, bandwidth, calls, the front, or its latency targets."""
+"""What keeps a server from more: slots, memory, arithmetic, bandwidth, calls, the front, or its latency targets."""
 
 from typing import Literal, NamedTuple
 
@@ -14,13 +14,13 @@ from chairlift.plan.simulated_run import SimulatedRun
 
 # Shares from which on something counts as full, and below which a machine has time to spare.
 _FULL, _IDLE = 0.9, 0.85
-# A closed batch with more of its seats empty is what limits.
+# A closed batch with more of its slots empty is what limits.
 _EMPTY = 0.3
 
 Bottleneck = Literal[
     "KV memory",
     "front",
-    "empty seats",
+    "empty slots",
     "slots",
     "compute",
     "memory bandwidth",
@@ -88,7 +88,7 @@ def _bottleneck(
 ) -> tuple[Bottleneck, str]:
     """The first thing that is full; "compute" stands for the steps themselves."""
     slots = config.slots
-    held, seats = gauge.mean_kv_blocks / blocks, gauge.mean_running / slots
+    held, taken = gauge.mean_kv_blocks / blocks, gauge.mean_running / slots
     closes = POLICIES[config.strategy].closes_batch
     if preemptions or held >= _FULL:
         return "KV memory", f"{held:.0%} of its KV blocks are held on average, and {preemptions} requests had to pause"
@@ -98,9 +98,9 @@ def _bottleneck(
         return "batch", f"steps take {gauge.busy:.0%} of the time: requests wait for a batch to fill, or for one to end"
     if gauge.busy < _IDLE:
         return "targets", f"steps take {gauge.busy:.0%} of the time: bursts and long prompts miss the targets before"
-    if closes and slots > 1 and seats < 1 - _EMPTY:
-        return "empty seats", f"{1 - seats:.0%} of a batch's seats are empty, as it goes on for its longest answer"
-    if seats >= _FULL and gauge.mean_waiting >= 1 and slots > 1:
+    if closes and slots > 1 and taken < 1 - _EMPTY:
+        return "empty slots", f"{1 - taken:.0%} of a batch's slots are empty, as it goes on for its longest answer"
+    if taken >= _FULL and gauge.mean_waiting >= 1 and slots > 1:
         return "slots", f"all {slots} slots are taken, and {gauge.mean_waiting:.1f} requests wait for one on average"
     return "compute", ""
 

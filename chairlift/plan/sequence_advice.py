@@ -64,13 +64,13 @@ def _company(plan: ServingPlan, facts: TrafficFacts) -> str:
 def _lengths(facts: TrafficFacts, trace: Sequence[TraceRequest]) -> str:
     """Whether answers are of many lengths, and what closed batches lose by it."""
     if facts.output_mean <= _ONE_SHOT:
-        return "Do answers have many tokens? No: a batch is over after a step, and nobody holds a seat for longer."
+        return "Do answers have many tokens? No: a batch is over after a step, and nobody holds a slot for longer."
     text = f"Do answers differ in length? They have {rounded(facts.output_mean)} tokens on average, with a"
     text += f" coefficient of variation of {facts.output_cv:.2f}."
     size = _BATCH
     longest = longest_of([max(request.output_length, 1) for request in trace], size)
     text += f" A closed batch of {size} goes on for its longest, {rounded(longest)} tokens on average, so"
-    return f"{text} {1 - facts.output_mean / longest:.0%} of its seats are empty over its time."
+    return f"{text} {1 - facts.output_mean / longest:.0%} of its slots are empty over its time."
 
 
 def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
@@ -86,7 +86,7 @@ def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
     if facts.output_cv < _ALIKE_CV:
         text = "So answers of one length end together, and closed batches lose only what they wait to fill:"
         return windows | open_ones, f"{text} {_words(windows | open_ones)}."
-    text = "So a seat should go to the next as soon as its answer is done, at any step:"
+    text = "So a slot should go to the next as soon as its answer is done, at any step:"
     return open_ones, f"{text} {_words(open_ones)}."
 
 
@@ -95,7 +95,7 @@ def _first(plan: ServingPlan, wanted: Callable[[type[Policy]], bool]) -> Strateg
 
 
 def _is_open(policy: type[Policy]) -> bool:
-    """Whether a free seat is given away while others run."""
+    """Whether a free slot is given away while others run."""
     return policy.slots_setting is not None and not policy.closes_batch
 
 

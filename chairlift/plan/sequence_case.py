@@ -49,7 +49,7 @@ class SequenceCase(PlanCase[SequenceConfig, SequenceProfile]):
         return targets_of(mode, alone, self.targets.percentile)
 
     def limit(self, config: SequenceConfig, run: SimulatedRun) -> Limit:
-        """Slots, KV memory, arithmetic, memory bandwidth, the front, empty seats, or the targets."""
+        """Slots, KV memory, arithmetic, memory bandwidth, the front, empty slots, or the targets."""
         return sequence_limit(config, self.num_blocks(config), self.profile.cost, run)
 
     def summed_up(self, config: SequenceConfig, run: SimulatedRun, rate: float) -> Point:

@@ -165,7 +165,7 @@ def test_what_limits_is_named() -> None:
     assert limited(SequenceCase(STEADY, long), 1.0)[0] == "targets"
     assert limited(SequenceCase(STEADY, long), 1.0, "dynamic", 8, max_wait_ms=900.0)[0] == "batch"
     varied = SequenceCase(STEADY, traffic("exponential:30", 60))
-    assert limited(varied, 500.0, "static", 8)[0] == "empty seats"
+    assert limited(varied, 500.0, "static", 8)[0] == "empty slots"
 
 
 def test_arithmetic_and_reading_are_told_apart() -> None:

@@ -39,7 +39,7 @@ def steady(targets: LatencyTargets | None = None, **more: Any) -> SequenceCase:
 
 
 def test_what_a_server_can_do_at_all() -> None:
-    """An answer takes ten steps: 10 a second one at a time, 40 in four seats."""
+    """An answer takes ten steps: 10 a second one at a time, 40 in four slots."""
     assert steady().capacity(with_strategy(BASE, "none", 1), 60) == pytest.approx(10)
     assert steady().capacity(with_strategy(BASE, "static", 4), 60) == pytest.approx(40)
     assert steady().capacity(with_strategy(BASE, "continuous", 4), 60) == pytest.approx(40)

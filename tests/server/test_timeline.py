@@ -40,18 +40,18 @@ def step(end: float, seconds: float, requests: int = 1, waiting: int = 0, blocks
     return sequences.RecentStep(end, seconds, requests, 3 * requests, waiting, 0, blocks)
 
 
-def test_phases_lie_in_their_request_and_requests_in_seats() -> None:
+def test_phases_lie_in_their_request_and_requests_in_slots() -> None:
     kinds = drawn(
         ended("a", 990.0, 1.0, 2.0, 3.0, tokens=7),
         ended("b", 991.0, 0.0, 1.0, 5.0),
         ended("c", 995.0, 1.0, 0.5, 3.5),
     )
-    seats = {event["name"]: event["tid"] for event in slices(kinds, "request")}
-    assert seats["a"] == seats["c"] != seats["b"], "c takes the seat that a left"
+    slots = {event["name"]: event["tid"] for event in slices(kinds, "request")}
+    assert slots["a"] == slots["c"] != slots["b"], "c takes the slot that a left"
     a = next(event for event in slices(kinds, "request") if event["name"] == "a")
     assert (a["ts"], a["dur"]) == (985_000_000, 5_000_000)
     assert (a["args"]["tokens"], a["args"]["finish_reason"]) == (7, "stop")
-    phases = [(e["name"], e["ts"], e["dur"]) for e in slices(kinds, "phase") if e["tid"] == seats["a"]]
+    phases = [(e["name"], e["ts"], e["dur"]) for e in slices(kinds, "phase") if e["tid"] == slots["a"]]
     assert phases[:2] == [("prefill", 985_000_000, 2_000_000), ("decode", 987_000_000, 3_000_000)]
     waits = {event["id"]: event["ts"] for event in kinds["b"]}
     assert waits == {"a": 984_000_000, "c": 990_000_000}, "b did not wait"
@@ -159,7 +159,7 @@ def test_calls_of_a_model_for_items_lie_on_their_instance() -> None:
         kinds = check_trace(json.loads(trace_document([snapshot(service, NOBODY, now)], now)))
         assert sum(call["args"]["items"] for call in slices(kinds, "call")) == 2
         tracks = [event["args"]["name"] for event in kinds["M"] if event["name"] == "thread_name"]
-        assert tracks == ["instance 0", "seat 1"]
+        assert tracks == ["instance 0", "slot 1"]
         (done,) = slices(kinds, "request")
         assert done["args"]["finish_reason"] == "done"
         assert [event["args"]["finish_reason"] for event in kinds["b"]][-1] == "under way"

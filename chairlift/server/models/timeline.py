@@ -1,7 +1,7 @@
 """The last minute of a server as a picture: steps, calls and requests in the Trace Event Format of Chrome and Perfetto.
 
 A model is a process there. A language model's steps are one track of it, another model's calls one for each instance.
-A request that ran lies in the first seat that was free, its phases within it; those that waited lie beside each other.
+A request that ran lies in the first slot that was free, its phases within it; those that waited lie beside each other.
 Counters say how many wait, and how many KV blocks are held.
 """
 
@@ -27,8 +27,8 @@ _EVENT_SIZE = 150
 _WINDOW_S = 60.0
 # Of each model so many live requests, and so many of those that ended, the newest.
 _MOST_REQUESTS = 2000
-# The number of the track of steps, or of the first instance, and of the first seat.
-_STEPS, _SEATS = 1, 1000
+# The number of the track of steps, or of the first instance, and of the first slot.
+_STEPS, _SLOTS = 1, 1000
 
 Event = dict[str, Any]
 
@@ -109,7 +109,7 @@ class _Process:
         timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
         tracks = {_STEPS: "steps"} if self._model.steps else {}
         tracks |= {_STEPS + call.instance: f"instance {call.instance}" for call in self._model.calls}
-        tracks |= {event["tid"]: f"seat {event['tid'] - _SEATS + 1}" for event in timed if event["tid"] >= _SEATS}
+        tracks |= {event["tid"]: f"slot {event['tid'] - _SLOTS + 1}" for event in timed if event["tid"] >= _SLOTS}
         names = [self._name("process_name", 0, {"name": self._model.name})]
         for tid, name in sorted(tracks.items()):
             names.append(self._name("thread_name", tid, {"name": name}))
@@ -166,13 +166,13 @@ class _Process:
             until = end if start is None else start
             if until > max(arrival, self._since):
                 yield from self._wait(request, max(arrival, self._since), until)
-        for seat, start, end, request in _seated(ran):
-            yield self._slice(request.id, "request", seat, start, end, _told(request))
+        for slot, start, end, request in _in_slots(ran):
+            yield self._slice(request.id, "request", slot, start, end, _told(request))
             if request.prefill_s is not None:
                 first = min(start + _microseconds(request.prefill_s), end)
                 if first > self._since:
-                    yield self._slice("prefill", "phase", seat, start, first, {})
-                yield self._slice("decode", "phase", seat, first, end, {})
+                    yield self._slice("prefill", "phase", slot, start, first, {})
+                yield self._slice("decode", "phase", slot, first, end, {})
 
     def _wait(self, request: EndedRequest, start: int, end: int) -> Iterator[Event]:
         """The two ends of a wait, which others may overlap."""
@@ -194,16 +194,16 @@ def _moments(request: EndedRequest) -> tuple[int, int | None, int]:
     return arrival, start, end
 
 
-def _seated(ran: Iterable[tuple[int, int, EndedRequest]]) -> Iterator[tuple[int, int, int, EndedRequest]]:
-    """Requests with their seats, of which each has one at a time: the first that is free when it begins."""
+def _in_slots(ran: Iterable[tuple[int, int, EndedRequest]]) -> Iterator[tuple[int, int, int, EndedRequest]]:
+    """Requests with their slots, of which each has one at a time: the first that is free when it begins."""
     free: list[int] = []
     taken: list[tuple[int, int]] = []
     for start, end, request in sorted(ran, key=lambda each: each[:2]):
         while taken and taken[0][0] <= start:
             heapq.heappush(free, heapq.heappop(taken)[1])
-        seat = heapq.heappop(free) if free else _SEATS + len(taken)
-        heapq.heappush(taken, (end, seat))
-        yield seat, start, end, request
+        slot = heapq.heappop(free) if free else _SLOTS + len(taken)
+        heapq.heappush(taken, (end, slot))
+        yield slot, start, end, request
 
 
 def _told(request: EndedRequest) -> Event:
