@@ -25,10 +25,10 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _NEITHER = bytes(set(_OTHERS) - set(b'"'))
 
-_PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_AT = " - at `"
 # No name of ours is longer, and to compare a name takes as long as it is.
 _LONGEST_NAME = 64
-_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*?)`")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]", what: str = "the body") -> T:
@@ -113,13 +113,27 @@ def _describe(message: str, where: str = "", known: Iterable[str] = (), what: st
     `known` are the fields of the outermost object, of which one may have been meant by an unknown one; `what` is that
     object's own name.
     """
-    path = (where + (match[1] if (match := _PATH.search(message)) else "")).lstrip(".")
-    if field := _FIELD.match(message):
+    problem, place = _split_place(message)
+    path = (where + place).lstrip(".")
+    if field := _FIELD.fullmatch(problem):
         name = f"{path}.{field[1]}" if path else field[1]
-        if "unknown" in message:
+        if "unknown" in problem:
             close = difflib.get_close_matches(name[:_LONGEST_NAME], () if path else known, 1, 0.75)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             return InvalidRequest(f"unknown field {name!r}{meant}", name, "unknown_field")
         return InvalidRequest(f"the field {name!r} is required", name, "missing_field")
-    problem = _PATH.sub("", message).replace("`", "")
+    problem = problem.replace("`", "")
     return InvalidRequest(f"{path or what}: {problem[:1].lower()}{problem[1:]}", path or None)
+
+
+def _split_place(message: str) -> tuple[str, str]:
+    """What msgspec found, and where below the outermost value: "Expected `int`, got `str`" and ".n".
+
+    By hand, since the names of fields are a client's, and a pattern may take very long for them.
+    """
+    problem, at, place = message.rpartition(_AT)
+    place = place.removeprefix("key in ")
+    within_a_name = "field `" in problem and not problem.endswith("`")
+    if not at or within_a_name or not place.startswith("$") or not place.endswith("`"):
+        return message, ""
+    return problem, place[1:-1]

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from chairlift.errors import Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream, off_loop
-from chairlift.server.http.paging import query_of
+from chairlift.server.http.paging import query_of, whole_number
 from chairlift.server.live.live_routes import check_same_site
 from chairlift.server.models.registry import Models, models_of
 from chairlift.server.models.trace_notes import SeenLine, TraceNotes
@@ -33,8 +33,7 @@ async def stream_recording(request: Request) -> Response:
     """A line for each request of any model, until the reader leaves, or for so many `seconds`."""
     check_same_site(request)
     given = query_of(request, RECORDING_QUERY).get("seconds")
-    if given is not None and not (given.isascii() and given.isdecimal() and 1 <= int(given[:12]) <= _MOST_SECONDS):
-        raise ApiError(400, f"seconds must be between 1 and {_MOST_SECONDS}, got {given!r}", "seconds")
+    seconds = None if given is None else whole_number(given, _MOST_SECONDS, "seconds")
     recordings: set[TraceNotes] = request.app.state.recordings
     if len(recordings) >= MOST_RECORDINGS:
         message = f"{MOST_RECORDINGS} record this server already, which is the limit; try again"
@@ -49,7 +48,7 @@ async def stream_recording(request: Request) -> Response:
             if notes in service.recorders:
                 service.recorders.remove(notes)
 
-    until = None if given is None else time.monotonic() + int(given)
+    until = None if seconds is None else time.monotonic() + seconds
     return PartStream("application/x-ndjson", _lines(notes, models, until), _last, close=close)
 
 

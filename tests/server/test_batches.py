@@ -264,6 +264,8 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
     cut = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nsome'
     for body in (cut, b"nonsense", b""):
         assert error(api.http.post("/files", content=body, headers=form))["code"] == "invalid_multipart"
+    long = {"Content-Type": "multipart/form-data; boundary=" + "b" * 300}
+    assert error(api.http.post("/files", content=cut, headers=long))["code"] == "invalid_multipart"
     slow = api.http.post("/files", content=_stalling(cut), headers=form)
     assert (slow.status_code, "body_timeout_s" in error(slow)["message"]) == (408, True)
     assert files_in(api.folder) == {kept.json()["id"]}

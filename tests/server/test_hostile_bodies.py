@@ -53,6 +53,15 @@ def infer(**fields: Any) -> dict[str, Any]:
     return {"inputs": [TENSOR | fields, TENSOR | {"name": "b"}, WORD]}
 
 
+def infer_many(number: int) -> dict[str, Any]:
+    return {"inputs": [{"name": "input", "shape": [number], "datatype": "BYTES", "data": ["1"] * number}]}
+
+
+STRUCTURES = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}] * 1001,
+    "triggers": ["<a"],
+}
 BODIES: list[tuple[str, Any]] = [
     # Nested too deeply, wherever anything goes.
     ("/v1/chat/completions", {"messages": [MESSAGES[0] | {"x": nested(900)}]}),
@@ -130,8 +139,20 @@ BODIES: list[tuple[str, Any]] = [
     # Texts among which NumPy would make all as wide as the longest: here 40 GB.
     ("/v2/models/adder/infer", infer(shape=[1, 20_000], data=["x" * 500_000] + [""] * 19_999)),
     ("/v1/models/adder:predict", {"instances": [{"a": ["x" * 500_000] + [""] * 19_999, "b": [1], "word": "x"}]}),
+    # More than the queue holds, or than anybody can want.
+    ("/v1/models/adder:predict", {"instances": [{"a": [1], "b": [2], "word": "x"}] * 5000}),
+    ("/v1/models/embedder:predict", {"instances": ["a"] * 5000}),
+    ("/v1/models/function:predict", {"instances": [1] * 5000}),
+    ("/v1/embeddings", {"model": "embedder", "input": ["a"] * 5000}),
+    ("/v1/rerank", {"model": "reranker", "query": "x", "documents": ["a"] * 5000}),
+    ("/v2/models/function/infer", infer_many(5000)),
+    ("/v2/models/adder/infer", infer() | {"outputs": [{"name": "sum"}] * 1000}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "n": 64, "guided_choice": ["x" * 2**18]}),
+    ("/v1/completions", {"prompt": ["a"] * 70, "guided_choice": ["x" * 250_000]}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "response_format": STRUCTURES}),
     # Long names and values.
     ("/v1/chat/completions", {"messages": MESSAGES, LONG: 1}),
+    ("/v1/chat/completions", {"messages": MESSAGES, " - at `$" * 100_000 + "\nx": 1}),
     ("/v1/chat/completions", {"messages": [{"role": LONG, "content": "hi"}]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
     ("/v1/chat/completions", {"messages": MESSAGES, "model": LONG}),
@@ -190,6 +211,25 @@ def test_a_misspelt_field_is_told_what_may_have_been_meant(server: Listening, fi
     assert error["message"].startswith(f"unknown field '{field[:64]}")
     assert error["message"].endswith(meant)
     assert ("did you mean" in error["message"]) == bool(meant)
+
+
+@pytest.mark.parametrize("field", ["a\nb", "a - at `$.b", "`", "x`y"])
+def test_a_field_is_named_whatever_its_name_looks_like(server: Listening, field: str) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, field: 3}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+    assert (error["message"], error["param"], error["code"]) == (f"unknown field {field!r}", field, "unknown_field")
+
+
+def test_what_is_too_much_is_refused_before_anything_is_made_of_it(server: Listening) -> None:
+    """By a message about the queue, although each input is wrong as well."""
+    for path, body in (
+        ("/v1/models/adder:predict", {"instances": [5] * 5000}),
+        ("/v1/models/embedder:predict", {"instances": [5] * 5000}),
+        ("/v2/models/function/infer", {"inputs": [infer_many(5000)["inputs"][0] | {"data": ["{"] * 5000}]}),
+        ("/v2/models/embedder/infer", {"inputs": [infer_many(5000)["inputs"][0] | {"name": "text"}]}),
+    ):
+        answer = httpx.post(server.url + path, json=body, timeout=60)
+        assert (answer.status_code, "max_waiting" in answer.json()["error"]) == (400, True), answer.text
 
 
 def test_honest_bodies_of_the_same_shapes_go_through(server: Listening) -> None:

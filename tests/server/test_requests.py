@@ -220,7 +220,16 @@ def test_ids_of_nothing_are_not_found(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "status"),
-    [("limit=0", 400), ("limit=101", 400), ("limit=x", 400), ("status=all", 400), ("x=1", 400), ("model=none", 404)],
+    [
+        ("limit=0", 400),
+        ("limit=101", 400),
+        (f"limit={9:013}", 400),
+        (f"limit={'0' * 12}{'9' * 30}", 400),
+        ("limit=x", 400),
+        ("status=all", 400),
+        ("x=1", 400),
+        ("model=none", 404),
+    ],
 )
 def test_a_list_takes_what_it_knows(query: str, status: int) -> None:
     async def go() -> None:

@@ -21,6 +21,8 @@ _FORM = b"multipart/form-data"
 _FILE = "file"
 # All but the file's bytes: names, headers and fields.
 _MAX_AROUND = 64 * 1024
+# RFC 2046.
+_MAX_BOUNDARY = 70
 _WRITE_BYTES = 2**20
 # How much of an upload that is refused at its head is read, so that a client that only listens when it has sent all of
 # a small one sees why.
@@ -274,4 +276,7 @@ def _boundary(request: Request) -> bytes:
         given = kind.decode("latin-1") or "nothing"
         problem = f"send the file as multipart/form-data with a boundary, not {given}"
         raise ApiError(415, problem, code="unsupported_type")
+    if len(boundary) > _MAX_BOUNDARY:
+        problem = f"the multipart boundary has {len(boundary)} characters, and may have {_MAX_BOUNDARY}"
+        raise ApiError(400, problem, code="invalid_multipart")
     return boundary

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from chairlift.server.http.api_errors import ApiError
 
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+_MAX_DIGITS = 12
 
 
 def query_of(request: Request, known: Collection[str]) -> dict[str, str]:
@@ -20,9 +21,14 @@ def query_of(request: Request, known: Collection[str]) -> dict[str, str]:
 
 def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
     """How many entries a page is to have. Raises a 400."""
-    given = query.get("limit", str(default))
-    if not (given.isascii() and given.isdecimal()) or not 1 <= int(given[:12]) <= most:
-        raise ApiError(400, f"limit must be between 1 and {most}, got {given!r}", "limit")
+    return whole_number(query.get("limit", str(default)), most, "limit")
+
+
+def whole_number(given: str, most: int, name: str) -> int:
+    """The number from 1 to `most` that the parameter `name` was given as. Raises a 400."""
+    is_number = given.isascii() and given.isdecimal() and len(given) <= _MAX_DIGITS
+    if not is_number or not 1 <= int(given) <= most:
+        raise ApiError(400, f"{name} must be between 1 and {most}, got {given!r}", name)
     return int(given)
 
 

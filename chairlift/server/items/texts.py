@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 # Of each there is a number for every word on its way here.
 MAX_SPLADE_INPUTS = 512
+# About what a text takes besides its characters, in characters.
+_EACH_TEXT = 32
 
 
 async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
@@ -23,16 +25,17 @@ async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None
     _check_number(service, len(texts), field)
     encoder = encoder_of(service)
     work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
-    return await off_loop(sum(map(len, texts)), work)
+    return await off_loop(sum(map(len, texts)) + _EACH_TEXT * len(texts), work)
 
 
 async def from_pairs(
     service: ItemService, pairs: Sequence[tuple[str, str]], cut: Cut | None, field: str
 ) -> list[Encoding]:
     """Encodings of pairs of texts."""
+    service.check_count(len(pairs))
     encoder = encoder_of(service)
     work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
-    return await off_loop(sum(len(first) + len(second) for first, second in pairs), work)
+    return await off_loop(sum(len(first) + len(second) + _EACH_TEXT for first, second in pairs), work)
 
 
 def naming(field: str, number: int, work: Callable[[], T]) -> Callable[[], T]:
@@ -66,7 +69,8 @@ def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None
 
 
 def _check_number(service: ItemService, number: int, field: str) -> None:
-    """Refuse more texts than there is room for numbers for every word of each."""
+    """Refuse more texts than may wait, or than there is room for numbers for every word of each."""
+    service.check_count(number)
     if service.loaded().pooling == SPLADE and number > MAX_SPLADE_INPUTS:
         problem = f"{field} holds {number} inputs, more than the {MAX_SPLADE_INPUTS} that a SPLADE model takes at once"
         raise ApiError(413, problem, field, "too_many_inputs")

@@ -135,9 +135,7 @@ class ItemService:
         info = self.loaded()
         tokens = 0 if sizes is None else int(sum(sizes))
         terms = terms.checked(tokens)
-        most = self.dispatcher.limits.max_waiting
-        if len(payloads) > most:
-            raise InvalidRequest(f"{len(payloads)} inputs are more than the queue of {most} holds (max_waiting)")
+        self.check_count(len(payloads))
         if self.recorders and payloads:
             size = float(len(payloads)) if sizes is None else sum(sizes)
             for recorder in self.recorders:
@@ -164,6 +162,12 @@ class ItemService:
             raise
         terms.spend(tokens)
         return futures
+
+    def check_count(self, inputs: int) -> None:
+        """Raise InvalidRequest for more inputs than may wait; to be asked before anything is made of them."""
+        most = self.dispatcher.limits.max_waiting
+        if inputs > most:
+            raise InvalidRequest(f"{inputs} inputs are more than the queue of {most} holds (max_waiting)")
 
     async def stream(self, payloads: Sequence[Any], terms: Terms) -> AsyncGenerator[tuple[int, Any], None]:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""

@@ -11,12 +11,14 @@ from google.protobuf.message import DecodeError
 from chairlift.config.keys import Right
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
+from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.exchange import (
     Buffered,
     HeldBody,
     Terms,
     buffers_full,
+    off_loop,
     out_of_time,
     terms_in,
     too_many,
@@ -27,7 +29,7 @@ from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
-from chairlift.server.oip.grpc_messages import owner_of, parameters_of, read_request, write_response
+from chairlift.server.oip.grpc_messages import Call, owner_of, parameters_of, read_request, write_response
 from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
@@ -274,12 +276,17 @@ class _Service:
         """Run a model on tensors."""
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = read_request(request, info, self._terms(context), self._regions)
+        call = await self._read(request, info, context)
         # The tensors are copies, and one of them is enough.
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
         return write_response(service, info, request_id, outputs, call.outputs, self._regions)
+
+    async def _read(self, request: Any, info: ItemInfo, context: RpcContext) -> Call:
+        """A ModelInferRequest, off the event loop if it is large."""
+        work = partial(read_request, request, info, self._terms(context), self._regions)
+        return await off_loop(request.ByteSize(), work)
 
     def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
         """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
@@ -356,7 +363,7 @@ class _Service:
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = read_request(request, info, self._terms(context), self._regions)
+        call = await self._read(request, info, context)
         write = partial(write_response, service, info, request_id, regions=self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request

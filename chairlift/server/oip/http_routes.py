@@ -100,7 +100,8 @@ async def infer_route(request: Request) -> Response:
     about = {"model_name": service.name, "model_version": service.version}
     if body.id:
         about["id"] = body.id
-    answer, headers = _write(about, outputs, info, wanted, regions)
+    size = sum(array.size for array in outputs.values())
+    answer, headers = await off_loop(size, lambda: _write(about, outputs, info, wanted, regions))
     kind = "application/octet-stream" if headers else "application/json"
     return Response(answer, headers=headers | timing_headers(answers), media_type=kind)
 
@@ -167,8 +168,12 @@ def _wanted(body: InferBody, info: ItemInfo, owner: str) -> list[tuple[str, bool
     names = [spec.name for spec in signature(info).outputs]
     if body.outputs is None:
         return [(name, default, None) for name in names]
+    seen: set[str] = set()
     for output in body.outputs:
         check_own(output.parameters, "binary_data", *PLACE)
+        if output.name in seen:
+            raise InvalidRequest(f"output {output.name!r} is there twice", output.name)
+        seen.add(output.name)
         if output.name not in names:
             raise InvalidRequest(f"there is no output {output.name!r}, only {', '.join(names)}", output.name)
     return [

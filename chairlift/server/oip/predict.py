@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,7 +32,16 @@ from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path
 from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
-from chairlift.server.oip.tensor_items import encode_json, join, signature, sizes_of, split, takes_json
+from chairlift.server.oip.tensor_items import (
+    check_inputs,
+    encode_json,
+    join,
+    signature,
+    sizes_of,
+    split,
+    takes_json,
+    takes_texts,
+)
 
 PATH = "/v1/models/{name:path}:predict"
 # What streams as: what goes before and after each part, and at the end.
@@ -60,10 +70,10 @@ async def predict(request: Request) -> Response:
     if kind is not None:
         if not info.streams:
             raise InvalidRequest(f"`{service.name}` does not stream; accept application/json")
-        payloads = await _payloads(service, info, instances)
+        payloads = await _payloads(service, info, instances, len(raw))
         return _stream(kind, service, info, payloads, terms)
     async with until_gone(request.receive):
-        payloads = await _payloads(service, info, instances)
+        payloads = await _payloads(service, info, instances, len(raw))
         answers = await service.infer(payloads, terms, sizes_of(payloads))
     raw = write_predictions(_prediction(info, answer.value) for answer in answers)
     return Response(raw, headers=timing_headers(answers), media_type="application/json")
@@ -113,14 +123,15 @@ def _stream_kind(request: Request) -> str | None:
     return next((kind for kind in STREAM_KINDS if kind in accepted), None)
 
 
-async def _payloads(service: ItemService, info: ItemInfo, instances: list[Any]) -> list[Any]:
+async def _payloads(service: ItemService, info: ItemInfo, instances: list[Any], size: int) -> list[Any]:
+    """A payload for each of the instances, which came in a body of so many bytes."""
+    service.check_count(len(instances))
     if takes_json(info):
         return instances
-    return [
-        payload
-        for index, instance in enumerate(instances)
-        for payload in await split(service, _tensors(info, instance, index))
-    ]
+    tensors = await off_loop(size, lambda: [_tensors(info, each, index) for index, each in enumerate(instances)])
+    if takes_texts(info):
+        return await split(service, {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]})
+    return [payload for each in tensors for payload in await split(service, each)]
 
 
 def _tensors(info: ItemInfo, instance: Any, index: int) -> dict[str, TensorArray]:
@@ -132,7 +143,9 @@ def _tensors(info: ItemInfo, instance: Any, index: int) -> dict[str, TensorArray
         names = ", ".join(spec.name for spec in specs)
         raise InvalidRequest(f"instances[{index}] must be an object with {names}", f"instances[{index}]")
     known = {spec.name: spec for spec in specs}
-    return {name: _array(info, known.get(name), name, value) for name, value in instance.items()}
+    tensors = {name: _array(info, known.get(name), name, value) for name, value in instance.items()}
+    check_inputs(info, tensors)
+    return {name: array.reshape(1) for name, array in tensors.items()} if takes_texts(info) else tensors
 
 
 def _array(info: ItemInfo, spec: TensorSpec | None, name: str, value: Any) -> TensorArray:

@@ -16,7 +16,7 @@ from chairlift.bodies import check_integers, decode
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of, itemsize_of
-from chairlift.server.http.exchange import Terms
+from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.oip.codec import TensorArray, from_raw
@@ -36,6 +36,11 @@ class Signature(NamedTuple):
 def takes_json(info: ItemInfo) -> bool:
     """Whether an item is any JSON value."""
     return info.task == "python"
+
+
+def takes_texts(info: ItemInfo) -> bool:
+    """Whether an item is a text, or a pair of texts."""
+    return info.task in ("embed", "classify", "rerank")
 
 
 def signature(info: ItemInfo) -> Signature:
@@ -75,9 +80,11 @@ async def split(service: ItemService, tensors: Mapping[str, TensorArray]) -> lis
     """A payload for each item. Raises InvalidRequest naming the tensor that does not fit."""
     info = service.loaded()
     number = check_inputs(info, tensors)
+    service.check_count(number)
     if takes_json(info):
-        return [_parse(raw) for raw in tensors["input"].ravel().tolist()]
-    if info.task in ("embed", "classify", "rerank"):
+        documents = tensors["input"].ravel().tolist()
+        return await off_loop(sum(map(len, documents)), lambda: list(map(_parse, documents)))
+    if takes_texts(info):
         return list(await _encode(service, tensors))
     if not info.batch_axis:
         return [dict(tensors)]
@@ -127,7 +134,7 @@ def join(info: ItemInfo, values: Sequence[Any]) -> dict[str, TensorArray]:
     if takes_json(info):
         return {"output": as_objects([encode_json(value) for value in values])}
     outputs = signature(info).outputs
-    if info.task in ("embed", "classify", "rerank"):
+    if takes_texts(info):
         rows = np.asarray(values, dtype=np.float32)
         return {outputs[0].name: rows.reshape(len(values), -1)}
     try:
