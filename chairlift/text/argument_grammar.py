@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chairlift.text.dialect import CallForm, TagForm
-from chairlift.text.lark import LarkRules, json_of, quoted
+from chairlift.text.lark import LarkRules, quoted
 from chairlift.text.schemas import closed, resolved, types_of
 
 # What a schema may say of arguments as a whole, where they are not written as JSON.
@@ -26,7 +26,7 @@ def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, 
     schema = schema or _NO_MORE
     try:
         if form.notation == "json":
-            return json_of(closed(schema))
+            return rules.json(closed(schema))
         return _Arguments(rules, form, schema).written()
     except RecursionError:
         raise ValueError(f"the parameters of {name} are nested too deeply") from None
@@ -73,20 +73,24 @@ class _Arguments:
 
     def _row(self, parts: list[tuple[str, bool]], separator: str) -> str:
         """Parts in a row, with separators between those that are there."""
-        rules, rest, first = self._rules, "", ""
+        rules, rest = self._rules, ""
+        # What may come first, from the last part to the first.
+        firsts: list[str] = []
         between = quoted(separator) + " " if separator else ""
         must = False
         for part, needed in reversed(parts):
             alone = f"{part} {rest}".rstrip()
             if not separator:
-                first = f"{part if needed else f'({part})?'} {first}"
+                firsts.append(part if needed else f"({part})?")
                 continue
-            first = alone if needed or not first else f"{alone} | {first}"
+            if needed:
+                firsts.clear()
+            firsts.append(alone)
             must = must or needed
             rest = rules.add("more", f"{between}{part} {rest}" if needed else f"({between}{part})? {rest}")
-        if not separator or not first:
-            return first
-        return rules.add("members", first) + ("" if must else "?")
+        if not separator or not firsts:
+            return " ".join(reversed(firsts))
+        return rules.add("members", " | ".join(reversed(firsts))) + ("" if must else "?")
 
     def _python(self, key: str, schema: Any) -> str:
         """A keyword argument. Values are JSON, which Python's are but for three words."""
@@ -122,10 +126,11 @@ class _Arguments:
         """A value as JSON; true, false and null alone may be other `words`."""
         types = types_of(schema, self._root)
         whole = dict(schema) if isinstance(schema, dict) else {}
-        for name in ("$defs", "definitions"):
-            if name in self._root and name not in whole:
-                whole[name] = self._root[name]
-        written = json_of(whole, **options)
+        if '"$ref"' in json.dumps(whole):
+            for name in ("$defs", "definitions"):
+                if name in self._root and name not in whole:
+                    whole[name] = self._root[name]
+        written = self._rules.json(whole, **options)
         if not words or not types <= {"boolean", "null"} or not types or "enum" in whole or "const" in whole:
             return written
         chosen = (words[:2] if "boolean" in types else ()) + (words[2:] if "null" in types else ())
@@ -165,9 +170,9 @@ class _Arguments:
             _check(schema, _STRING, several)
             return self._quoted(_count(schema))
         if kind in ("boolean", "null"):
-            return json_of({"type": kind})
+            return self._rules.json({"type": kind})
         _check(schema, _NUMBER, several)
-        return json_of({**_only(schema, _NUMBER), "type": kind})
+        return self._rules.json({**_only(schema, _NUMBER), "type": kind})
 
     def _items(self, schema: dict[str, Any]) -> str:
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")

@@ -7,6 +7,7 @@ from typing import Any
 
 from chairlift.text.dialect import GAP
 from chairlift.text.schema_patterns import mended
+from chairlift.text.structured import MAX_GRAMMAR_BYTES
 
 # A space or a line break between a value's parts, and no more of them: models may write them without end.
 _JSON_OPTIONS = {"whitespace_pattern": "[ \n]?"}
@@ -20,13 +21,19 @@ class LarkRules:
         names = sorted(tokens, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + "|…)") if names else re.compile("(…)")
         self._lines: list[str] = []
+        self._size = 0
         self._terminals: dict[str, str] = {}
 
     def add(self, name: str, body: str) -> str:
         """A new rule, by a name that is made of `name`."""
         made = f"{name}_{len(self._lines)}"
-        self._lines.append(f"{made}: {body}")
+        self.define(made, body)
         return made
+
+    def json(self, schema: Mapping[str, Any], **options: Any) -> str:
+        """A value of a schema. Raises ValueError once there are more of them than a grammar may have."""
+        written = {**mended(schema), "x-guidance": {**_JSON_OPTIONS, **options}}
+        return self._counted("%json " + json.dumps(written, ensure_ascii=False))
 
     def lark(self, start: str) -> str:
         """The grammar that begins with a rule."""
@@ -64,7 +71,7 @@ class LarkRules:
 
     def define(self, name: str, body: str) -> None:
         """A rule by its own name, which others may refer to before."""
-        self._lines.append(f"{name}: {body}")
+        self._lines.append(self._counted(f"{name}: {body}"))
 
     def text(self, without: Sequence[str] = (), unlike: Sequence[str] = (), counted: str = "*") -> str:
         """Any text, of as many letters as `counted` says, that has none of some texts in it, and does not begin as
@@ -103,6 +110,16 @@ class LarkRules:
         self._lines.append(f"{name}[lazy]: /(?s:.{counted or '*'}){written}/")
         return name
 
+    def _counted(self, text: str) -> str:
+        """What becomes part of the grammar; refused at once where it is too much, before more is made."""
+        self._size += len(text)
+        # A schema counts twice: when it is written, and as a part of a rule.
+        if self._size > 2 * MAX_GRAMMAR_BYTES:
+            raise ValueError(
+                f"as a grammar, all tools have more than {MAX_GRAMMAR_BYTES} bytes; send fewer, or simpler ones"
+            )
+        return text
+
     def _optioned(self, terminal: str, options: str) -> str:
         if not options:
             return terminal
@@ -120,8 +137,3 @@ def pattern_of(text: str) -> str:
     """A text in a grammar's pattern, with any white space where it has some."""
     words = [re.escape(word).replace("/", "\\/") for word in re.split(r"\s+", text)]
     return r"\s*".join(words)
-
-
-def json_of(schema: Mapping[str, Any], **options: Any) -> str:
-    """A value of a schema."""
-    return "%json " + json.dumps({**mended(schema), "x-guidance": {**_JSON_OPTIONS, **options}}, ensure_ascii=False)

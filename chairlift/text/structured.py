@@ -167,6 +167,8 @@ def _structural_tag(wanted: StructuredOutputsParams) -> str:
         raise ValueError(f"is not understood: {error}") from None
     if not tags.structures or not all(tags.triggers):
         raise ValueError("needs structures, and triggers that are not empty")
+    if (most := max(len(tags.structures), len(tags.triggers))) > MAX_CHOICES:
+        raise ValueError(f"takes at most {MAX_CHOICES} structures and as many triggers, got {most}")
     lines, grammars = [], []
     for index, tag in enumerate(tags.structures):
         trigger = next((each for each in tags.triggers if tag.begin.startswith(each)), None)

@@ -205,6 +205,16 @@ def test_no_tenant_meets_anothers_prefixes(tmp_path: Path) -> None:
     assert alice not in (stolen, joined)
 
 
+def test_long_salts_become_short_ones(tmp_path: Path) -> None:
+    """Each sequence of a request goes to the worker with its salt."""
+    one, same, other, alices = salts(
+        tmp_path, (None, "x" * 5000), (None, "x" * 5000), (None, "x" * 4999 + "y"), ("alice", "x" * 5000)
+    )
+    assert one == same
+    assert len({one, other, alices}) == 3
+    assert max(map(len, (one, other, alices))) <= 64
+
+
 def test_salts_are_another_servers_every_time(tmp_path: Path) -> None:
     assert salts(tmp_path, ("alice", None)) != salts(tmp_path, ("alice", None))
 

@@ -308,3 +308,29 @@ def _alternatives() -> dict[str, Any]:
 def test_hostile_schemas_are_refused_or_taken_and_nothing_else(name: str, schema: dict[str, Any]) -> None:
     with contextlib.suppress(ValueError):
         assert grammar(name, tools={"f": {"type": "object", **schema}})
+
+
+REFERRED = {
+    "$defs": {"word": {"enum": ["yes", "no"]}},
+    "properties": {"a": {"$ref": "#/$defs/word"}, "b": {"type": "integer"}},
+}
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {"find": parameters | {"type": "object", "required": list(parameters["properties"])}}
+
+
+def test_definitions_go_with_what_refers_to_them() -> None:
+    made = grammar("pythonic", tools=tool(REFERRED))
+    assert '"b=" %json {"type": "integer", "x-guidance": ' in made
+    assert takes("pythonic", made, '[find(a="yes", b=3)]')
+    assert not takes("pythonic", made, '[find(a="maybe", b=3)]')
+
+
+@pytest.mark.parametrize("name", ["pythonic", "qwen_xml", "glm"])
+def test_definitions_that_every_argument_repeats_are_too_much(name: str) -> None:
+    """At once: all of them would be gigabytes."""
+    words = {"enum": [f"{place:0200}" for place in range(1000)]}
+    properties = {f"a{place}": {"type": "array", "items": {"$ref": "#/$defs/words"}} for place in range(20_000)}
+    with pytest.raises(ValueError, match="the parameters of find: as a grammar, all tools have more than"):
+        grammar(name, tools=tool({"$defs": {"words": words}, "properties": properties}))

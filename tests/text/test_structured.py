@@ -59,6 +59,11 @@ def deep(levels: int) -> dict[str, Any]:
             {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["["]}},
             "no trigger",
         ),
+        ({"structural_tag": {"structures": [], "triggers": ["<a"] * 1001}}, "needs structures"),
+        (
+            {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["<a"] * 1001}},
+            "takes at most 1000",
+        ),
         ({"structural_tag": {"format": {"type": "tag"}}}, "is not understood"),
         ({"structural_tag": "{"}, "is not JSON"),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ DONE = b"data: [DONE]\n\n"
 # Few: they share the cores with the model.
 _large = ThreadPoolExecutor(2, thread_name_prefix="chairlift-large")
 _MAX_PRIORITY = 2**31
+_MOST_SALT = 64
 _OCTETS = "application/octet-stream"
 # Lines end at these too for clients that split decoded text the way Python does; JSON lets them through.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -79,7 +81,9 @@ class Terms(NamedTuple):
             self.tenant.spend(tokens)
 
     def salted(self, salt: str) -> str:
-        """The salt of cached prefixes, by which no tenant meets another's."""
+        """The salt of cached prefixes, by which no tenant meets another's: a short one, as every sequence has it."""
+        if len(salt) > _MOST_SALT:
+            salt = hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()
         return salt if self.tenant is None else self.tenant.salted(salt)
 
 

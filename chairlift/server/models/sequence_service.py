@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_notes import TraceNotes
 
-# Of a tenant's salt, which may be as long as a body, so much tells tenants apart where lengths are learned.
-_MOST_SALT = 64
+# Each sequence goes to the worker with its prompt and its grammar. All of a request's have so many tokens at most, and
+# so many characters.
+_MOST_TOKENS, _MOST_GRAMMARS = 2**23, 2**24
 
 
 # What hears of each sequence that ends.
@@ -185,6 +186,7 @@ class SequenceService:
             message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"
             raise InvalidRequest(f"{message} holds (max_waiting)", "n" if params.n > 1 else "prompt")
         read = sum(map(len, prompts))
+        _check_copies(params.n, read, count, len(options.grammar or ""))
         terms = terms.checked(read)
         options = options._replace(cache_salt=terms.salted(options.cache_salt))
         requests: list[Request] = []
@@ -193,7 +195,7 @@ class SequenceService:
             requests += self._fan_out(name, prompt, params, terms, options, info)
         # Answers of a tenant, to like requests, are of like length.
         kind = "completion" if options.continues else "chat"
-        group = options.cache_salt[:_MOST_SALT], kind, requests[0].max_tokens.bit_length()
+        group = options.cache_salt, kind, requests[0].max_tokens.bit_length()
         at_end = self._at_end(request_id, params, requests, terms)
         try:
             streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
@@ -442,6 +444,16 @@ async def pieces(samples: Sequence[Sample], at_once: AtOnce | None = None) -> As
         raise
     finally:
         close_all(samples)
+
+
+def _check_copies(n: int, read: int, count: int, grammar: int) -> None:
+    """Raise InvalidRequest if `count` sequences, `n` of each prompt, are more than a worker should be sent at once."""
+    if n * read > _MOST_TOKENS:
+        problem = f"n={n} of prompts with {read} tokens are more than the {_MOST_TOKENS} tokens that a request may have"
+        raise InvalidRequest(f"{problem}; send several", "n")
+    if count * grammar > _MOST_GRAMMARS:
+        problem = f"{count} sequences with a grammar of {grammar} characters are more than {_MOST_GRAMMARS} in all"
+        raise InvalidRequest(f"{problem}; send several requests", "n")
 
 
 def _refused(request: Request) -> EndedRequest:

@@ -3,11 +3,10 @@
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
 from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
+from chairlift.server.http.exchange import LARGE_SIZE, off_loop
 from chairlift.server.openai.body_types import CommonBody
 from chairlift.text.structured import grammar_of
 
@@ -24,8 +23,8 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-async def answer_grammar(request: Request, body: CommonBody) -> str | None:
-    """Return the grammar that a request's body asks for; None for text. Raises InvalidRequest, naming the field."""
+async def answer_grammar(body: CommonBody, size: int) -> str | None:
+    """Return the grammar that a body of `size` bytes asks for; None for text. Raises InvalidRequest with the field."""
     asked = {field: wanted for field, wanted in _wanted(body).items() if wanted is not None}
     if not asked:
         return None
@@ -33,7 +32,6 @@ async def answer_grammar(request: Request, body: CommonBody) -> str | None:
         first, second = list(asked)[:2]
         raise InvalidRequest(f"{first} and {second} both say what form the answer has; send one of them", second)
     [(field, wanted)] = asked.items()
-    size = int(request.headers.get("content-length", INLINE_SIZE + 1))
     # GBNF is translated by Python code whose time grows with it.
     return await off_loop(LARGE_SIZE + 1 if wanted.grammar else size, lambda: grammar_of(wanted, field))
 

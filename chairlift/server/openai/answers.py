@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.core.sequences.request import SamplingParams, TokenLogprob
+from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import DONE, PartStream, until_gone
+from chairlift.server.http.exchange import DONE, PartStream, off_loop, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.at_once import at_once
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
@@ -20,6 +22,9 @@ from chairlift.server.openai.body_types import CommonBody, StreamOptions
 from chairlift.text.tokenizer import Tokenizer
 
 encode = msgspec.json.encode
+
+# Log-probabilities in one document: of 200,000 tokens with 20 others each. As JSON one takes about so many characters.
+_MOST_LOGPROBS, _LOGPROB_CHARS = 2**22, 40
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -164,12 +169,37 @@ class SequenceAnswer:
         if self._streams:
             parts = self._render(request.scope.get(WRITER))
             return PartStream("text/event-stream", parts, _last, headers, lambda: close_all(self.samples))
+        size = 0
         async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
             async for group in groups:
-                for piece in group:
-                    self._texts[piece.sample.index].append(self.text(piece))
-                    self.keep_logprobs(piece)
-        choices = [
+                more = self._size(group)
+                size += more
+                if size > _MOST_LOGPROBS * _LOGPROB_CHARS:
+                    problem = f"the answer has over {_MOST_LOGPROBS} log-probabilities, too many for one document"
+                    raise InvalidRequest(f"{problem}; stream it, or ask for fewer", "logprobs")
+                await off_loop(more, partial(self._keep, group))
+        choices = await off_loop(size, self._choices)
+        counted = usage(self.samples, self.n, self._show_cached, thought=await self.reasoning_tokens())
+        about = self._about | {"choices": choices, "usage": counted}
+        raw = await off_loop(size, lambda: encode(about | self.beside()))
+        return Response(raw, headers=headers, media_type="application/json")
+
+    def _size(self, group: list[Piece]) -> int:
+        """About how many characters the log-probabilities of some pieces have."""
+        count = 0
+        for piece in group:
+            count += sum(1 + len(entry.top) for entry in piece.logprobs)
+            if piece.first:
+                count += sum(1 + len(entry.top) for entry in piece.sample.prompt_logprobs)
+        return count * _LOGPROB_CHARS
+
+    def _keep(self, group: list[Piece]) -> None:
+        for piece in group:
+            self._texts[piece.sample.index].append(self.text(piece))
+            self.keep_logprobs(piece)
+
+    def _choices(self) -> list[dict[str, Any]]:
+        return [
             {
                 "index": index,
                 **self.content(sample, "".join(self._texts[sample.index])),
@@ -178,9 +208,6 @@ class SequenceAnswer:
             }
             for index, sample in enumerate(self.shown())
         ]
-        counted = usage(self.samples, self.n, self._show_cached, thought=await self.reasoning_tokens())
-        raw = encode(self._about | {"choices": choices, "usage": counted} | self.beside())
-        return Response(raw, headers=headers, media_type="application/json")
 
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step: the events of its pieces. Some of them the writer may have written before."""
@@ -188,7 +215,7 @@ class SequenceAnswer:
         written = at_once(self.samples, writer, self._events, self.around_text())
         async with contextlib.aclosing(pieces(self.samples, written)) as groups:
             async for group in groups:
-                chunk = self._events(group)
+                chunk = await off_loop(self._size(group), partial(self._events, group))
                 unfinished -= sum(piece.finish_reason is not None for piece in group)
                 if not unfinished:
                     thought = await self.reasoning_tokens() if self.events.counts else None

@@ -47,7 +47,7 @@ async def chat_completions(request: Request) -> Response:
     service.check_load(terms)
     params = _params(body)
     check_messages(body.messages)
-    grammar = await answer_grammar(request, body) if has_form(body) else None
+    grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
     continues = bool(body.continue_final_message)

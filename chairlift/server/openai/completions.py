@@ -7,9 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift.bodies import decode
 from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_json, terms_of
+from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
@@ -26,7 +27,8 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
-    body = await read_json(request, _decoder)
+    raw = await read_body(request)
+    body = decode(raw, _decoder)
     service = models_of(request).language_model(body.model, request.url.path)
     service.check(body.n, body.stop, body.best_of)
     check_supported(body)
@@ -36,7 +38,7 @@ async def completions(request: Request) -> Response:
     prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
-    grammar = await answer_grammar(request, body) if has_form(body) else None
+    grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
     options = options_of(body, continues=True, discard=nothing_wanted, grammar=grammar)
     samples = service.submit(request_id, prompts, params, terms, options)
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)

@@ -185,9 +185,10 @@ class _Chat:
     def __init__(self, instructions: str | None) -> None:
         self._made: list[dict[str, Any]] = []
         self._assistant: dict[str, Any] | None = None
+        # Of the message that is open, and of the first one of the system.
+        self._thoughts: list[str] = []
+        self._rules: list[str] = [instructions] if instructions else []
         self._names: dict[str, str] = {}
-        if instructions:
-            self._made.append({"role": "system", "content": instructions})
 
     def take(self, item: ResponseItem) -> None:
         """The next item."""
@@ -200,8 +201,8 @@ class _Chat:
                 self._say(item["role"], _said(item["content"]))
             case "reasoning":
                 if thoughts := _said(item["content"] or item["summary"]):
-                    message = self._open(lambda now: not now["content"] and "tool_calls" not in now)
-                    message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+                    self._open(lambda now: not now["content"] and "tool_calls" not in now)
+                    self._thoughts.append(thoughts)
             case "function_call":
                 self._names[item["call_id"]] = item["name"]
                 function = {"name": item["name"], "arguments": item["arguments"]}
@@ -214,14 +215,15 @@ class _Chat:
     def all(self) -> list[dict[str, Any]]:
         """The messages; there are no more items."""
         self._close()
-        return self._made
+        rules = _BETWEEN_SYSTEM.join(self._rules)
+        return [{"role": "system", "content": rules}, *self._made] if self._rules else self._made
 
     def _say(self, role: str, text: str) -> None:
         if role == "user":
             self._made.append({"role": role, "content": text})
-        elif len(self._made) == 1 and self._made[0]["role"] == "system":
+        elif not self._made:
             # Most templates know one message of the system, and only at the beginning.
-            self._made[0]["content"] += _BETWEEN_SYSTEM + text
+            self._rules.append(text)
         else:
             self._made.append({"role": "system", "content": text})
 
@@ -241,8 +243,11 @@ class _Chat:
 
     def _close(self) -> None:
         if self._assistant is not None:
+            if self._thoughts:
+                self._assistant["reasoning_content"] = "".join(self._thoughts)
             self._made.append(self._assistant)
             self._assistant = None
+            self._thoughts = []
 
 
 def _said(parts: Iterable[ResponseItem]) -> str:
