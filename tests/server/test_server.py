@@ -244,6 +244,17 @@ def test_continuous_usage_of_a_chat_grows_with_every_event(body: dict[str, Any])
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]).startswith("hello")
 
 
+@pytest.mark.parametrize("most", [11, 12])
+def test_a_document_has_so_many_logprobs_at_most(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Of two samples of two tokens each, three of a token: twelve."""
+    monkeypatch.setattr("chairlift.server.openai.answers._MOST_LOGPROBS", most)
+    wanted: dict[str, Any] = {"max_tokens": 2, "n": 2}
+    for answer in (complete(logprobs=2, **wanted), chat(logprobs=True, top_logprobs=2, **wanted)):
+        assert answer.status == (200 if most == 12 else 400)
+        assert ("stream it" in answer.body.decode()) == (most == 11)
+    assert len(complete(logprobs=2, stream=True, **wanted).events()) == 4
+
+
 def test_usage_in_a_stream_is_that_of_its_choice() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["hello", "hello world"], "n": 2, "max_tokens": 2, "stream": True, "stream_options": options}
