@@ -18,6 +18,8 @@ _NUMBER = _ABOUT | {"type", "minimum", "maximum", "exclusiveMinimum", "exclusive
 _NO_MORE = {"type": "object", "properties": {}, "additionalProperties": False}
 _KEY = {"python": re.compile(r"[^\W\d]\w*"), "bare": re.compile(r"[\w.-]+"), "tags": re.compile(r"[^<>\s]+")}
 # Escapes that JSON and Python have in common.
+# What the schema of all arguments is called in that of one of them.
+_ROOT = "all_arguments"
 _SAME_ESCAPES = {"json_allowed_escapes": '"\\nrtbf'}
 
 
@@ -111,13 +113,40 @@ class _Arguments:
         """A text as it is, up to its end."""
         found = resolved(schema, self._root)
         if types != {"string"}:
-            # Whatever it says is one of its types: a text at least.
-            return self._ended(tags, "")
+            return self._mixed(found, types, tags)
         _check(found, _STRING)
         if (values := _values(found)) is not None:
             chosen = " | ".join(quoted(str(value)) for value in values)
             return f"({chosen}) {self._rules.write(tags.close)}"
         return self._ended(tags, _count(found))
+
+    def _mixed(self, schema: dict[str, Any], types: frozenset[str], tags: TagForm) -> str:
+        """One of several types, one of which is text: where any text will do, what else there may be is a text too."""
+        texts, others = [], []
+        for each in self._alternatives(schema, types):
+            (texts if types_of(each, self._root) == {"string"} else others).append(resolved(each, self._root))
+        listed = []
+        for each in texts:
+            _check(each, _STRING, several=isinstance(schema.get("type"), list))
+            listed.append(_values(each))
+        if None in listed:
+            return self._ended(tags, "")
+        words = ("True", "False", "None") if tags.words else ()
+        chosen = [quoted(value) for values in listed for value in values or () if isinstance(value, str)]
+        chosen += [self._json(each, words) for each in others]
+        return f"({' | '.join(chosen)}) {self._rules.write(tags.close)}"
+
+    def _alternatives(self, schema: dict[str, Any], types: frozenset[str]) -> list[Any]:
+        """A schema for each that a value may be."""
+        for word in ("anyOf", "oneOf"):
+            if isinstance(several := schema.get(word), list):
+                _check(schema, _ABOUT | {word})
+                found = [(each, types_of(each, self._root)) for each in several]
+                mixed = [(each, kinds) for each, kinds in found if "string" in kinds and len(kinds) > 1]
+                plain = [each for each, kinds in found if (each, kinds) not in mixed]
+                parts = (self._alternatives(resolved(each, self._root), kinds) for each, kinds in mixed)
+                return plain + [each for part in parts for each in part]
+        return [{**schema, "type": kind} for kind in sorted(types)]
 
     def _ended(self, tags: TagForm, count: str) -> str:
         return self._rules.up_to(tags.close, counted=count)
@@ -125,16 +154,19 @@ class _Arguments:
     def _json(self, schema: Any, words: tuple[str, ...] = (), **options: Any) -> str:
         """A value as JSON; true, false and null alone may be other `words`."""
         types = types_of(schema, self._root)
-        whole = dict(schema) if isinstance(schema, dict) else {}
-        if '"$ref"' in json.dumps(whole):
-            for name in ("$defs", "definitions"):
-                if name in self._root and name not in whole:
-                    whole[name] = self._root[name]
+        whole = self._alone(schema if isinstance(schema, dict) else {})
         written = self._rules.json(whole, **options)
         if not words or not types <= {"boolean", "null"} or not types or "enum" in whole or "const" in whole:
             return written
         chosen = (words[:2] if "boolean" in types else ()) + (words[2:] if "null" in types else ())
         return f"({written} | {' | '.join(map(quoted, chosen))})"
+
+    def _alone(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """A schema that needs no other: what it refers to is a definition of its own, under the root's name."""
+        if '"$ref"' not in json.dumps(schema):
+            return schema
+        root, own = (_referring(each, f"#/$defs/{_ROOT}") for each in (self._root, schema))
+        return {**own, "$defs": {_ROOT: root}}
 
     def _bare(self, key: str, schema: Any) -> str:
         """A member of an object with bare keys."""
@@ -179,8 +211,9 @@ class _Arguments:
         item = self._rules.add("item", self._value(schema.get("items", {})))
         if most == 0:
             return '"[]"'
-        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
-        row = f"{item} {more}"
+        # The library takes no `{0,0}`.
+        more = "" if most == 1 else f'("," {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
+        row = f"{item} {more}".rstrip()
         return f'"[" ({row}) "]"' if least else f'"[" ({row})? "]"'
 
     def _quoted(self, count: str) -> str:
@@ -193,6 +226,20 @@ class _Arguments:
         if isinstance(value, list | dict):
             raise ValueError("enum and const may hold texts, numbers and words only in this model's notation")
         return quoted(json.dumps(value))
+
+
+def _referring(value: Any, place: str) -> Any:
+    """A copy of a schema, whose references lead to what it is below a `place`."""
+    if isinstance(value, list):
+        return [_referring(each, place) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: f"{place}{each[1:]}"
+        if key == "$ref" and isinstance(each, str) and each[:1] == "#"
+        else _referring(each, place)
+        for key, each in value.items()
+    }
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -1,9 +1,12 @@
 """A call's arguments as models write them: where they end, as they come, and what they are as JSON."""
 
 import ast
+import io
 import json
 import re
+import tokenize
 import warnings
+from itertools import pairwise
 from typing import Any, Protocol
 
 from chairlift.text.dialect import CallForm, TagForm
@@ -17,6 +20,7 @@ _BARE_WORD = re.compile(r"[^\s,{}\[\]]+")
 _SPACES = re.compile(r"\s*")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORDS = {"true": True, "false": False, "null": None}
+_PLAIN = "plain_"
 
 
 class Scanner(Protocol):
@@ -52,7 +56,7 @@ def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | N
             found = _tagged_json(form.tags, text, schema)
         # Half a character, as escapes may say it, is no text.
         found.encode()
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
         return None
     return found
 
@@ -203,11 +207,28 @@ def _is_bracketed(text: str, head: re.Match[str], schema: dict[str, Any]) -> boo
 def _python_json(text: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        call = ast.parse(f"f({text}\n)", mode="eval").body
+        call = ast.parse(_with_plain_names(f"f({text}\n)"), mode="eval").body
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("not a call with named arguments")
-    value = {each.arg: ast.literal_eval(_JsonWords().visit(each.value)) for each in call.keywords}
+    value = {
+        (each.arg or "").removeprefix(_PLAIN): ast.literal_eval(_JsonWords().visit(each.value))
+        for each in call.keywords
+    }
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _with_plain_names(call: str) -> str:
+    """A call in Python, its arguments' names with letters before them: Python's own words may be among them."""
+    lines, names, depth = list(io.StringIO(call)), [], 0
+    tokens = list(tokenize.generate_tokens(iter(lines).__next__))
+    for token, following in pairwise(tokens):
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+        elif token.type == tokenize.NAME and depth == 1 and following.string == "=":
+            names.append(token.start)
+    for row, column in reversed(names):
+        lines[row - 1] = f"{lines[row - 1][:column]}{_PLAIN}{lines[row - 1][column:]}"
+    return "".join(lines)
 
 
 def _object(members: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """The grammar of replies in a dialect: reasoning, then calls, or an answer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +23,8 @@ Prefill = Literal["open", "maybe", "closed"]
 
 class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
     """What a reply may be. `tools` are the schemas of arguments by name; `answer` is the grammar of an answer that is
-    constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it."""
+    constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it. With
+    `continues` the prompt has begun the answer's text."""
 
     tools: Mapping[str, dict[str, Any]] = {}
     must_call: bool = False
@@ -31,6 +32,7 @@ class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None
     reasoning: Prefill = "maybe"
     thinking_tokens: int | None = None
+    continues: bool = False
 
 
 def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: ReplyShape) -> str | None:
@@ -42,7 +44,7 @@ def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: ReplyShape
     if not reply.tools and not (thinks and reply.thinking_tokens is not None):
         if reply.answer is None:
             return None
-        if not thinks and dialect.content is None:
+        if not thinks and (dialect.content is None or reply.continues):
             return reply.answer
     rules = LarkRules(tokens)
     start = _Grammar(dialect, rules, reply).start()
@@ -70,16 +72,34 @@ class _Grammar:
         if reply.thinking_tokens == 0 and reply.reasoning == "maybe":
             return rest
         thought = rules.up_to(region.close[0], reply.thinking_tokens)
+        if reply.answer is not None and self._dialect.content is None:
+            # Readers drop it there, and only there: elsewhere it would be of the answer.
+            thought = f"{thought} {_SPACE}"
         if reply.reasoning == "open":
             return f"{thought} {rest}"
-        return f"({_SPACE} {rules.any_of(region.open)} {thought})? {rest}"
+        return f"({self._opening(region.open)} {thought})? {rest}"
+
+    def _opening(self, opens: Sequence[str]) -> str:
+        """How reasoning begins, perhaps after white space: what is no token is one text for the lexer with that."""
+        rules = self._rules
+        some = [
+            f"/[ \\n]{{0,4}}{pattern_of(each)}/"
+            if rules.token(rules.head(each)) is None
+            else f"{_SPACE} {rules.write(each)}"
+            for each in opens
+            if each
+        ]
+        return f"({' | '.join(some)})" + ("" if all(opens) else "?") if some else ""
 
     def _rest(self) -> str:
         """An answer, or calls, perhaps after some text."""
         rules = self._rules
         region = self._dialect.content
+        if region is not None and self._reply.continues:
+            return self._answer()
         if region is not None:
-            answer = f"{rules.write(region.open[0])} {self._answer()}"
+            space = _SPACE if self._reply.answer is not None else ""
+            answer = f"{rules.write(region.open[0])} {space} {self._answer()}"
             before = [rules.write(each) + " " + rules.up_to(region.close[0]) for each in region.open[1:]]
             either = [answer, *(self._calls(form) for form in self._forms)]
             return f"({' | '.join(before)})? ({' | '.join(either)})"
@@ -96,18 +116,21 @@ class _Grammar:
 
     def _answer(self) -> str:
         if self._reply.answer is not None:
-            return f"{_SPACE} @answer"
+            return "@answer"
         return self._free() + "?"
 
     def _free(self) -> str:
         """Text in which no call begins; between markers there is none."""
         if self._dialect.content is not None:
             return self._rules.text()
+        return self._rules.text(self._triggers(), self._unlike())
+
+    def _unlike(self) -> list[str]:
+        """Patterns of how text does not begin, since something else does: reasoning, or calls at the start."""
         region = self._dialect.reasoning_content
         opens = () if region is None else region.open
         unlike = [f"\\s*{pattern_of(each)}" for each in opens if self._rules.token(self._rules.head(each)) is None]
-        unlike += [self._beginning(form) for form in self._forms if not form.anywhere]
-        return self._rules.text(self._triggers(), unlike)
+        return unlike + [self._beginning(form) for form in self._forms if not form.anywhere]
 
     def _triggers(self) -> list[str]:
         """What no free text has: it begins a call."""
@@ -135,7 +158,9 @@ class _Grammar:
         if rules.token(head) is not None:
             return f"{self._free()}? {rules.write(whole)} {self._after_head(form)}"
         trigger = head.split()[0]
-        return f"{rules.lazy(trigger)} {rules.write(whole[len(trigger) :])} {self._after_head(form)}"
+        # The longest text that ends so is taken, and the lexer does not go back.
+        text = rules.lazy(trigger, unlike=self._unlike())
+        return f"{text} {rules.write(whole[len(trigger) :])} {self._after_head(form)}"
 
     def _at_start(self, form: CallForm) -> str:
         """The same where free text might stand. What tells them apart must be one text for the lexer."""

@@ -102,12 +102,19 @@ class LarkRules:
             raise ValueError(f"the reasoning can't be bounded: its end, {head!r}, is no token of this model")
         return f"{self.lazy(head, counted)} {self.write(marker[len(head) :])}".rstrip()
 
-    def lazy(self, end: str, counted: str = "*") -> str:
-        """Any text up to the first of a text, and that."""
+    def lazy(self, end: str, counted: str = "*", unlike: Sequence[str] = ()) -> str:
+        """Any text up to the first of a text, and that; none that begins as some patterns say."""
+        # A line break before the end is not of the text; it may be missing where letters are not counted.
+        may = "?" if counted == "*" else ""
+        written = f"\\n{may}{pattern_of(end[1:])}" if end.startswith("\n") else pattern_of(end)
+        terminal = f"/(?s:.{counted or '*'}){written}/"
+        if unlike:
+            # The attribute is for one pattern or name.
+            name = f"BEFORE_{len(self._lines)}"
+            self.define(name, " & ".join([terminal, *(f"~/({each})(?s:.*)/" for each in unlike)]))
+            terminal = name
         name = f"lazy_{len(self._lines)}"
-        # A line break before the end is not of the text; it may be missing.
-        written = f"\\n?{pattern_of(end[1:])}" if end.startswith("\n") else pattern_of(end)
-        self._lines.append(f"{name}[lazy]: /(?s:.{counted or '*'}){written}/")
+        self.define(f"{name}[lazy]", terminal)
         return name
 
     def _counted(self, text: str) -> str:

@@ -38,6 +38,11 @@ ReplyPart = ContentPart | ReasoningPart | CallPart | ArgumentsPart
 class ReplyReader(Protocol):
     """Takes one reply apart, however its text is cut. What can't be parsed is content: nothing is lost."""
 
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun whose arguments have not ended."""
+        ...
+
     def push(self, text: str) -> list[ReplyPart]:
         """Take the next piece of text, and return what is sure by now."""
         ...

@@ -90,6 +90,11 @@ class DialectReader:
         self._arguments = 0
         self._scanner: Scanner | None = None
 
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun whose arguments have not ended."""
+        return self._state == "arguments"
+
     def push(self, text: str) -> list[ReplyPart]:
         """Take the next piece of text, and return what is sure by now."""
         self._text += text

@@ -75,9 +75,12 @@ def _nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += [node.get("items"), node.get("additionalProperties")]
 
 
-def property_of(schema: dict[str, Any], key: str) -> Any:
+def property_of(root: dict[str, Any], key: str) -> Any:
     """The schema of a property; {} if there is none."""
-    properties = schema.get("properties")
+    try:
+        properties = resolved(root, root).get("properties")
+    except ValueError:
+        return {}
     return properties.get(key, {}) if isinstance(properties, dict) else {}
 
 

@@ -110,6 +110,23 @@ def test_what_is_cut_off_says_so() -> None:
     assert len(found["message"]["tool_calls"]) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "reason"), [(', "days', "stop"), ("}}\n</tool_call>x", "tool_calls")])
+def test_a_stop_in_the_midst_of_a_call_is_no_call(stream: bool, stop: str, reason: str) -> None:
+    """Nor does it matter that a call's end comes with that of the answer, since it may have been a stop's beginning."""
+    call = CALLS.partition("\n")[2].partition("\n<tool_call>")[0]
+    _, answer = chat(call, tools=SENT, stream=stream, stop=[stop])
+    found = answer.events()[-1]["choices"][0] if stream else choice(answer)
+    assert found["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_known_by_its_end_alone(stream: bool) -> None:
+    _, answer = chat('[now(), get_weather(city="Paris", days=3)]', "pythonic", tools=SENT, stream=stream, stop=[")]x"])
+    found = answer.events()[-1]["choices"][0] if stream else choice(answer)
+    assert found["finish_reason"] == "tool_calls"
+
+
 def test_samples_are_read_apart() -> None:
     _, answer = chat(CALLS, tools=SENT, n=2)
     first, second = answer.json()["choices"]

@@ -198,10 +198,19 @@ def test_markers_may_be_no_tokens(name: str) -> None:
     backend, ll, _ = tokens("llama")
     auto = reply_grammar(dialect(name), {}, ReplyShape(tools=TOOLS))
     assert auto is not None
-    for sample in samples(name, 6, seed=4):
+    for sample in samples(name, 12, seed=4):
         follows = LLMatcher(ll, auto, log_level=0)
         ids = backend.encode(sample.text, add_special_tokens=False).ids
         assert follows.try_consume_tokens(ids) == len(ids), (sample.text, follows.get_error()[:300])
+        assert follows.is_accepting(), sample.text
+
+
+def test_calls_are_bound_where_no_marker_is_a_token() -> None:
+    backend, ll, _ = tokens("llama")
+    auto = reply_grammar(dialect("pythonic"), {}, ReplyShape(tools=TOOLS))
+    assert auto is not None
+    ids = backend.encode("[get_weather(nonsense", add_special_tokens=False).ids
+    assert LLMatcher(ll, auto, log_level=0).try_consume_tokens(ids) < len(ids)
 
 
 @pytest.mark.parametrize("name", ["pythonic", "glm", "qwen_xml", "gemma"])
@@ -334,3 +343,79 @@ def test_definitions_that_every_argument_repeats_are_too_much(name: str) -> None
     properties = {f"a{place}": {"type": "array", "items": {"$ref": "#/$defs/words"}} for place in range(20_000)}
     with pytest.raises(ValueError, match="the parameters of find: as a grammar, all tools have more than"):
         grammar(name, tools=tool({"$defs": {"words": words}, "properties": properties}))
+
+
+TREE = {
+    "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "good", "bad"),
+    [
+        (TREE, 'name="a", children=[{"name": "b", "children": []}]', 'name="a", children=[[]]'),
+        (
+            {"properties": {"a": {"enum": ["x", "y"]}, "b": {"$ref": "#/properties/a"}}},
+            'a="x", b="y"',
+            'a="x", b="z"',
+        ),
+        ({"properties": {"from": {"type": "string"}, "is": {"type": "integer"}}}, 'from="x", is=3', 'from="x", is="y"'),
+    ],
+)
+def test_references_and_names_of_any_kind(parameters: dict[str, Any], good: str, bad: str) -> None:
+    made = grammar("pythonic", tools=tool(parameters), must_call=True)
+    assert takes("pythonic", made, f"[find({good})]")
+    assert not takes("pythonic", made, f"[find({bad})]")
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad"),
+    [
+        ({"anyOf": [{"enum": ["hot", "cold"]}, {"type": "null"}]}, ("hot", "null"), ("warm",)),
+        ({"type": ["string", "null"], "enum": ["hot", None]}, ("hot", "null"), ("warm", "3")),
+        ({"enum": ["hot", 3]}, ("hot", "3"), ("4",)),
+        ({"anyOf": [{"anyOf": [{"const": "hot"}, {"type": "integer"}]}, {"type": "boolean"}]}, ("hot", "7"), ("warm",)),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, ("any text", "null"), ()),
+        ({"type": "string", "minLength": 5}, ("abcde",), ("abcd",)),
+    ],
+)
+def test_arguments_of_several_types(value: dict[str, Any], good: tuple[str, ...], bad: tuple[str, ...]) -> None:
+    made = grammar("qwen_xml", tools=tool({"properties": {"a": value}}), must_call=True)
+    for texts, allowed in ((good, True), (bad, False)):
+        for text in texts:
+            call = f"<tool_call>\n<function=find>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+            assert takes("qwen_xml", made, call) == allowed, text
+
+
+@pytest.mark.parametrize("word", ["pattern", "format"])
+def test_what_can_not_be_kept_of_one_of_several_types_is_refused(word: str) -> None:
+    optional = {"anyOf": [{"type": "string", word: "date"}, {"type": "null"}]}
+    with pytest.raises(ValueError, match=f"'{word}' can't be kept to"):
+        grammar("qwen_xml", tools=tool({"properties": {"a": optional}}))
+
+
+def test_a_list_of_at_most_one() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "maxItems": 1}
+    made = grammar("gemma", tools=tool({"properties": {"a": numbers}}), must_call=True)
+    for text, allowed in (("[]", True), ("[1]", True), ("[1,2]", False)):
+        assert takes("gemma", made, f"<|tool_call>call:find{{a:{text}}}<tool_call|>") == allowed
+
+
+def test_an_answer_begins_with_its_first_letter() -> None:
+    """Readers drop white space behind reasoning, and nowhere else."""
+    choice = 'start: "yes" | "no"'
+    made = grammar("hermes", answer=choice)
+    assert takes("hermes", made, "yes")
+    assert not takes("hermes", made, "\n\nyes")
+    thinking = grammar("deepseek", tools={}, answer=choice, thinking_tokens=9)
+    assert takes("deepseek", thinking, "<think>so</think>\n\nyes")
+    assert not takes("deepseek", thinking, "\n\nyes")
+
+
+def test_an_answer_that_has_begun_goes_on() -> None:
+    """Where answers stand between markers, those of its beginning are in the prompt."""
+    for more, text in (({}, " world, and more"), ({"tools": {}, "answer": ANSWER}, '{"a":1}')):
+        made = grammar("harmony", reasoning="closed", continues=True, **more)
+        assert takes("harmony", made, text)
+        assert not takes("harmony", grammar("harmony", reasoning="closed", **more), text)

@@ -175,3 +175,19 @@ def test_every_family_has_samples() -> None:
         found = find_dialect(dialect_samples.template(name), "auto")
         assert found is not None
         assert found.name == name
+
+
+def test_arguments_may_be_called_by_pythons_own_words() -> None:
+    tools = {"change": {"type": "object", "properties": {"from": {"type": "string"}, "is": {}}}}
+    _, _, calls = read("pythonic", """[change(from="a(b=\\n", is={"in": [True, null]})]""", tools=tools)
+    assert [(name, json.loads(raw)) for name, raw in calls] == [
+        ("change", {"from": "a(b=\n", "is": {"in": [True, None]}})
+    ]
+
+
+def test_types_of_arguments_are_found_behind_a_reference() -> None:
+    properties = {"zip": {"type": "string"}, "floor": {"type": "integer"}}
+    tools = {"find": {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": properties}}}}
+    given = "<parameter=zip>\n12345\n</parameter>\n<parameter=floor>\n3\n</parameter>"
+    _, _, calls = read("qwen_xml", f"<tool_call>\n<function=find>\n{given}\n</function>\n</tool_call>", tools=tools)
+    assert [json.loads(raw) for _, raw in calls] == [{"zip": "12345", "floor": 3}]

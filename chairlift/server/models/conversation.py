@@ -107,6 +107,7 @@ def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], p
         answer=conversation.grammar,
         reasoning=prefill,
         thinking_tokens=_thinking_tokens(speech, conversation),
+        continues=conversation.continue_final_message,
     )
     try:
         grammar = reply_grammar(speech.dialect, speech.tokens, reply)

@@ -146,7 +146,7 @@ class _Message:
 
     def __init__(self, reader: ReplyReader) -> None:
         self._reader = reader
-        self.calls = 0
+        self._calls = 0
         self.reasoning: list[str] = []
 
     def deltas(self, text: str, last: bool) -> list[dict[str, Any]]:
@@ -184,8 +184,13 @@ class _Message:
             return {"tool_calls": [{"index": part.index, **self._begun(part)}]}
         return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
+    @property
+    def has_called(self) -> bool:
+        """Whether there are calls, the last of which came to its end: a client's stop may be in the midst of one."""
+        return self._calls > 0 and not self._reader.in_call
+
     def _begun(self, part: CallPart) -> dict[str, Any]:
-        self.calls += 1
+        self._calls += 1
         return {
             "id": new_id("call").replace("-", "_"),
             "type": "function",
@@ -252,6 +257,8 @@ class ChatAnswer(SequenceAnswer):
         if piece.first:
             role = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
             made = events.event(index, (role % encode_line(self._echo),), self.samples, 0)
+        # First, as they tell how it ended.
+        deltas = self._deltas(piece)
         end = _NO_END
         if piece.finish_reason is not None:
             reason = self.finish_reason(piece.sample)
@@ -259,7 +266,6 @@ class ChatAnswer(SequenceAnswer):
         # Where events count up, no two of them may come of the same tokens.
         apart = piece.finish_reason is not None and not events.continuous
         logprobs = encode_line(self._shape(piece.logprobs)) if self._logprobs is not None else b"null"
-        deltas = self._deltas(piece)
         for delta in deltas:
             parts = (_DELTA, delta, _LOGPROBS, logprobs, b",", _NO_END if apart else end)
             made += events.event(index, parts, self.samples, piece.num_tokens)
@@ -283,7 +289,7 @@ class ChatAnswer(SequenceAnswer):
 
     def finish_reason(self, sample: Sample) -> str | None:
         """How a sample ended; one that calls tools, and is not cut off, ends by that."""
-        called = self._messages is not None and self._messages[sample.index].calls
+        called = self._messages is not None and self._messages[sample.index].has_called
         return "tool_calls" if called and sample.finish_reason == "stop" else sample.finish_reason
 
     def _deltas(self, piece: Piece) -> list[bytes]:
