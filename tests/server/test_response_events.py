@@ -88,6 +88,14 @@ def test_logprobs_leave_out_thoughts_marks_and_calls() -> None:
     assert "logprobs" not in thought["content"][0]
 
 
+def test_a_call_that_a_stop_cut_in_two_is_incomplete() -> None:
+    front = speaking(Front(replying(HERMES_REPLY)))
+    whole = run(lambda: post(front, max_output_tokens=150, tools=[TOOL])).json()["output"][-1]
+    assert (whole["type"], whole["status"]) == ("function_call", "completed")
+    cut = run(lambda: post(front, max_output_tokens=150, tools=[TOOL], stop=[whole["arguments"][-4:]])).json()
+    assert (cut["output"][-1]["type"], cut["output"][-1]["status"]) == ("function_call", "incomplete")
+
+
 # Conversations that are cut
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+import msgspec
+
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.server.http.exchange import new_id
 from chairlift.server.models.sequence_service import Sample
@@ -101,6 +103,9 @@ class OutputItems:
             events = self.push(ArgumentsPart(0, "{}"))
         text, self._text = "".join(self._text), []
         found, self._found = self._found, []
+        if item["type"] == "function_call" and not _is_json(text):
+            # A client's own stop may be in the midst of it.
+            status = "incomplete"
         item["status"] = status
         if item["type"] == "function_call":
             item["arguments"] = text
@@ -121,6 +126,14 @@ class OutputItems:
     def _of_item(self, kind: str, **more: Any) -> ItemEvent:
         assert self._open is not None
         return {"type": kind, "item_id": self._open["id"], "output_index": len(self.done), **more}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> ResponseItem:
