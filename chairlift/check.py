@@ -122,7 +122,8 @@ def _of_items(folder: Path, numbers: int | None) -> Rows:
 
 def _of_weights(numbers: int | None, free: int) -> Rows:
     if numbers is None:
-        return [("weights", "there are no *.safetensors files"), ("free memory", gigabytes(free))]
+        problem = "there are no *.safetensors files, or the Hub does not say how long they are"
+        return [("weights", problem), ("free memory", gigabytes(free))]
     memory = ", ".join(f"{gigabytes(round(size * numbers))} in {name}" for name, size in _WEIGHTS.items())
     return [("weights", memory), ("free memory", gigabytes(free))]
 
@@ -144,8 +145,9 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
     if (kept := hub.cache.find(name)) is not None:
         return kept.path, count_numbers(kept.path)
     folder, there = hub.config_of(name)
-    size = sum(file.size for file in there if file.name.endswith(".safetensors"))
-    return folder, numbers_in(size, read_model_json(folder))
+    sizes = [file.size for file in there if file.name.endswith(".safetensors")]
+    known = [size for size in sizes if size is not None]
+    return folder, numbers_in(sum(known), read_model_json(folder)) if len(known) == len(sizes) else None
 
 
 def numbers_in(size: int, raw: Mapping[str, Any]) -> int:

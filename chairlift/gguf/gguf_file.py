@@ -17,8 +17,8 @@ from chairlift.errors import UnsupportedModel, clip
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.part_names import GGUF_PART, part_name
 
-# What no real file comes near: pairs of metadata, tensors, elements of an array, bytes of a name and of a text, and
-# dimensions.
+# What no real file comes near: pairs of metadata, tensors, elements of all arrays together, bytes of a name and of a
+# text, and dimensions.
 _MOST_PAIRS, _MOST_TENSORS, _MOST_ELEMENTS, _MOST_NAME, _MOST_TEXT, _MOST_DIMS = 4096, 2**17, 2**22, 256, 2**24, 4
 _MAGIC = b"GGUF"
 _ALIGNMENT = "general.alignment"
@@ -81,6 +81,10 @@ class _FileHead:
     def __init__(self, path: Path, with_vocabulary: bool) -> None:
         self._path, self._with_vocabulary = path, with_vocabulary
         self._metadata: dict[str, Any] = {}
+        self._num_elements = 0
+        if not path.is_file():
+            # A pipe would be waited for.
+            raise UnsupportedModel(f"{path} cannot be read: it is no file")
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -135,7 +139,10 @@ class _FileHead:
             return self._number(_NUMBERS[kind])
         if kind != _ARRAY:
             raise ValueError(f"key {key!r} is of unknown type {kind}")
-        of, count = self._number("<u4"), self._count(f"elements of {key!r}", _MOST_ELEMENTS)
+        of, count = self._number("<u4"), self._number("<u8")
+        self._num_elements += count
+        if self._num_elements > _MOST_ELEMENTS:
+            raise ValueError(f"{count} elements of {key!r}, and with those of other lists more than {_MOST_ELEMENTS}")
         if of == _STRING:
             return [self._text() for _ in range(count)] if self._with_vocabulary else self._pass_texts(count)
         if of not in _NUMBERS:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.model_json import values_checked
 from chairlift.gguf.architectures import architecture_of
 from chairlift.gguf.gguf_file import GgufFile, shown
 
@@ -30,6 +31,7 @@ FACTORS = _FREQUENCIES, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.
 _LARGEST = {"gemma2": 46, "gemma3_text": 62}
 
 
+@values_checked()
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Return a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
     known = architecture_of(file.metadata)
@@ -40,8 +42,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             raise UnsupportedModel(f"{prefix}{key} = {shown(told[key])} in a GGUF file: nothing here computes that")
     _check_experts(told, prefix, known.keys)
     for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_"))):
-        if key not in told:
-            raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}")
+        if not told.get(key):
+            raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}, or 0")
     found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
     for name, value in found.items():
         if isinstance(value, list | str):

@@ -10,6 +10,9 @@ Json = dict[str, Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
+# What no vocabulary of scores comes near: characters of a token, which SentencePiece makes of 16, places where all of
+# them are looked at, and pairs that are found so. Gemma's has 1.7 million places and 0.6 million pairs.
+_LONGEST, _MOST_PLACES, _MOST_PAIRS = 256, 2**23, 2**21
 # Which texts byte pairs are sought in, by the name of the rule. What these say is what the models' own tokenizers have.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -123,19 +126,11 @@ def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Js
 
 def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], name: str) -> Json:
     """A tokenizer that merges the pair whose whole has the highest score, as SentencePiece's BPE does."""
-    scores = told.get("scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = _list(told, "scores", float, name)
+    if len(scores) != len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")
-    places = {token: number for number, token in enumerate(tokens)}
-    pairs: list[tuple[float, int, int]] = []
-    for number, token in enumerate(tokens):
-        if kinds[number] == _NORMAL:
-            halves = ((places.get(token[:cut]), places.get(token[cut:])) for cut in range(1, len(token)))
-            pairs += [
-                (-scores[number], left, right) for left, right in halves if left is not None and right is not None
-            ]
     # Of one score the pair of the earlier tokens first, which is what the order of a list of merges means.
-    pairs.sort()
+    pairs = sorted(_pairs(tokens, [-score for score in scores], kinds, name))
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
     begins = told.get("add_space_prefix", True)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if begins else []
@@ -149,6 +144,27 @@ def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequ
         "model": _bpe(tokens, [[tokens[left], tokens[right]] for _, left, right in pairs], unknown=unknown)
         | {"byte_fallback": _BYTE in kinds, "fuse_unk": True},
     }
+
+
+def _pairs(
+    tokens: Sequence[str], ranks: Sequence[float], kinds: Sequence[int], name: str
+) -> list[tuple[float, int, int]]:
+    """The two tokens of each pair that make a third, behind the rank of that one."""
+    numbers = {token: number for number, token in enumerate(tokens)}
+    pairs: list[tuple[float, int, int]] = []
+    num_places = 0
+    for number, token in enumerate(tokens):
+        if kinds[number] != _NORMAL:
+            continue
+        if len(token) > _LONGEST:
+            problem = f"tokenizer.ggml.tokens of {name} has one of {len(token)} characters"
+            raise UnsupportedModel(f"{problem}, more than the {_LONGEST} that are read")
+        num_places += len(token)
+        if num_places > _MOST_PLACES or len(pairs) > _MOST_PAIRS:
+            raise UnsupportedModel(f"tokenizer.ggml.tokens of {name} can be put together in more ways than are read")
+        halves = ((numbers.get(token[:cut]), numbers.get(token[cut:])) for cut in range(1, len(token)))
+        pairs += [(ranks[number], left, right) for left, right in halves if left is not None and right is not None]
+    return pairs
 
 
 def _bpe(
@@ -196,5 +212,6 @@ def _token(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) 
 def _list(told: Mapping[str, Any], key: str, kind: type, name: str) -> list[Any]:
     found = told.get(key)
     if not isinstance(found, list) or not all(type(each) is kind for each in found):
-        raise UnsupportedModel(f"tokenizer.ggml.{key} is missing in {name}, or is no list of texts")
+        what = "texts" if kind is str else "numbers"
+        raise UnsupportedModel(f"tokenizer.ggml.{key} is missing in {name}, or is no list of {what}")
     return found

@@ -7,10 +7,11 @@ not served.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 import msgspec
 
@@ -60,21 +61,53 @@ class HubCache:
         model = snapshot if name.file is None else snapshot / name.file
         return Kept(name, note.commit, model, sum(note.files.values()), path.stat().st_mtime)
 
+    def put(self, repo: str, commit: str, file: HubFile, write: Callable[[Path], None]) -> None:
+        """Have a file in a commit's folder: what is here of the same hash, or else what `write` makes at a path.
+
+        All names come from what the Hub said before: what it answers when the file itself is asked for names nothing.
+        """
+        # Only now: this import takes a good part of a second.
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        place, blobs = self.snapshot(repo, commit) / file.name, self._blobs(repo)
+        known = file.sha256 or file.git_sha1
+        target = blobs / known if known else place
+        # As other programs name it, which so wait for the file rather than download it as well.
+        lock = self.folder / ".locks" / self._repo(repo).name / f"{known or quote(file.name, safe='')}.lock"
+        for folder in (blobs, place.parent, lock.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(lock):
+            if is_here(place, file):
+                return
+            if not is_here(target, file):
+                new = blobs / f"{uuid4().hex}.incomplete"
+                try:
+                    write(new)
+                    os.replace(new, target)
+                finally:
+                    new.unlink(missing_ok=True)
+            if target != place:
+                _link(place, target)
+
     def add(self, name: HubName, commit: str, files: Sequence[HubFile]) -> Kept:
         """Note that all of these files are here and what they should be."""
-        path = self._note_path(name)
+        path, snapshot = self._note_path(name), self.snapshot(name.repo, commit)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps({"commit": commit, "files": {file.name: file.size for file in files}}))
+        sizes = {file.name: _size(snapshot / file.name) if file.size is None else file.size for file in files}
+        beside.write_text(json.dumps({"commit": commit, "files": sizes}))
         os.replace(beside, path)
         found = self.find(name)
         assert found is not None, "a file has changed since it was looked at"
         return found
 
-    def discard(self, file: Path) -> None:
-        """Remove a file of a snapshot with what it links to, so that it is downloaded anew."""
-        for path in (file.resolve(), file):
-            path.unlink(missing_ok=True)
+    def discard(self, repo: str, file: Path) -> None:
+        """Remove a file of a snapshot, so that it is downloaded anew, and what it links to if that is the model's."""
+        if file.is_symlink():
+            target = Path(os.path.abspath(file.parent / file.readlink()))
+            if target.parent == Path(os.path.abspath(self._blobs(repo))):
+                target.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
     def snapshot(self, repo: str, commit: str) -> Path:
         """Where the files of a commit are."""
@@ -106,6 +139,25 @@ class HubCache:
 
     def _repo(self, repo: str) -> Path:
         return self.folder / f"models--{repo.replace('/', '--')}"
+
+    def _blobs(self, repo: str) -> Path:
+        """Where the bytes of all commits' files are, each under its hash."""
+        return self._repo(repo) / "blobs"
+
+
+def is_here(path: Path, file: HubFile) -> bool:
+    """Whether a file is at a path, and as long as it should be."""
+    return path.is_file() and file.size in (None, path.stat().st_size)
+
+
+def _link(place: Path, target: Path) -> None:
+    """Put a link to a file at a place, or the file itself where the file system has no links."""
+    beside = place.with_name(uuid4().hex)
+    try:
+        beside.symlink_to(os.path.relpath(target, place.parent))
+    except OSError:
+        beside = target
+    os.replace(beside, place)
 
 
 def _size(path: Path) -> int | None:

@@ -1,6 +1,7 @@
 """A model of the Hub, whole on this disk: downloaded where it is not, and checked against what the Hub says of it."""
 
 import hashlib
+import io
 import os
 import re
 import sys
@@ -8,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
-from chairlift.errors import DownloadFailed
-from chairlift.hub.cache import HubCache, Kept, free_bytes, gigabytes
+from chairlift.errors import DownloadFailed, clip
+from chairlift.hub.cache import HubCache, Kept, free_bytes, gigabytes, is_here
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile, wanted_files
 
@@ -20,6 +22,9 @@ _SPARE_BYTES = 2**28
 _CHUNK = 2**20
 # Seconds that the Hub may take to say what a repository has.
 _PATIENCE_S = 20.0
+
+_ANOTHER = "set HF_ENDPOINT to another mirror"
+_MAKE_ROOM = "make room, or set HF_HUB_CACHE to a folder on another disk"
 
 # It becomes part of a path.
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
@@ -71,7 +76,7 @@ class Hub:
         commit, there = self._look(name)
         files = wanted_files(name, there)
         for file in files:
-            if file.name.endswith(".json") and file.size < _CHUNK and "token" not in file.name:
+            if file.name.endswith(".json") and (file.size or 0) < _CHUNK and "token" not in file.name:
                 self._get(name, commit, file)
         return self.cache.snapshot(name.repo, commit), files
 
@@ -110,30 +115,53 @@ class Hub:
         commit = info.sha or ""
         if not _COMMIT.fullmatch(commit):
             raise DownloadFailed(f"{self.endpoint} does not say which commit of {name.repo} {name.revision!r} is")
-        return commit, [_file(each) for each in info.siblings or []]
+        return commit, [self._file(name, each) for each in info.siblings or []]
+
+    def _file(self, name: HubName, sibling: Any) -> HubFile:
+        """A file as the Hub describes it; what it does not say is not checked."""
+        lfs = sibling.lfs
+        sha256 = None if lfs is None else lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256
+        try:
+            return msgspec.convert((sibling.rfilename, sibling.size, sha256, sibling.blob_id or None), HubFile)
+        except msgspec.ValidationError:
+            listed = clip(repr(sibling.rfilename), 100)
+            problem = f"{self.endpoint} lists {listed} of {name.repo} with a name, size or hash that is none"
+            raise DownloadFailed(f"{problem}; {_ANOTHER}") from None
 
     def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
         folder = self.cache.snapshot(name.repo, commit)
-        missing = [file for file in files if not _is_here(folder / file.name, file)]
-        size, wanted = sum(file.size for file in missing), sum(file.size for file in files)
+        missing = [file for file in files if not is_here(folder / file.name, file)]
+        size, wanted = _total(missing), _total(files)
         about = f"{name} ({commit[:12]}): {len(files)} files, {gigabytes(wanted)}"
         self._say(f"{about}, of which {gigabytes(size)} are to be downloaded to {self.cache.folder}")
         if (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
             problem = f"there is no room for {gigabytes(size)} in {self.cache.folder}, where {gigabytes(free)} are free"
-            raise DownloadFailed(f"{problem}; make room, or set HF_HUB_CACHE to a folder on another disk")
+            raise DownloadFailed(f"{problem}; {_MAKE_ROOM}")
         for file in missing:
             self._get(name, commit, file)
         self._check(name, folder, files)
         return self.cache.add(name, commit, files)
 
     def _get(self, name: HubName, commit: str, file: HubFile) -> None:
-        """Download one file, going on after broken connections."""
-        from huggingface_hub import hf_hub_download
+        """Download one file, going on after broken connections, and no more of it than the Hub said there is.
+
+        Not by `hf_hub_download`, which names files by what the Hub answers, and takes as many bytes as come.
+        """
+        from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        def write(path: Path) -> None:
+            url = hf_hub_url(name.repo, file.name, revision=commit, endpoint=self.endpoint)
+            with _Bounded(path, *self._bound(name, file)) as opened:
+                http_get(url, opened, headers=build_hf_headers(), displayed_filename=file.name)
 
         again = "files that came whole are kept, and the same command goes on with the others"
         try:
-            hf_hub_download(name.repo, file.name, revision=commit, cache_dir=self.cache.folder, endpoint=self.endpoint)
+            self.cache.put(name.repo, commit, file, write)
+        except DownloadFailed:
+            raise
         except KeyboardInterrupt:
             raise DownloadFailed(f"stopped; {again}") from None
         except GatedRepoError:
@@ -144,13 +172,22 @@ class Hub:
         except Exception as error:
             raise DownloadFailed(f"{file.name} of {name.repo} did not come whole: {error}; {again}") from error
 
+    def _bound(self, name: HubName, file: HubFile) -> tuple[int, str]:
+        """How many bytes of a file are taken, and what to say if more come."""
+        if file.size is not None:
+            problem = f"{self.endpoint} sends more of {file.name} of {name.repo} than the {file.size} bytes it told of"
+            return file.size, f"{problem}; {_ANOTHER}"
+        problem = f"{self.endpoint} does not say how long {file.name} of {name.repo} is, and there is no room for it"
+        problem = f"{problem} in {self.cache.folder}; {_MAKE_ROOM}"
+        return free_bytes(self.cache.folder) - _SPARE_BYTES, problem
+
     def _check(self, name: HubName, folder: Path, files: list[HubFile]) -> None:
         """Hold the files against their sizes and hashes; what differs is removed."""
         wrong = []
-        with tqdm(total=sum(file.size for file in files), desc="check", unit="B", unit_scale=True, leave=False) as bar:
+        with tqdm(total=_total(files), desc="check", unit="B", unit_scale=True, leave=False) as bar:
             for file in files:
                 if not _is_right(folder / file.name, file, bar):
-                    self.cache.discard(folder / file.name)
+                    self.cache.discard(name.repo, folder / file.name)
                     wrong.append(file.name)
         if wrong:
             problem = f"{', '.join(wrong)} of {name.repo} came otherwise than {self.endpoint} says they are"
@@ -161,25 +198,33 @@ class Hub:
         return f"{name.repo} is given only to those who accepted its conditions: do so at {page}, and set HF_TOKEN"
 
 
-def _file(sibling: Any) -> HubFile:
-    """A file as the Hub describes it; what it does not say is not checked."""
-    lfs = sibling.lfs
-    sha256 = None if lfs is None else lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256
-    return HubFile(sibling.rfilename, sibling.size or 0, sha256, sibling.blob_id)
+class _Bounded(io.BufferedWriter):
+    """A new file that takes so many bytes, and raises DownloadFailed with what to say of more."""
+
+    def __init__(self, path: Path, most: int, problem: str) -> None:
+        # By its number: what has a name is written by hf_transfer, without us, where older versions are told to.
+        super().__init__(io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w"))
+        self._most, self._problem = most, problem
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > self._most:
+            raise DownloadFailed(self._problem)
+        return super().write(data)
 
 
-def _is_here(path: Path, file: HubFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.size
+def _total(files: list[HubFile]) -> int:
+    """The bytes of all files whose size is known."""
+    return sum(file.size or 0 for file in files)
 
 
 def _is_right(path: Path, file: HubFile, bar: "tqdm[Any]") -> bool:
     """Whether a file is what it should be, by its size and its hash."""
-    if not _is_here(path, file):
+    if not is_here(path, file):
         return False
     if file.sha256 is not None:
         return _hash(path, hashlib.sha256(), bar) == file.sha256
     if file.git_sha1 is not None:
-        return _hash(path, hashlib.sha1(b"blob %d\0" % file.size), bar) == file.git_sha1
+        return _hash(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size), bar) == file.git_sha1
     return True
 
 

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.part_names import GGUF_PART, part_name
@@ -16,15 +18,20 @@ _SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\
 # The modules of sentence-transformers: 1_Pooling/config.json, 2_Dense/model.safetensors.
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
 _PLAIN = re.compile(r"[\w][\w. +-]*(/[\w][\w. +-]*)*")
+# Bytes of a name, which file systems take no more of.
+_LONGEST = 255
 
 
 class HubFile(NamedTuple):
-    """A file of a repository: bytes, and what it must be by SHA-256, or by git's SHA-1 where that is all there is."""
+    """A file of a repository: bytes, and what it must be by SHA-256, or by git's SHA-1 where that is all there is.
+
+    What the Hub does not say is None. Hashes become names of files.
+    """
 
     name: str
-    size: int
-    sha256: str | None = None
-    git_sha1: str | None = None
+    size: Annotated[int, Meta(ge=0)] | None
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    git_sha1: Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")] | None = None
 
 
 def wanted_files(name: HubName, there: Iterable[HubFile]) -> list[HubFile]:
@@ -32,7 +39,8 @@ def wanted_files(name: HubName, there: Iterable[HubFile]) -> list[HubFile]:
 
     Raises UnsupportedModel, saying what is there instead, if that is no model.
     """
-    files = {file.name: file for file in there if _PLAIN.fullmatch(file.name)}
+    plain = [file for file in there if _PLAIN.fullmatch(file.name)]
+    files = {file.name: file for file in plain if len(file.name.encode()) <= _LONGEST}
     if name.file is not None:
         return _one_file(name, name.file, files)
     if "config.json" not in files:

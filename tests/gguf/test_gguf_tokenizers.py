@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from chairlift.errors import UnsupportedModel
+from chairlift.gguf import tokenizer_files as module
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 TEXTS = [
@@ -126,6 +127,28 @@ def test_sentence_pieces(prefix: bool) -> None:
     for text in TEXTS:
         assert found.encode(text).ids == wanted.encode(text).ids, text
         assert found.decode(wanted.encode(text).ids) == wanted.decode(wanted.encode(text).ids)
+
+
+def pieces(*tokens: str, **others: Any) -> dict[str, Any]:
+    told = {"model": "llama", "tokens": list(tokens), "scores": [0.0] * len(tokens)} | others
+    return {f"tokenizer.ggml.{key}": value for key, value in told.items()}
+
+
+def test_the_work_that_scores_make_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made(pieces("a", "b" * 256))
+    with pytest.raises(UnsupportedModel, match=r"tokens of m\.gguf has one of 257 characters, more than the 256"):
+        made(pieces("a", "b" * 257))
+    # One that is no text of the model is not taken apart.
+    made(pieces("a", "b" * 257, token_type=[1, 3]))
+    for scores in (["x", "y"], [1, 2], None):
+        with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.scores .* is no list of numbers"):
+            made(pieces("a", "b", scores=scores))
+    for bound in ("_MOST_PLACES", "_MOST_PAIRS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, bound, 5)
+            made(pieces("a", "b", "ab"))
+            with pytest.raises(UnsupportedModel, match=r"tokens of m\.gguf can be put together in more ways"):
+                made(pieces("a", "aa", "aaa", "aaaa", "aaaaa"))
 
 
 def test_what_is_beside_the_tokenizer() -> None:

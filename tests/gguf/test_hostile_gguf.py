@@ -1,5 +1,6 @@
 """Corrupt, truncated and lying GGUF files: read or refused by name, in bounded time and memory."""
 
+import os
 import random
 import resource
 import struct
@@ -88,6 +89,20 @@ def test_what_a_header_claims_is_bounded(body: bytes, said: str, tmp_path: Path)
     with pytest.raises(UnsupportedModel) as refused:
         GgufFile(path)
     assert said in str(refused.value)
+
+
+def test_elements_of_all_lists_together_are_bounded(tmp_path: Path) -> None:
+    path, half = tmp_path / "m.gguf", 2**21
+    lists = [struct.pack("<QcIIQ", 1, key, 9, 1, half + more) + bytes(half) for key, more in ((b"a", 0), (b"b", 1))]
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + b"".join(lists))
+    with pytest.raises(UnsupportedModel, match=r"2097153 elements of 'b', and with those of other lists more than"):
+        GgufFile(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf cannot be read: it is no file"):
+        GgufFile(tmp_path / "model.gguf")
 
 
 def test_experts_that_are_not_as_many_as_counted_are_named(tmp_path: Path) -> None:

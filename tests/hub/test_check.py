@@ -1,6 +1,8 @@
 """`chairlift check`: what it says of folders, and that it reads no weights and needs no torch."""
 
 import json
+import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,8 @@ from torch import Tensor
 from chairlift.check import numbers_in
 from chairlift.cli import main
 from chairlift.config.sequences import SequenceConfig
+from chairlift.errors import ConfigError
+from chairlift.folders.tensor_files import count_numbers
 from chairlift.hub.cache import gigabytes
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -53,6 +57,53 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert main(["check", str(tmp_path)]) == 1
     assert "is no file of safetensors" in capsys.readouterr().err
+
+
+def write_header(path: Path, header: bytes, length: int | None = None) -> None:
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        f'["{"x" * 1000}", 100000000]',
+        "[[1], 100000000]",
+        f"[{'9' * 4000}, {'9' * 4000}]",
+        "[281474976710656]",
+        "[-1]",
+        "[2.5]",
+        "[true]",
+        f"[{', '.join('2' * 9)}]",
+        "5",
+        "[" * 100_000,
+    ],
+    ids=lambda shape: shape[:20],
+)
+def test_a_shape_that_no_file_could_hold_is_refused(shape: str, tmp_path: Path) -> None:
+    write_header(tmp_path / "a.safetensors", f'{{"a": {{"dtype": "F32", "shape": {shape}}}}}'.encode())
+    with pytest.raises(ConfigError, match=r"a\.safetensors is no file of safetensors"):
+        count_numbers(tmp_path)
+
+
+def test_what_headers_say_is_counted(tmp_path: Path) -> None:
+    tensors = {
+        "__metadata__": {"shape": "none"},
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b.qweight": {"dtype": "I32", "shape": [5], "data_offsets": [24, 44]},
+        "c_blocks": {"dtype": "U8", "shape": [7], "data_offsets": [44, 51]},
+        "d": {"dtype": "F32", "shape": [], "data_offsets": [51, 55]},
+    }
+    write_header(tmp_path / "a.safetensors", json.dumps(tensors).encode() + b"   ")
+    assert count_numbers(tmp_path) == 6 + 40 + 14 + 1
+    write_header(tmp_path / "a.safetensors", b"{}", length=3)
+    with pytest.raises(ConfigError, match="is no file of safetensors"):
+        count_numbers(tmp_path)
+
+
+def test_what_is_named_as_a_file_of_weights_and_is_none_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    assert count_numbers(tmp_path) is None
 
 
 @pytest.mark.processes

@@ -182,6 +182,7 @@ def test_gated_and_unknown_models_say_what_to_do(hub: FakeHub, repo: FakeRepo, m
         client.fetch(NAME)
     monkeypatch.setenv("HF_TOKEN", hub.TOKEN)
     assert client.fetch(NAME).size > 0
+    assert hub.leaks == []
     with pytest.raises(DownloadFailed, match="has no model 'org/none'"):
         client.fetch(HubName("org/none"))
 
@@ -191,6 +192,114 @@ def test_a_commit_is_no_path(hub: FakeHub, repo: FakeRepo) -> None:
     with pytest.raises(DownloadFailed, match="does not say which commit"):
         said()[0].fetch(NAME)
     assert hub.downloads == []
+
+
+def called(path: Path) -> dict[str, str]:
+    """Headers by which a hub names a file, as a path that it may be joined to."""
+    return {"ETag": f'"{path}"', "X-Linked-ETag": f'"{path}"', "X-Repo-Commit": str(path)}
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_what_is_answered_for_a_file_names_none(hub: FakeHub, repo: FakeRepo, tmp_path: Path, lies: bool) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("mine")
+    repo.answers = {
+        "config.json": called(tmp_path / "new.pth"),
+        "tokenizer.json": called(Path("../../../new.pth")),
+        "model.safetensors": called(own),
+    }
+    client, _ = said()
+    if lies:
+        repo.lies = {"model.safetensors"}
+        with pytest.raises(DownloadFailed, match=r"model\.safetensors of org/demo came otherwise than .* says"):
+            client.fetch(NAME)
+    else:
+        kept = client.fetch(NAME)
+        there = [path for path in kept.path.rglob("*") if path.is_file()]
+        assert all(path.resolve().is_relative_to(client.cache.folder.resolve()) for path in there)
+        assert all(path.read_bytes() == repo.files[path.relative_to(kept.path).as_posix()] for path in there)
+    assert set(tmp_path.iterdir()) == {own, client.cache.folder}
+    assert own.read_text() == "mine"
+
+
+def test_a_file_that_is_gone_names_none_either(hub: FakeHub, repo: FakeRepo, tmp_path: Path) -> None:
+    repo.gone, repo.answers = {"config.json"}, {"config.json": called(tmp_path / "new")}
+    client, _ = said()
+    with pytest.raises(DownloadFailed, match=r"answers 404 to config\.json of org/demo"):
+        client.fetch(NAME)
+    assert set(tmp_path.iterdir()) == {client.cache.folder}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"blobId": "../../../new"},
+        {"blobId": "0" * 40 + "\n"},
+        {"lfs": {"sha256": "/new", "size": 1, "pointerSize": 1}},
+        {"size": -1},
+        {"size": "many"},
+        {"rfilename": 5},
+    ],
+    ids=str,
+)
+def test_a_list_of_files_with_what_can_t_be_is_refused(hub: FakeHub, repo: FakeRepo, about: dict[str, Any]) -> None:
+    repo.listed = {"config.json": about}
+    with pytest.raises(DownloadFailed, match="of org/demo with a name, size or hash that is none; set HF_ENDPOINT"):
+        said()[0].fetch(NAME)
+    assert hub.downloads == []
+
+
+def test_a_link_out_of_the_cache_is_removed_and_what_it_leads_to_is_not(
+    hub: FakeHub, repo: FakeRepo, tmp_path: Path
+) -> None:
+    client, _ = said()
+    kept = client.fetch(NAME)
+    shutil.rmtree(kept.path.parents[1] / "chairlift")
+    own, link = tmp_path / "own.json", kept.path / "config.json"
+    own.write_bytes(bytes(len(repo.files["config.json"])))
+    link.unlink()
+    link.symlink_to(own)
+    with pytest.raises(DownloadFailed, match=r"config\.json of org/demo came otherwise"):
+        client.fetch(NAME)
+    assert own.exists()
+    assert not link.is_symlink()
+    assert client.fetch(NAME).path == kept.path
+    assert link.read_bytes() == repo.files["config.json"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_no_more_is_taken_than_the_hub_told_of(hub: FakeHub, repo: FakeRepo, name: str) -> None:
+    repo.endless = {name}
+    client, _ = said()
+    size = len(repo.files[name])
+    with pytest.raises(DownloadFailed, match=f"sends more of {name} of org/demo than the {size} bytes it told of"):
+        client.fetch(NAME)
+    assert not list(client.cache.folder.rglob("*.incomplete"))
+    repo.endless = set()
+    assert (client.fetch(NAME).path / name).read_bytes() == repo.files[name]
+
+
+def test_a_file_of_unknown_size_is_served_if_there_is_room(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = {"size": None, "blobId": None, "lfs": None}
+    repo.listed = {"config.json": {"size": None}, "tokenizer.json": unknown, "model.safetensors": unknown}
+    assert main(["check", "org/demo"]) == 0
+    assert "the Hub does not say how long they are" in capsys.readouterr().out
+    client, _ = said()
+    with monkeypatch.context() as patch:
+        repo.endless = {"model.safetensors"}
+        patch.setattr(download, "free_bytes", lambda folder: 2**28 + 2**24)
+        with pytest.raises(DownloadFailed, match=r"does not say how long model\.safetensors .*no room .*HF_HUB_CACHE"):
+            client.fetch(NAME)
+        assert not list(client.cache.folder.rglob("*.incomplete"))
+        repo.endless = set()
+    kept = client.fetch(NAME)
+    assert all((kept.path / name).read_bytes() == repo.files[name] for name in NEEDED)
+    assert kept.size == sum((kept.path / path).stat().st_size for path in kept.path.iterdir())
+    downloads = list(hub.downloads)
+    assert client.fetch(NAME) == kept
+    assert hub.downloads == downloads
 
 
 def test_no_room_is_noticed_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

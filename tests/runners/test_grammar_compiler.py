@@ -1,6 +1,7 @@
 """Grammars that take long to compile: who has its turn, who waits, who is lowered."""
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -8,11 +9,14 @@ from queue import SimpleQueue
 from typing import Any
 from unittest.mock import Mock
 
+import llguidance
 import pytest
 
+from chairlift.config.sequences import SequenceConfig
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarTokenizer
+from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarError, GrammarTokenizer
 from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
+from chairlift.runners.decoder.runner import DecoderRunner
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
 
@@ -84,3 +88,32 @@ def test_large_grammars_are_compiled_where_others_leave_time(monkeypatch: pytest
         assert len(lowered) == count
     while compiler._num_slow:
         time.sleep(0.001)
+
+
+def test_a_tokenizer_that_breaks_the_library_leaves_a_model_without_grammars(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(demo_path(), folder)
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    vocabulary, last = whole["model"]["vocab"], "".join(whole["model"]["merges"].pop())
+    # It makes the library panic, which is no Exception.
+    vocabulary["a" * 2000] = vocabulary.pop(last)
+    file.write_text(json.dumps(whole))
+    runner, results = DecoderRunner(SequenceConfig(model=str(folder))), SimpleQueue[object]()
+    runner.load()
+    runner.warm_up()
+    runner.compile_grammar('start: "a"', results.put)
+    refused = results.get(timeout=60)
+    assert isinstance(refused, GrammarError)
+    assert str(refused).startswith("the model's tokenizer can't be used with grammars: ")
+    with pytest.raises(GrammarError, match="can't be used with grammars"):
+        runner.grammars.compile('start: "a"')
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_who_stops_the_program_stops_it_while_a_tokenizer_is_made(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llguidance, "LLTokenizer", Mock(side_effect=kind))
+    with pytest.raises(kind):
+        GrammarTokenizer(Path(demo_path()), VOCAB)

@@ -1,5 +1,6 @@
 """A Hub on this machine: repositories in memory, served as the real one does, and with its faults."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -21,7 +22,9 @@ class FakeRepo:
     """Files by name, and what is wrong with them.
 
     Of a file that `breaks`, so many connections end in its middle. One that `lies` is said to be another. A `gated` one
-    needs the token. Each chunk takes `slow` seconds.
+    needs the token. Each chunk takes `slow` seconds. Of an `endless` one come bytes for as long as anybody takes them,
+    and one that is `gone` is listed all the same. `answers` are headers that are sent with a file in place of the right
+    ones, `listed` what the list of files says of it.
     """
 
     files: dict[str, bytes]
@@ -30,6 +33,10 @@ class FakeRepo:
     lies: set[str] = field(default_factory=set)
     gated: bool = False
     slow: float = 0.0
+    endless: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)
+    listed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> "FakeRepo":
@@ -39,7 +46,10 @@ class FakeRepo:
 
 
 class FakeHub:
-    """The server; `downloads` are the files whose bytes were asked for, and `ranges` those that go on."""
+    """The server; `downloads` are the files whose bytes were asked for, and `ranges` those that go on.
+
+    `leaks` are those for which the host of large files was told a token.
+    """
 
     TOKEN = "hf_secret"
 
@@ -47,6 +57,7 @@ class FakeHub:
         self.repos = repos
         self.downloads: list[str] = []
         self.ranges: list[str] = []
+        self.leaks: list[str] = []
         hub = self
 
         class Handler(_Handler):
@@ -86,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         if parts[0] == "files":
+            if "Authorization" in self.headers:
+                self.fake.leaks.append(url.path)
             return self._file(parts[1:], with_body)
         at = 2 if parts[:2] == ["api", "models"] else 0
         repo = self.fake.repos.get("/".join(parts[at : at + 2]))
@@ -100,8 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
             about = {"id": "/".join(parts[2:4]), "sha": repo.commit, "siblings": _siblings(repo, parse_qs(url.query))}
             return self._send(200, json.dumps(about).encode(), with_body, {"Content-Type": "application/json"})
         name = "/".join(parts[4:])
-        if name not in repo.files:
-            return self._refuse(404, "EntryNotFound")
+        if name not in repo.files or name in repo.gone:
+            return self._refuse(404, "EntryNotFound", repo.answers.get(name, {}))
         # As the real one does: small files at once, large ones from another host.
         if not name.endswith(_LARGE):
             return self._file([*parts[:2], name], with_body)
@@ -112,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Linked-ETag": f'"{_hash_of(name, repo.files[name])}"',
             "ETag": f'"{_hash_of(name, repo.files[name])}"',
         }
-        return self._send(302, b"", with_body, headers)
+        return self._send(302, b"", with_body, headers | repo.answers.get(name, {}))
 
     def _file(self, parts: list[str], with_body: bool) -> None:
         repo, name = self.fake.repos["/".join(parts[:2])], "/".join(parts[2:])
@@ -126,6 +139,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Accept-Ranges": "bytes", "ETag": f'"{_hash_of(name, data)}"', "X-Repo-Commit": repo.commit}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        headers |= repo.answers.get(name, {})
+        if with_body and name in repo.endless:
+            self._send_without_end(headers)
+            return
         body = data[begin:]
         if with_body and repo.breaks[name] > 0:
             repo.breaks[name] -= 1
@@ -141,12 +158,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(206 if begin else 200, body, with_body, headers)
 
-    def _refuse(self, status: int, code: str) -> None:
-        self._send(status, b"{}", True, {"X-Error-Code": code, "X-Error-Message": code})
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self._send(status, b"{}", True, {"X-Error-Code": code, "X-Error-Message": code} | (headers or {}))
 
-    def _begin(self, status: int, length: int, headers: dict[str, str]) -> None:
+    def _send_without_end(self, headers: dict[str, str]) -> None:
+        """Send until the other side hangs up; not for ever, so that a test of one that does not can fail."""
+        self._begin(200, None, headers | {"Connection": "close"})
+        with contextlib.suppress(OSError):
+            for _ in range(2**12):
+                self.wfile.write(bytes(2**16))
+        self.close_connection = True
+
+    def _begin(self, status: int, length: int | None, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(length)}).items():
+        if length is not None:
+            headers = headers | {"Content-Length": str(length)}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -166,7 +193,7 @@ def _siblings(repo: FakeRepo, query: dict[str, list[str]]) -> list[dict[str, Any
         about: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": _git_sha1(said)}
         if name.endswith(_LARGE):
             about["lfs"] = {"sha256": hashlib.sha256(said).hexdigest(), "size": len(data), "pointerSize": 130}
-        found.append(about)
+        found.append(about | repo.listed.get(name, {}))
     return found
 
 

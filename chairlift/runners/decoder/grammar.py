@@ -60,19 +60,21 @@ class GrammarTokenizer:
     """A model's tokens as grammars need them. Takes the interpreter's lock for a few microseconds a token to make."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Raises GrammarError if the folder has no tokenizer.json, or one with other tokens than the model."""
+        """Raises GrammarError if the folder has no tokenizer.json, or one that the library can't use for the model."""
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise GrammarError("the model's folder has no tokenizer.json, which grammars need")
-        backend = tokenizers.Tokenizer.from_file(str(file))
-        eos = special_tokens(read_object(folder / "tokenizer_config.json")).get("eos_token")
-        self.eos_ids = frozenset(end_token_ids(folder, eos, backend.token_to_id))
         try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+            eos = special_tokens(read_object(folder / "tokenizer_config.json")).get("eos_token")
+            self.eos_ids = frozenset(end_token_ids(folder, eos, backend.token_to_id))
             self.tokens = llguidance.LLTokenizer(backend.to_str(), vocab_size, sorted(self.eos_ids) or None)
-        except ValueError as error:
+            self.plain = PlainTokens(self.tokens, backend)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
             raise GrammarError(f"the model's tokenizer can't be used with grammars: {first_line(error)}") from None
         self.words = -(-vocab_size // 32)
-        self.plain = PlainTokens(self.tokens, backend)
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         """Compile, without the interpreter's lock; raises GrammarError, with what is wrong, within seconds."""
