@@ -276,14 +276,14 @@ class _Service:
         """Run a model on tensors."""
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = await self._read(request, info, context)
+        call = await self._call_of(request, info, context)
         # The tensors are copies, and one of them is enough.
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         context.set_trailing_metadata(_timings(answers))
         return write_response(service, info, request_id, outputs, call.outputs, self._regions)
 
-    async def _read(self, request: Any, info: ItemInfo, context: RpcContext) -> Call:
+    async def _call_of(self, request: Any, info: ItemInfo, context: RpcContext) -> Call:
         """A ModelInferRequest, off the event loop if it is large."""
         work = partial(read_request, request, info, self._terms(context), self._regions)
         return await off_loop(request.ByteSize(), work)
@@ -363,7 +363,7 @@ class _Service:
     async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = await self._read(request, info, context)
+        call = await self._call_of(request, info, context)
         write = partial(write_response, service, info, request_id, regions=self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
