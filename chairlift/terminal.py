@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
@@ -17,6 +18,8 @@ from chairlift.own_server import own_server
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S, _FETCH_S = 10.0, 30.0
 _DIM, _PLAIN = "\033[2m", "\033[0m"
+# What a terminal might obey.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HELP = """/new           begin anew
 /system TEXT   begin anew, with these instructions
 /retry         have the last answer given again
@@ -195,13 +198,13 @@ class Talk:
                 thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
                 text = delta.get("content") or ""
                 if thought:
-                    self._say((_DIM if self._is_terminal and not dim else "") + thought)
+                    self._say(thought, _DIM if self._is_terminal and not dim else "")
                     dim = True
                 if text:
-                    self._say((_PLAIN if self._is_terminal and dim else "") + text)
+                    self._say(text, _PLAIN if self._is_terminal and dim else "")
                     dim = False
                     texts.append(text)
-        self._say((_PLAIN if self._is_terminal and dim else "") + "\n")
+        self._say("\n", _PLAIN if self._is_terminal and dim else "")
         self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
 
     def _line(self) -> str | None:
@@ -218,6 +221,7 @@ class Talk:
             return ""
         return "\n".join(lines)
 
-    def _say(self, text: str) -> None:
-        self._out.write(text)
+    def _say(self, text: str, style: str = "") -> None:
+        """Print a text, which may be a model's, without what a terminal would obey; `style` is printed as it is."""
+        self._out.write(style + _CONTROL.sub("", text))
         self._out.flush()

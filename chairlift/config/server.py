@@ -30,6 +30,8 @@ _AT_LEAST_ONE = (
 )
 _POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s", "tune_every_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
+# An empty one, of a variable that is not set, say, would open what was to be closed: all addresses, to all clients.
+_NOT_EMPTY = ("host", "api_key", "api_keys", "tls_cert", "tls_key", "tls_ca", "record")
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
     "max_stop_strings": MAX_STOP_STRINGS,
@@ -118,8 +120,9 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.api_key == "":
-            raise ConfigError("api_key must not be empty; leave it out to ask for none")
+        for name in _NOT_EMPTY:
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} must not be empty; leave it out for the default")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key go together: a certificate's file, and that of its key")
         if self.tls_ca is not None and self.tls_cert is None:

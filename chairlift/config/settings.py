@@ -161,11 +161,14 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     config: type[ModelConfig] = ItemConfig
     if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
         config = SequenceConfig
-    wrong = [key for key in found if key in _OF_MODELS and key not in _FIELDS[config] | _FIELDS[ServerConfig]]
+    # The server's settings may stand beside those of a single model, but not in a model's table.
+    taken = _FIELDS[config] if name is not None else _FIELDS[config] | _FIELDS[ServerConfig]
+    wrong = [key for key in found if key in _OF_MODELS and key not in taken]
     for key in wrong:
         if key != "kind":
             what = "is a language model" if config is SequenceConfig else "is not a language model"
-            raise ConfigError(f"{found[key].source} has no effect on {given!r}, which {what}; leave it out")
+            instead = "put it above the tables" if key in _FIELDS[ServerConfig] else "leave it out"
+            raise ConfigError(f"{found[key].source} has no effect on {given!r}, which {what}; {instead}")
     made = config(**_of(config, found))
     version = found.get("version")
     if version is not None and type(version.value) is int:

@@ -129,6 +129,7 @@ class JobExecutor:
         """Send no more; what is under way gets `grace` seconds. The rest is left for another run."""
         self._leaving.set()
         self._end(JobOutcome.STOPPED, grace)
+        self._wake_all()
 
     def cancel(self, grace: float = 0.0) -> None:
         """Send no more; what is under way gets `grace` seconds. The rest gets an error each."""
@@ -150,7 +151,7 @@ class JobExecutor:
             await self._settle(lanes)
             if (error := _WRITTEN_OFF.get(outcome)) is not None:
                 feeding.cancel()
-                if not await self._write_off(error):
+                if not await self._write_off(error, committing):
                     outcome = JobOutcome.STOPPED
         except BaseException:
             self._leaving.set()
@@ -188,6 +189,8 @@ class JobExecutor:
             assert self._ended is not None
             if not self._ended.done():
                 self._ended.set_exception(error)
+            # Who waits for what this part did would wait for ever.
+            self._wake_all()
 
     def _set_expiry(self, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
         moment = self._options.expires_at
@@ -204,8 +207,11 @@ class JobExecutor:
             lane.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)
 
-    async def _write_off(self, error: LineError) -> bool:
-        """Give every line that is not done an error; False if told to leave before the end."""
+    async def _write_off(self, error: LineError, committing: "asyncio.Task[None]") -> bool:
+        """Give every line that is not done an error; False if told to leave before the end.
+
+        Raises what ended `committing`, if that did.
+        """
         reader = await self._open_at_checkpoint()
         try:
             while window := await self._read(reader):
@@ -215,6 +221,10 @@ class JobExecutor:
                     self._ledger.fail(line.number, unanswered(self._result_id(line), line, line.error or error))
                 self._commit_due.set()
                 while self._ledger.pending_bytes > self._options.commit_bytes:
+                    if committing.done():
+                        committing.result()
+                    if self._leaving.is_set():
+                        return False
                     await self._pause()
         finally:
             reader.close()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,8 @@ class ResultFile:
 
     The file is made with its first byte, with `mode` less the umask. `committed` is the length that counts; whatever
     lies beyond it when the file is opened was written by a process that died before it could commit, and is cut off.
-    Raises JobError if the file is shorter, or can't be opened or written; StorageFull if there is no space; StorageLost
-    if it is taken away, or written to, while it is open.
+    Raises JobError if the file is shorter, can't be opened or written, or is made by others before its first byte;
+    StorageFull if there is no space; StorageLost if it is taken away, or written to, while it is open.
     """
 
     def __init__(self, path: Path, committed: int, mode: int = 0o666) -> None:
@@ -28,7 +29,7 @@ class ResultFile:
         self._length = committed
         self._lost = False
         self._fd: int | None = None
-        length = path.stat().st_size if path.exists() else 0
+        length = length_of(path) or 0
         if length < committed:
             raise JobError(
                 f"{path} has {length} bytes, fewer than the {committed} that the job has written: it was changed or "
@@ -36,8 +37,11 @@ class ResultFile:
             )
         if committed:
             self._open()
-        else:
+            return
+        try:
             path.unlink(missing_ok=True)
+        except OSError as error:
+            raise explain(error, path) from error
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Write to the disk, and return the length that the file then has. Blocks until it is there."""
@@ -91,13 +95,28 @@ class ResultFile:
             self._fd = None
 
     def _open(self) -> int:
+        # What was there when the run began is gone by now: a file that nothing is committed to is somebody else's.
+        new = 0 if self.committed else os.O_EXCL
         try:
-            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
+            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | new, self._mode)
             os.ftruncate(fd, self.committed)
             sync_folder(self.path.parent)
         except OSError as error:
             raise explain(error, self.path) from error
         return fd
+
+
+def length_of(path: Path) -> int | None:
+    """How many bytes a file of results has, None if there is none. Raises JobError for what can't be one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise explain(error, path) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise JobError(f"{path} is not a regular file, and results don't replace it: name another file")
+    return found.st_size
 
 
 def sync_folder(folder: Path) -> None:
@@ -114,4 +133,6 @@ def explain(error: OSError, path: Path) -> JobError:
     problem = error.strerror or str(error)
     if error.errno in _FULL:
         return StorageFull(f"there is no space for {path} ({problem}): make some, or raise the quota")
+    if isinstance(error, FileExistsError):
+        return JobError(f"{path} was made by another program after this run began: name a file of this run's own")
     return JobError(f"{path} can't be written: {problem}")

@@ -27,6 +27,7 @@ from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, parse_batch_line
 from chairlift.jobs.records import LineUsage
+from chairlift.jobs.results import length_of
 from chairlift.jobs.store import Job, Store
 from chairlift.run.display import Display, summary
 from chairlift.run.identity import check_same, identity
@@ -84,10 +85,9 @@ def _check_concurrency(config: RunConfig, settings: Settings) -> None:
 def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job, Ledger]]:
     """The job's state and results: those of a run to take up, or new ones. The state goes when it is of no more use."""
     about = identity(config, settings)
-    if not config.state.exists() and not config.overwrite:
-        for path in (config.output, config.errors):
-            if path.exists():
-                raise JobError(f"{path} is there, and belongs to no unfinished run: --overwrite replaces it")
+    for path in (config.output, config.errors):
+        if length_of(path) is not None and not config.overwrite and not config.state.exists():
+            raise JobError(f"{path} is there, and belongs to no unfinished run: --overwrite replaces it")
     store = Store(config.state)
     job, ledger = None, None
     try:

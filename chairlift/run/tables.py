@@ -15,6 +15,9 @@ from chairlift.run.template import Template
 
 _BATCH_ROWS = 1024
 
+# A row of a Parquet file, or why it can't be read.
+_Row = dict[str, Any] | UnicodeDecodeError
+
 
 class CsvRows:
     """A CSV file with a header, in UTF-8. A row with too few or too many fields, or bad UTF-8, is a line with an error.
@@ -60,7 +63,7 @@ class CsvRows:
             row = next(self._rows, None)
         except csv.Error as error:
             self.number += 1
-            return self._wrong(f"it is no CSV: {error}")
+            return _wrong(self.number, f"it is no CSV: {error}")
         except OSError as error:
             raise unreadable(self._path, error) from None
         if row is None:
@@ -69,15 +72,12 @@ class CsvRows:
         if not row:
             return Line(number=self.number, blank=True)
         if len(row) != len(self._header):
-            return self._wrong(f"it has {len(row)} fields, and the header {len(self._header)}")
+            return _wrong(self.number, f"it has {len(row)} fields, and the header {len(self._header)}")
         try:
             values = [msgspec.json.encode(row[place]) for place in self._places]
         except UnicodeEncodeError:
-            return self._wrong("it is not UTF-8")
+            return _wrong(self.number, "it is not UTF-8")
         return self._template.line(self.number, dict(zip(_columns(self._template), values, strict=True)))
-
-    def _wrong(self, problem: str) -> Line:
-        return Line(number=self.number, error=LineError("invalid_row", f"row {self.number}: {problem}"))
 
 
 class ParquetRows:
@@ -92,7 +92,7 @@ class ParquetRows:
         except (OSError, ValueError) as error:
             raise JobError(f"{path} can't be read: {error}") from None
         check_columns(path, self._file.schema_arrow.names, template)
-        self._rows: Iterator[dict[str, Any]] = self._from(0)
+        self._rows: Iterator[_Row] = self._from(0)
 
     def skip_to(self, number: int, offset: int) -> None:
         """Go to the row's group, and read on from there."""
@@ -121,19 +121,32 @@ class ParquetRows:
         """Close the file."""
         self._file.close()
 
-    def _line(self, row: dict[str, Any]) -> Line:
+    def _line(self, row: _Row) -> Line:
         try:
+            if isinstance(row, UnicodeDecodeError):
+                raise row
             values = {name: msgspec.json.encode(value) for name, value in row.items() if value is not None}
-        except (TypeError, UnicodeEncodeError) as error:
-            problem = LineError("invalid_row", f"row {self.number}: {error}")
-            return Line(number=self.number, error=problem)
+        except UnicodeError:
+            return _wrong(self.number, "it is not UTF-8")
+        except TypeError as error:
+            return _wrong(self.number, str(error))
         return self._template.line(self.number, values)
 
-    def _from(self, group: int) -> Iterator[dict[str, Any]]:
+    def _from(self, group: int) -> Iterator[_Row]:
         columns = list(dict.fromkeys(_columns(self._template)))
         groups = range(group, self._file.metadata.num_row_groups)
         for batch in self._file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=columns):
-            yield from batch.to_pylist()
+            yield from _rows_of(batch)
+
+
+def _rows_of(batch: Any) -> list[_Row]:
+    """Its rows. pyarrow makes them all or none, so where one has bad UTF-8 each is made by itself."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [error]
+        return [row for place in range(batch.num_rows) for row in _rows_of(batch.slice(place, 1))]
 
 
 def count_rows(path: Path) -> int:
@@ -149,6 +162,10 @@ def check_columns(path: Path, names: list[str], template: Template) -> None:
     for name in _columns(template):
         if name not in names:
             raise JobError(f"{path} has no column {name!r}; it has {', '.join(names) or 'none'}")
+
+
+def _wrong(number: int, problem: str) -> Line:
+    return Line(number=number, error=LineError("invalid_row", f"row {number}: {problem}"))
 
 
 def _columns(template: Template) -> list[str]:

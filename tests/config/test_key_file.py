@@ -150,3 +150,12 @@ def test_paths_are_relative_to_the_settings_file(tmp_path: Path) -> None:
 def test_half_of_tls_is_refused(settings: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         ServerConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["host", "api_key", "api_keys", "tls_cert", "tls_key", "tls_ca", "record"])
+def test_what_is_empty_opens_nothing(name: str, tmp_path: Path) -> None:
+    given = {"tls_cert": "a", "tls_key": "b", name: ""}
+    with pytest.raises(ConfigError, match=f"{name} must not be empty; leave it out"):
+        ServerConfig(**given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name} must not be empty; leave it out"):
+        load({"model": "os:Class"} | given, {}, tmp_path, "")

@@ -269,6 +269,19 @@ def test_an_output_that_is_there_is_not_replaced_unasked(tmp_path: Path, capsys:
     assert len(results(tmp_path / "out.jsonl")) == 9
 
 
+@pytest.mark.parametrize("flag", ["-o", "--errors"])
+def test_only_files_are_replaced(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "there").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("there", "pipe"):
+        others = () if flag == "-o" else ("-o", "out.jsonl")
+        says = refusal(tmp_path, capsys, "in.jsonl", flag, name, *others, "--overwrite", *SLOW)
+        assert f"{name} is not a regular file, and results don't replace it: name another" in says
+        assert (tmp_path / name).exists()
+    assert not list(tmp_path.glob("*.job"))
+
+
 def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
     write_mixed(tmp_path / "in.jsonl", 10)
     for name, says in (("CannotLoad", "no weights here"), ("DiesLoading", "died (exit status 5) while it loaded")):

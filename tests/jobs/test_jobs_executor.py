@@ -254,6 +254,35 @@ def test_cancelled_before_it_began(tmp_path: Path) -> None:
     assert len(results(flow.errors)) + len(results(flow.output)) == 30
 
 
+@pytest.mark.parametrize("how", ["told to leave", "taken away"])
+def test_nothing_waits_for_errors_that_are_never_written(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled job has more errors to write than may wait for the disk, and then the disk takes no more."""
+    flow, _ = scripted(tmp_path, *([] for _ in range(3000)), app=Holds(0))
+    disk = Disk(monkeypatch, 200_000)
+
+    async def end(flow: Flow) -> None:
+        assert flow.executor is not None
+        flow.executor.cancel()
+        if how == "taken away":
+            while not flow.errors.exists():
+                await asyncio.sleep(0.001)
+            flow.errors.unlink()
+            return
+        while flow.executor.problem is None:
+            await asyncio.sleep(0.001)
+        flow.executor.stop()
+
+    with pytest.raises(StorageFull if how == "told to leave" else StorageLost):
+        flow.run(end, commit_bytes=1000, wait_for_space=True)
+    disk.room = 10**9
+    if how == "told to leave":
+        flow.app = Scripted()
+        assert flow.run() is JobOutcome.COMPLETED
+        assert len({r["custom_id"] for r in results(flow.errors) + results(flow.output)}) == 3000
+
+
 def test_a_model_that_never_comes_ends_the_run(tmp_path: Path) -> None:
     flow, _ = scripted(tmp_path, [200], [503] * 10**6)
     with pytest.raises(JobError, match="no weights"):

@@ -117,6 +117,30 @@ def test_a_result_file_keeps_what_counts(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_what_others_make_after_a_run_began_is_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    file = ResultFile(path, 0)
+    path.write_bytes(b"of another run")
+    with pytest.raises(JobError, match=r"err was made by another program after this run began: name a file"):
+        file.append([b"one\n"])
+    file.close()
+    assert path.read_bytes() == b"of another run"
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    folder, pipe, loop = tmp_path / "folder", tmp_path / "pipe", tmp_path / "loop"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for path in (folder, pipe):
+        with pytest.raises(JobError, match=f"{path.name} is not a regular file.*: name another"):
+            ResultFile(path, 0)
+    with pytest.raises(JobError, match="loop can't be written: Too many levels"):
+        ResultFile(loop, 0)
+    assert folder.is_dir()
+    assert pipe.is_fifo()
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="can't be written: No such file"):
         ResultFile(tmp_path / "no" / "out", 0).append([b"x"])

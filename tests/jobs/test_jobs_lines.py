@@ -231,6 +231,20 @@ def test_parquet(tmp_path: Path) -> None:
         ParquetRows(path, template())
 
 
+def test_a_row_of_parquet_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "in.parquet"
+    raw = [b"one", b"t\xffwo", b"three"]
+    unchecked = arrow.array(raw, arrow.binary()).view(arrow.string())
+    parquet.write_table(arrow.table({"text": unchecked}), path)
+    lines = read_all(ParquetRows(path, template("text")))
+    assert kinds(lines) == ["good", "invalid_row", "good"]
+    assert lines[1].error is not None
+    assert lines[1].error.message == "row 2: it is not UTF-8"
+    assert [line.number for line in lines] == [1, 2, 3]
+
+
 def test_bodies_suit_the_model() -> None:
     line = Template(embedder()[0], "text", None, {"dimensions": 4}).line(1, {"text": b'"t"'})
     assert (line.url, json.loads(line.body)) == (

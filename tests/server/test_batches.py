@@ -179,6 +179,15 @@ def test_validation(what: str, api: Api) -> None:
     assert not api.dispatcher.submitted
 
 
+def test_a_model_that_is_not_utf8_is_a_problem_of_its_line(api: Api) -> None:
+    raw = jsonl([line("a", {"model": "embedder"}, "/v1/embeddings"), line("b", {"model": "no"}, "/v1/embeddings")])
+    file = api.upload(raw.replace(b'"no"', b'"\xff"')).json()["id"]
+    batch = api.wait(api.create(file, "/v1/embeddings").json()["id"])
+    assert batch["status"] == "failed"
+    (found,) = batch["errors"]["data"]
+    assert (found["code"], found["line"]) == ("invalid_model", 2)
+
+
 def test_duplicates_name_both_lines(api: Api) -> None:
     lines = doubling(700)
     lines[650]["custom_id"] = "c3"

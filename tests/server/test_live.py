@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +28,7 @@ from chairlift.server.batches.record import About, note
 from chairlift.server.batches.service import Batches
 from chairlift.server.front import page_line
 from chairlift.server.http.tenants import Keys
+from chairlift.server.live import snapshot
 from chairlift.server.live.feed import MOST_WATCHERS, LiveFeed
 from chairlift.server.live.slot_board import MOST_BARS, Bar, SlotBoard
 from chairlift.server.live.snapshot import BatchLook, Observer
@@ -226,6 +229,27 @@ def test_requests_have_bars_and_those_who_wait_a_reason() -> None:
     run(go)
 
 
+def test_who_was_told_less_than_there_was_is_told_all_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_MOST_CHANGES", 2)
+
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        watcher = front.live.watch()
+        assert json.loads((await anext(watcher)).removeprefix(b"data: "))["full"]
+        async with asked(front, *(None for _ in range(5)), max_tokens=5) as streams:
+            for stream in streams:
+                stream.running_since = stream.request.arrival
+            told: list[tuple[bool, int]] = []
+            while len(told) < 3:
+                message = json.loads((await anext(watcher)).removeprefix(b"data: "))
+                if told or message["models"][0]["bars"]:
+                    told.append((message["full"], len(message["models"][0]["bars"])))
+            assert told == [(False, 2), (True, 5), (False, 0)]
+            watcher.close()
+
+    run(go)
+
+
 def test_rates_and_percentiles_are_those_of_the_last_seconds() -> None:
     async def go() -> None:
         front = Front()
@@ -327,9 +351,10 @@ def test_a_slot_that_is_left_is_taken_by_the_next() -> None:
     assert [(bar.id, bar.slot) for bar in new] == [("a", 0), ("b", 1)]
     over = Bar("a", 9, 0.0, 0.2, 1.5, finish_reason="stop")
     changed = board.update([Bar("b", 9, 0.5), Bar("c", 9, 1.5)], [over], 2.0)
+    # What has changed comes last: of a long list the end is told.
     assert [(bar.id, bar.slot, bar.end, bar.finish_reason) for bar in changed] == [
-        ("a", 0, 1.5, "stop"),
         ("c", 0, None, None),
+        ("a", 0, 1.5, "stop"),
     ]
     assert board.update([Bar("b", 9, 0.5, 0.9), Bar("c", 9, 1.5)], [over], 2.3) == [Bar("b", 1, 0.5, 0.9)]
     # More than there are slots, as far as can be seen: shown in a row of its own.
@@ -387,6 +412,71 @@ def test_the_page_is_open_and_says_nothing_and_the_rest_is_not(keys: str) -> Non
             assert (await get(front, wrong)).status == 404
 
     run(go)
+
+
+# Has the page's code run with elements that do nothing.
+IN_NODE = """
+const calls = ["append", "replaceChildren", "addEventListener", "setAttribute", "scrollIntoView", "focus"];
+const node = () => ({ value: "", style: { setProperty() {} }, classList: { toggle() {} },
+  ...Object.fromEntries(calls.map((name) => [name, () => {}])) });
+const nodes = {};
+globalThis.document = { createElement: node, getElementById: (id) => (nodes[id] ??= node()) };
+globalThis.matchMedia = node;
+globalThis.sessionStorage = { getItem: () => "" };
+globalThis.fetch = async () => ({ ok: true });
+const { Chat } = await import("./chat.js");
+const { Feed } = await import("./feed.js");
+"""
+
+
+def in_node(script: str, folder: Path) -> Any:
+    """What a script logs, as JSON."""
+    for each in (resources.files("chairlift.server.live") / "page").iterdir():
+        (folder / each.name).write_text(each.read_text())
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "script.js").write_text(IN_NODE + script)
+    ended = subprocess.run(["node", "script.js"], cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+
+
+@needs_node
+def test_a_new_conversation_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    said = in_node(
+        """
+        const chat = new Chat();
+        chat.read = async (stream, answer) => {
+          Object.assign(answer, { content: "half of it", calls: [{ id: "1", name: "f", arguments: "" }] });
+          chat.clear();
+          throw new DOMException("", "AbortError");
+        };
+        nodes["chat-say"].value = "hello";
+        await chat.send();
+        console.log(JSON.stringify([chat.messages, chat.pending, chat.stopping]));
+        """,
+        tmp_path,
+    )
+    assert said == [[], [], None]
+
+
+@needs_node
+def test_the_past_of_a_machine_that_was_started_anew_is_forgotten(tmp_path: Path) -> None:
+    said = in_node(
+        """
+        const feed = new Feed(() => {}, () => {});
+        const told = ([now, full]) => {
+          feed.take({ now, full, models: [{ name: "m", version: "1", bars: [] }] });
+          return feed.models.get("m 1").past.map(([then]) => then);
+        };
+        const moments = [[1000, true], [1001, false], [1002, true], [5, true], [6, false]];
+        console.log(JSON.stringify(moments.map(told)));
+        """,
+        tmp_path,
+    )
+    assert said == [[1000], [1000, 1001], [1000, 1001, 1002], [5], [5, 6]]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import http.client
 import os
+import socket
 import ssl
 import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from support.oip_tensors import check, tensors
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
+from chairlift.server.http import protocol
 from chairlift.server.http.tls import make_tls
 
 
@@ -196,6 +200,92 @@ def test_clients_show_certificates_over_grpc(world: World) -> None:
                 with pytest.raises(utils.InferenceServerException, match="UNAVAILABLE"):
                     triton.is_server_live()
             triton.close()
+
+
+# Who begins no handshake
+
+
+def silent(it: Listening) -> socket.socket:
+    """A connection that says nothing, as soon as the server counts it."""
+    connections = it.server.server_state.connections
+    before = len(connections)
+    made = socket.create_connection(("127.0.0.1", it.port), timeout=20)
+    while len(connections) == before:
+        time.sleep(0.002)
+    return made
+
+
+def test_connections_count_before_their_handshake(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SPARE_CONNECTIONS", 1)
+    with serving(world, max_connections=2) as it, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(silent(it)) for _ in range(2)]
+        answer = httpx.get(f"{it.url}/v1/models", verify=trusting(world.ours))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_connections")
+        while len(it.server.server_state.connections) > 2:
+            time.sleep(0.002)
+        stack.enter_context(silent(it))
+        with socket.create_connection(("127.0.0.1", it.port), timeout=20) as beyond:
+            assert ended(beyond)
+        # One that hangs up and one that talks of something else let others in.
+        waiting[0].close()
+        waiting[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while len(it.server.server_state.connections) > 1:
+            time.sleep(0.002)
+        assert httpx.get(f"{it.url}/v1/models", verify=trusting(world.ours)).status_code == 200
+
+
+def ended(client: socket.socket) -> bool:
+    """Wait for the end of a connection, however it comes, without an answer."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_handshake_has_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HANDSHAKE_TIMEOUT_S", 0.05)
+    with serving(world) as it, silent(it) as client:
+        assert ended(client)
+        while it.server.server_state.connections:
+            time.sleep(0.002)
+
+
+def test_a_server_that_leaves_waits_for_no_handshake(world: World) -> None:
+    with contextlib.ExitStack() as stack:
+        with serving(world) as it:
+            client = stack.enter_context(silent(it))
+        assert ended(client)
+
+
+# What a container is asked
+
+
+@pytest.fixture
+def health_check(tmp_path: Path) -> Path:
+    """The health check of the image."""
+    text = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    path = tmp_path / "check.py"
+    path.write_text(text.partition("/chairlift-ready\n")[2].partition("\nEOF\n")[0])
+    return path
+
+
+@pytest.mark.processes
+def test_the_health_check_of_the_image(world: World, health_check: Path) -> None:
+    def healthy(port: int) -> bool:
+        environment = os.environ | {"CHAIRLIFT_PORT": str(port)}
+        return subprocess.run([sys.executable, str(health_check)], env=environment, capture_output=True).returncode == 0
+
+    with listening(adder()[0]) as plain:
+        assert healthy(plain.port)
+        next(iter(plain.models.all())).state = "draining"
+        assert not healthy(plain.port)
+    assert not healthy(plain.port)
+    with serving(world) as encrypted:
+        assert healthy(encrypted.port)
+        next(iter(encrypted.models.all())).state = "draining"
+        assert not healthy(encrypted.port)
+    with serving(world, tls_ca=str(world.trusted())) as closed:
+        assert healthy(closed.port)
 
 
 # Files that are replaced

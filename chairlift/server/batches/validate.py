@@ -87,7 +87,7 @@ class Validation:
     def _check_model(self, line: Line) -> None:
         try:
             model = _named.decode(line.body).model
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             message = f"line {line.number}: body.model must be a string"
             self._add("invalid_model", message, line.number, "body.model")
             return

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import os
+import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+HANDSHAKE_TIMEOUT_S = 10.0
 # Connections beyond `max_connections` that are let in to be told so, and for probes, which must not fail with them.
 SPARE_CONNECTIONS = 32
 _CLOSE_TIMEOUT_S = 5
@@ -39,7 +43,7 @@ def make_server(
         config,
         buffered or Buffered(config.max_buffered_bytes),
         app,
-        http=BoundedProtocol,
+        http=BoundedProtocol if tls is None else partial(Handshake, tls.context),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -52,7 +56,6 @@ def make_server(
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
     settings.load()
-    settings.ssl = None if tls is None else tls.context
     return _Server(settings)
 
 
@@ -100,12 +103,57 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Handshake(asyncio.Protocol):
+    """A connection to a TLS port until it is encrypted, which counts from the start.
+
+    A server of the event loop's with a context tells nobody of connections whose handshake is not over.
+    """
+
+    def __init__(self, context: ssl.SSLContext, **given: Any) -> None:
+        self._context, self._given = context, given
+        self._connections: set[Any] = given["server_state"].connections
+        self._most = given["config"].limits.max_connections + SPARE_CONNECTIONS
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, unless there are too many connections already."""
+        try:
+            if len(self._connections) < self._most:
+                # Goes on in another transport, as this one may read what is meant for the handshake before that begins.
+                own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+                self._connections.add(self)
+                self._task = asyncio.get_running_loop().create_task(self._encrypt(own))
+                self._task.add_done_callback(lambda task: self._connections.discard(self))
+        finally:
+            cast(asyncio.Transport, transport).abort()
+
+    def shutdown(self) -> None:
+        """Hang up: the server leaves."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _encrypt(self, own: socket.socket) -> None:
+        # What is wrong with a client's handshake is not the server's to report.
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make, own, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
+
+    def _make(self) -> "BoundedProtocol":
+        protocol = BoundedProtocol(**self._given)
+        protocol.handshake = self
+        return protocol
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Counts what a connection holds, and closes it where it is one too many, or its client is slow to ask or to read.
 
     The parser itself would take in a head of any size. A request whose body came together with its head is first
     offered to the application's `direct`, if it has one.
     """
+
+    # What it was before it was encrypted, if it is.
+    handshake: Handshake | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a new connection has to say what it wants."""
@@ -122,6 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._wrote = False
         self._write_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        cast(set[Any], self.connections).discard(self.handshake)
         super().connection_made(transport)
         beyond = len(self.connections) - self._limits.max_connections
         self._is_crowded = beyond > 0

@@ -49,7 +49,7 @@ def make_tls(config: ServerConfig) -> Tls | None:
     """TLS as the settings have it, or None."""
     if config.tls_cert is None or config.tls_key is None:
         return None
-    return Tls(Path(config.tls_cert), Path(config.tls_key), Path(config.tls_ca) if config.tls_ca else None)
+    return Tls(Path(config.tls_cert), Path(config.tls_key), None if config.tls_ca is None else Path(config.tls_ca))
 
 
 def read_certificates(certificate: Path, key: Path, authority: Path | None) -> Certificates:

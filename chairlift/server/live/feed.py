@@ -22,7 +22,7 @@ class Watcher:
 
     def __init__(self, feed: "LiveFeed", most: int = 0) -> None:
         self.unread: list[bytes] = []
-        # Whether it has yet to be told all.
+        # Whether it has yet to be told all, at first or because it was not.
         self.is_new = True
         self.ended = False
         self._feed = feed
@@ -127,6 +127,7 @@ class LiveFeed:
             else:
                 changes = changes or _event(snapshot)
                 watcher.push(changes)
+                watcher.is_new |= observer.was_cut
 
 
 _RETRY = {"Retry-After": "5"}

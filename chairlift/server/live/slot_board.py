@@ -46,7 +46,7 @@ class SlotBoard:
         return [*self._ended, *self._live.values()]
 
     def update(self, live: Sequence[Bar], ended: Sequence[Bar], now: float) -> list[Bar]:
-        """Take in who runs and who ended lately, of which some may be known; return what is new or has changed.
+        """Take in who runs and who ended lately, of which some may be known; return what is new, then what has changed.
 
         Slots of what comes in are not read. Who ran before and is not there any more, or started anew, has given the
         slot up.
@@ -67,7 +67,7 @@ class SlotBoard:
         for bar in sorted(new, key=lambda each: each.start):
             self._place(bar)
         self._forget(now)
-        return changed + new
+        return new + changed
 
     def _end(self, bar: Bar, known: Bar | None, now: float) -> None:
         bar.end = now

@@ -18,7 +18,8 @@ from chairlift.server.models.sequence_service import SequenceService
 
 # Of each so many are told at most.
 _MOST_MODELS, _MOST_TENANTS, _MOST_BATCHES = 32, 50, 20
-# Bars of a model that are told in one message, the last ones; whoever comes anew is told of all.
+# Bars of a model that are told in one message, the last ones; whoever comes anew is told of all. So is, the next time,
+# whoever was told less than there was.
 _MOST_CHANGES = 300
 
 ModelWatch = SequenceWatch | ItemWatch
@@ -77,6 +78,8 @@ class Observer:
         self._models, self._batches, self._keys = models, batches, keys
         self._control = keys.needed or model_control
         self._watches: dict[ModelService, ModelWatch] = {}
+        # Whether the last look left out some bars.
+        self.was_cut = False
         # Requests and tokens of those that ended, by tenant, for each second of the last minute.
         self._ended: deque[tuple[int, Counter[str | None], Counter[str | None]]] = deque()
 
@@ -88,6 +91,7 @@ class Observer:
         for service in services[:_MOST_MODELS]:
             self._watches[service] = known.get(service) or _watch(service)
         looks = [watch.look(now) for watch in self._watches.values()]
+        self.was_cut = any(len(look.bars) > _MOST_CHANGES for look in looks)
         for look in looks:
             look.bars = look.bars[-_MOST_CHANGES:]
         tenants = self._tenants(now) if self._keys.needed else []

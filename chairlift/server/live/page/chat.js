@@ -89,6 +89,8 @@ export class Chat {
   }
 
   async answer(body) {
+    // A conversation that begins meanwhile has a list of its own.
+    const messages = this.messages;
     const answer = new Answer(body.model);
     this.add(answer.node);
     this.busy(new AbortController());
@@ -100,9 +102,9 @@ export class Chat {
       answer.foot.classList.toggle("problem", error.name !== "AbortError");
     }
     // What had no answer is not part of the conversation.
-    if (answer.content || answer.calls.length) this.messages.push(answer.message);
-    else this.messages.pop();
-    this.pending = answer.calls.filter(Boolean);
+    if (answer.content || answer.calls.length) messages.push(answer.message);
+    else messages.pop();
+    if (messages === this.messages) this.pending = answer.calls.filter(Boolean);
     this.busy(null);
   }
 

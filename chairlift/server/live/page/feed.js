@@ -15,6 +15,8 @@ class Model {
   take(look, now, full) {
     this.look = look;
     if (full) this.bars.clear();
+    // After a reboot the server's clock begins anew.
+    if (full) this.past = this.past.filter(([then]) => then <= now);
     for (const bar of look.bars) this.bars.set(`${bar[0]} ${bar[2]}`, bar);
     for (const [name, bar] of this.bars) if (bar[4] !== null && bar[4] < now - SHOWN) this.bars.delete(name);
     this.past.push([now, look]);
