@@ -122,7 +122,8 @@ class _Arguments:
 
     def _mixed(self, schema: dict[str, Any], types: frozenset[str], tags: TagForm) -> str:
         """One of several types, one of which is text: where any text will do, what else there may be is a text too."""
-        texts, others = [], []
+        texts: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
         for each in self._alternatives(schema, types):
             (texts if types_of(each, self._root) == {"string"} else others).append(resolved(each, self._root))
         listed = []
