@@ -22,6 +22,8 @@ _ELEMENTS = re.compile(
     | (?P<plain>[^\\.^$*+?{}\[\]()|])""",
     re.VERBOSE | re.DOTALL,
 )
+# A field has few markers, and short ones. A pattern could stand for any number of them.
+_MOST_MARKERS, _LONGEST_MARKER = 64, 512
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "s": " "}
 
 
@@ -50,15 +52,20 @@ def _region(field: dict[str, Any]) -> Region:
 
 
 def _markers(field: dict[str, Any], key: str) -> list[str]:
-    """The markers that open or close a field. Raises ValueError for a pattern that is none."""
+    """The markers that open or close a field. Raises ValueError for what are none."""
     literal = field.get(key)
     if literal is None:
         return _literals(field[f"{key}_pattern"])
-    return [literal] if isinstance(literal, str) else list(literal)
+    found = [literal] if isinstance(literal, str) else list(literal)
+    if len(found) > _MOST_MARKERS or any(len(each) > _LONGEST_MARKER for each in found):
+        raise ValueError(f"more than {_MOST_MARKERS} markers, or one of more than {_LONGEST_MARKER} characters")
+    return found
 
 
 def _literals(pattern: str) -> list[str]:
     """A pattern as markers, in which names stand for groups."""
+    if len(pattern) > _LONGEST_MARKER:
+        raise ValueError(f"a pattern of more than {_LONGEST_MARKER} characters")
     found, at = [""], 0
     while at < len(pattern):
         element = _ELEMENTS.match(pattern, at)
@@ -79,6 +86,8 @@ def _literals(pattern: str) -> list[str]:
             more = [_LETTERS.get(element["letter"], element["letter"])]
         else:
             more = [element["plain"]]
+        if len(found) * len(more) > _MOST_MARKERS:
+            raise ValueError(f"{pattern!r} stands for more than {_MOST_MARKERS} markers")
         found = [before + after for before in found for after in more]
     return found
 

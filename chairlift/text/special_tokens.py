@@ -5,7 +5,10 @@ What a text says then is text, and what is meant to be a special token gets such
 """
 
 import json
+import os
+import re
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +18,8 @@ from tokenizers import AddedToken, models
 # Private use characters: no normalizer, trimming or change of case touches them.
 _LETTERS = "".join(map(chr, range(0xE000, 0xF800)))
 _NAME_LETTERS = 12
+# A pattern's groups are nested so deeply at most; Python's own limit is not far beyond.
+_MAX_DEPTH = 16
 # These models may find a special token's name in a text by themselves, if it is in their vocabulary.
 _FINDS_NAMES = (models.Unigram, models.WordLevel)
 
@@ -26,6 +31,7 @@ class Lookalikes:
         """`special` are the special tokens as texts, longer ones first."""
         self._own = {text: _new_name() for text in special}
         self._hidden = {text: _new_name() for text in special}
+        self._pattern = re.compile(_any_of(special) or "(?!)")
         self.backend = tokenizers.Tokenizer(_without(backend.model, self._own))
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (found := getattr(backend, part)) is not None:
@@ -46,7 +52,7 @@ class Lookalikes:
     def hide(self, data: Any) -> Any:
         """A copy of plain data in which no text has a special token: stand-ins are in their places."""
         if isinstance(data, str):
-            return _replaced(data, self._hidden)
+            return self._replaced(data, self._hidden)
         if isinstance(data, list | tuple):
             return [self.hide(each) for each in data]
         if isinstance(data, dict):
@@ -63,7 +69,10 @@ class Lookalikes:
 
     def mark(self, text: str) -> str:
         """A text whose special tokens, other than those that are hidden, have the names by which they are found."""
-        return _replaced(text, self._own)
+        return self._replaced(text, self._own)
+
+    def _replaced(self, text: str, names: Mapping[str, str]) -> str:
+        return self._pattern.sub(lambda found: names[found[0]], text) if text else text
 
     def _add(self, added: Mapping[int, AddedToken]) -> None:
         """Add all tokens, each under its own id, but for those of the model: their new names come after all ids."""
@@ -100,11 +109,22 @@ def _new_name() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(_NAME_LETTERS))
 
 
-def _replaced(text: str, names: dict[str, str]) -> str:
-    for special, name in names.items():
-        if special in text:
-            text = text.replace(special, name)
-    return text
+def _any_of(texts: Sequence[str], depth: int = 0) -> str:
+    """A pattern for the longest of some texts that begins at a place, and tries no two that begin alike."""
+    longer = [text for text in texts if text]
+    if depth == _MAX_DEPTH:
+        choices = list(map(re.escape, sorted(longer, key=len, reverse=True)))
+    else:
+        alike = defaultdict(list)
+        for text in longer:
+            alike[text[0]].append(text)
+        choices = []
+        for group in alike.values():
+            start = os.path.commonprefix(group)  # noqa: RUF071 - letter by letter is what is meant
+            choices.append(re.escape(start) + _any_of([text[len(start) :] for text in group], depth + 1))
+    if not choices:
+        return ""
+    return f"(?:{'|'.join(choices)})" + ("" if len(longer) == len(texts) else "?")
 
 
 def _without(model: Any, names: dict[str, str]) -> Any:

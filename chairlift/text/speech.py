@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from chairlift.text.call_grammar import Prefill
+from chairlift.text.chat_template import MAX_TEMPLATE_CHARS
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
 from chairlift.text.reply_reader import DialectMarkers
@@ -14,9 +15,10 @@ from chairlift.text.tokenizer import Tokenizer
 
 # What templates call the argument that turns reasoning on or off.
 _SWITCHES = ("enable_thinking", "thinking")
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_CODE = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
-_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+# What has no end goes to the end of the text: nothing after it is looked at again.
+_COMMENT = re.compile(r"\{#.*?(#\}|\Z)", re.DOTALL)
+_CODE = re.compile(r"\{[%{].*?([%}]\}|\Z)", re.DOTALL)
+_STRINGS = {marks: re.compile(rf"([{marks}])(?:(?!\1)[^\\]|\\.)*(\1)?", re.DOTALL) for marks in ("'\"", "'", '"')}
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,10 +67,13 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
 
 def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
     """How a model writes: in the dialect that the setting names, or by its response template or chat template."""
-    template = tokenizer.chat_template
+    source = tokenizer.chat_template.source
+    # None is rendered that has so many characters by itself.
+    if len(source) > MAX_TEMPLATE_CHARS:
+        source = ""
     dialect = read_template(tokenizer.response_template) if name == "auto" and tokenizer.response_template else None
-    dialect = dialect or find_dialect(template.source, name)
-    code = _code_of(template.source)
+    dialect = dialect or find_dialect(source, name)
+    code = _code_of(source)
     special = tokenizer.vocabulary.special
     return Speech(
         dialect=dialect,
@@ -96,8 +101,24 @@ def _is_given(code: str, word: str) -> bool:
 
 def _code_of(source: str) -> str:
     """The expressions and statements of templates, without the texts in them."""
+    source = _COMMENT.sub(lambda found: "" if found[1] else found[0], source)
     # Each by itself: a text that ends none, as it holds such brackets, must not hide what follows.
-    return " ".join(_STRING.sub("''", code) for code in _CODE.findall(_COMMENT.sub("", source)))
+    return " ".join(_without_strings(found[0]) for found in _CODE.finditer(source) if found[1])
+
+
+def _without_strings(code: str, marks: str = "'\"") -> str:
+    """Code with the strings that begin with any of some marks made empty.
+
+    Where one has no end, no later one that begins with its mark has, so that only the other kind is looked for.
+    """
+
+    def empty(found: re.Match[str]) -> str:
+        if found[2]:
+            return "''"
+        others = marks.replace(found[1], "")
+        return found[1] + _without_strings(found[0][1:], others) if others else found[0]
+
+    return _STRINGS[marks].sub(empty, code)
 
 
 def _tokens_in(tokenizer: Tokenizer, dialect: Dialect | None, tools: bool) -> dict[str, int]:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.visitor import NodeTransformer
+
+_SEARCHES = frozenset({"in", "notin"})
 
 
 class Metering(NodeTransformer):
@@ -40,9 +42,18 @@ class Metering(NodeTransformer):
         node.nodes = [each if isinstance(each, nodes.Const) else _filter("written", each) for each in node.nodes]
         return node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        """A comparison costs no more than its smaller side, but for a search in a text."""
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
+        """A comparison costs no more than its smaller side; a search is one with each entry.
+
+        Raises TemplateSyntaxError for a search beside other comparisons.
+        """
         self.generic_visit(node)
+        if any(operand.op in _SEARCHES for operand in node.ops):
+            if len(node.ops) > 1:
+                raise TemplateSyntaxError("put parentheses around what is compared beside an 'in'", node.lineno)
+            [operand] = node.ops
+            found = _filter("found", node.expr, operand.expr)
+            return found if operand.op == "in" else nodes.Not(found, lineno=node.lineno)
         sides: list[Any] = [node, *node.ops]
         for index, side in enumerate(sides, start=1):
             if not isinstance(side.expr, nodes.Const):
@@ -53,8 +64,8 @@ class Metering(NodeTransformer):
         """Keys are hashed."""
         self.generic_visit(node)
         for pair in node.items:
-            if not isinstance(pair.key, nodes.Const):
-                pair.key = _filter("operand", pair.key)
+            if not isinstance(pair.key, nodes.Const) or not isinstance(pair.key.value, str):
+                pair.key = _filter("key", pair.key)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 from support.dialect_samples import TOOLS, samples, template, tokens
 
 from chairlift.text.call_grammar import ReplyShape, reply_grammar
-from chairlift.text.chat_template import ChatTemplate
+from chairlift.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
 from chairlift.text.response_template import read_template
@@ -114,10 +114,23 @@ def test_replies_are_read_and_held_to_as_it_says(name: str) -> None:
         {"fields": {"tool_calls": {"open_pattern": r"\d", "close": "c", "content": "json", "transform": FUNCTION}}},
         {"fields": {"tool_calls": {"open": "a", "close": "b", "content": "kv-lines", "transform": NAMED}}},
         {"fields": {"tool_calls": {"open": "a", "close": "b", "content": "json"}}},
+        {"fields": {"content": {"open_pattern": "(?:a|b)" * 35, "close": "x"}}},
+        {"fields": {"content": {"open_pattern": f"(?:{'|'.join('abcdefgh' * 9)})", "close": "x"}}},
+        {"fields": {"content": {"open_pattern": "a" * 513, "close": "x"}}},
+        {"fields": {"content": {"open": "a" * 513, "close": "x"}}},
+        {"fields": {"content": {"open": "a", "close": ["x"] * 65}}},
+        {"fields": {"content": {"open": "a", "close": [1]}}},
     ],
 )
 def test_what_is_more_than_a_dialect_is_none(spec: Any) -> None:
     assert read_template(spec) is None
+
+
+def test_a_pattern_may_stand_for_some_markers() -> None:
+    dialect = read_template({"fields": {"content": {"open_pattern": "(?:a|b)" * 6, "close": ["x"] * 64}}})
+    assert dialect is not None
+    assert dialect.content is not None
+    assert len(set(dialect.content.open)) == len(dialect.content.close) == 64
 
 
 def test_a_folder_s_own_goes_before_its_chat_template() -> None:
@@ -156,3 +169,26 @@ def test_what_a_template_takes_is_what_its_code_asks_for() -> None:
     assert (asked.takes_tools, asked.takes_effort, asked.switch) == (True, True, "enable_thinking")
     assert speech("{% set thinking = m.thinking %}{{ thinking }}").switch is None
     assert speech("{% if not thinking is defined %}{% set thinking = false %}{% endif %}").switch == "thinking"
+
+
+@pytest.mark.parametrize(
+    "unclosed",
+    ["{#" * 60000, "{{" * 60000, "{{ '" + "\\'" * 60000 + " }}", '{{ "' + "\\\"\\'" * 30000 + " }}", "{% '" * 30000],
+    ids=["comment", "code", "string", "strings", "both"],
+)
+def test_what_has_no_end_in_a_template_hides_nothing_before(unclosed: str) -> None:
+    told = speech("{{ tools }}{{ \"it's\" ~ 'tools' }}" + unclosed)
+    assert (told.takes_tools, told.switch) == (True, None)
+    assert not speech(unclosed).takes_tools
+
+
+def test_a_string_without_an_end_hides_no_code() -> None:
+    assert speech("{{ ' }}{{ tools }}").takes_tools
+    assert speech('{{ \' ~ tools ~ "thinking" }}').takes_tools
+    assert speech('{{ \' ~ tools ~ "thinking" }}').switch is None
+    assert speech("{# {{ tools }}").takes_tools
+
+
+def test_a_template_that_is_too_long_to_be_rendered_says_nothing() -> None:
+    told = speech("{{ tools }}<think></think>" + "x" * MAX_TEMPLATE_CHARS)
+    assert (told.dialect, told.takes_tools) == (None, False)

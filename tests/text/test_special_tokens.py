@@ -1,6 +1,7 @@
 """What looks like a special token in a text that somebody sent is text."""
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 from chairlift.text import Tokenizer
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.encoding import Cut, TextEncoder
+from chairlift.text.special_tokens import Lookalikes
 
 CHAT = (
     "<s>{% for m in messages %}{{ m.role }}: {{ m.content | trim }}<|end|>{% endfor %}"
@@ -102,6 +104,31 @@ def test_wherever_in_a_message_it_is(message: dict[str, Any]) -> None:
     assert prompt.marked is not None
     assert count_special(tokenizer, tokenizer.encode_chat(prompt)) == 1
     assert all(ord(letter) < 0xE000 for letter in prompt.text)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        ["<s>", "<|end|>"],
+        [f"<|reserved_{at}|>" for at in range(256)],
+        ["aba", "bab", "ab", "ba", "abab"],
+        ["a" * size for size in range(1, 300)],
+        ["a.b", "a+", "(", "[", "é", "éa"],
+    ],
+    ids=["few", "many", "overlapping", "nested", "signs"],
+)
+def test_no_special_token_is_left_in_what_is_hidden(special: list[str]) -> None:
+    longest_first = sorted(special, key=len, reverse=True)
+    lookalikes = Lookalikes(build("bytelevel"), longest_first)
+    dice = random.Random(1)
+    for _ in range(200):
+        text = "".join(dice.choice([*special[:20], "a", "b", "<|", " ", ""]) for _ in range(dice.randrange(12)))
+        [hidden] = lookalikes.hide([text])
+        assert not any(each in hidden for each in special), text
+        assert lookalikes.show(hidden) == text
+    # The longest that begins first, and nothing in what has none.
+    assert len(lookalikes.hide(longest_first[0])) == len(lookalikes.hide(longest_first[-1]))
+    assert lookalikes.hide(["", {"": "no"}]) == ["", {"": "no"}]
 
 
 def test_template_arguments_and_json_in_ascii_too() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.server_harness import Answer, Front
 
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate, TooSlow
+from chairlift.text.template_sandbox import Budget, OverLimit, TemplateSandbox
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 # Sixty levels of lists, each of which holds the one before twice: small in memory, and endless to look through.
@@ -19,7 +21,40 @@ TWICE = "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(60) %}"
 TWICE += "{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"
 DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
 LARGE = "{% set x = 'a' * 4000000 %}"
+# Numbers that all have the hash 0.
+CLASHING = "range(0, 10**5 * (2**61 - 1), 2**61 - 1)"
+MACRO = "m" * 50000
+# Terabytes, were they written out.
+COPIES = LARGE + "{% set l = [x] * 600000 %}"
+OF_COPIES = (
+    *("sort", "string", "lower", "upper", "capitalize", "title", "trim", "e", "forceescape", "center", "wordcount"),
+    *("unique | list", "groupby(0)", "indent", "replace('a', 'b')", "format(1)", "join", "urlencode", "safe", "tojson"),
+)
 TOO_MUCH = [
+    *(f"{COPIES}{{{{ (l | {each}) | length }}}}" for each in OF_COPIES),
+    COPIES + "{{ '{!r}'.format(l) }}",
+    COPIES + "{{ l is lower }}",
+    COPIES + "{{ [].index(l) }}",
+    "{% set r = range(100000) %}{% for i in range(2800) %}{% if 'a' in r %}{% endif %}{% endfor %}",
+    "{% set x = range(1000) | list %}{% set l = [(range(999) | list) + [5]] * 10000 %}" + "{{ x in l }}" * 9,
+    "{{ '%1000000000d' is even }}",
+    "{{ '%1000000000d' is odd }}",
+    "{{ '%1000000000d' is divisibleby(1) }}",
+    "{{ 'a' | round(9, 'ceil') }}",
+    "{{ [1] | round(9, 'floor') }}",
+    LARGE + "{{ x.strip('b' * 1000000 ~ 'a') }}",
+    LARGE + "{{ x | trim('b' * 1000000 ~ 'a') }}",
+    LARGE + "{{ x.rsplit(sep='b' ~ x[2000000:]) }}",
+    "{{ " + CLASHING + " | unique | list | length }}",
+    "{{ dict(" + CLASHING + " | batch(2)) | length }}",
+    "{{ {2**70: 1} }}",
+    "{{ {1180591620717411303424: 1} }}",
+    "{{ {'a': 1}.keys() - 'b' }}",
+    "{{ (['0'] * 100000) | map(attribute='0.' * 100000 ~ '0') | list | length }}",
+    "{{ [{'a': 'A' * 100000}] | sort(attribute='a,' * 100000 ~ 'a') }}",
+    "{{ (('<!---->' * 500000) | safe).striptags() }}",
+    "{% macro " + MACRO + "() %}{% endmacro %}{{ [" + MACRO + "] * 100000 }}",
+    TWICE + "{{ raise_exception(ns.x) }}",
     "{{ 'a' * 10**10 }}",
     "{{ 10**10 * 'a' }}",
     "{{ [0] * 10**9 }}",
@@ -98,6 +133,7 @@ BROKEN = [
     "x" * (MAX_TEMPLATE_CHARS + 1),
     "{{ 1" + "+1" * 20000 + " }}",
     "{{ 'a' | urlize }}",
+    "{{ 'a' in ['a'] == true }}",
 ]
 
 
@@ -153,9 +189,92 @@ def test_what_templates_do_is_within_the_limits() -> None:
         "{{ range(3) | list }} {{ 'ab' | list }} {{ dict(a=1) | items | list }}": "[0, 1, 2] ['a', 'b'] [('a', 1)]",
         "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{% set j = joiner(',') %}{{ j() }}{{ j() }}": "ab,",
         "{{ ('<' | e) + '<' }}": "&lt;&lt;",
+        "{{ 1 in range(3) }} {{ 1 in missing }} {{ ('a' in 'ab') == true }} {{ not 'a' in {'a': 1} }}": (
+            "True False True False"
+        ),
+        "{% set g = [1, 2, 3] | select('number') %}{{ 1 in g }} {{ g | list }}": "True [2, 3]",
+        "{{ [1, 2] | select('in', [2, 3]) | list }} {{ [1, 2, 1].count(1) }} {{ (1, 2).index(2) }}": "[2] 2 1",
+        "{{ {'b': 1, 2: 3, none: 4, 1.5: 5} }} {{ dict([['a', 1]], b=2) }}": (
+            "{'b': 1, 2: 3, None: 4, 1.5: 5} {'a': 1, 'b': 2}"
+        ),
+        "{{ messages | unique(attribute='role') | list | length }} {{ ['a', 'A'] | unique | list }}": "1 ['a']",
+        "{{ 4 is even }} {{ 4 is divisibleby(2) }} {{ 2.567 | round(1) }} {{ 'a' is lower }}": "True True 2.6 True",
+        "{{ 'a b' | title }} {{ 'a b' | wordcount }} {{ 'a b' | urlencode }} {{ range(3) | string }}": (
+            "A B 2 a%20b range(0, 3)"
+        ),
     }
     for template, expected in cases.items():
         assert render(template) == expected, template
+
+
+def work(template: str, **given: Any) -> int:
+    """The units that a rendering takes."""
+    sandbox, budget = TemplateSandbox(str, {}), Budget(10**8, 10**8)
+    sandbox.render(sandbox.code_of(template), budget, given)
+    return budget.work - sandbox.meter.work
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("'a' in l", "'a' not in l", "'a' in r", "'a' is in r", "'a' in d.values()", "('a', 1) in d.items()"),
+        *("'a' in (l | reverse)", "['a'] | select('in', r) | list", "l.count('a')", "t.count('a')", "r.index(999)"),
+        *("r | min", "r | sum", "r | sort", "l | reject('number') | list", "l | batch(1000) | first"),
+        *("l | slice(1) | first", "m(*r)"),
+    ],
+)
+def test_who_looks_at_all_entries_pays_for_all(expression: str) -> None:
+    given = {
+        "l": list(range(1000)),
+        "r": range(1000),
+        "t": tuple(range(1000)),
+        "d": {str(at): at for at in range(1000)},
+    }
+    assert work("{% macro m() %}{{ varargs | length }}{% endmacro %}{{ " + expression + " }}", **given) >= 1000
+
+
+def test_a_search_pays_for_the_size_of_what_it_looks_for() -> None:
+    long, other = list(range(10_000)), list(range(10_000))
+    for searched in ("l", "l | reverse", "l | map('list')"):
+        assert work("{{ x in (" + searched + ") }}", x=[*long, 1], l=[other] * 100) >= 100 * 1000, searched
+    assert work("{{ l.index(x) }}", x=long, l=[[*long, 1]] * 100 + [other]) >= 100 * 1000
+
+
+def test_a_search_by_hash_costs_little() -> None:
+    given = {"d": {str(at): at for at in range(100_000)}}
+    for searched in ("d", "d.keys()"):
+        assert work("{{ 'a' in " + searched + " }}", **given) < 100
+
+
+@pytest.mark.parametrize("expression", [f"l | {each}" for each in OF_COPIES] + ["d | dictsort", "l | min", "l | max"])
+def test_a_filter_makes_nothing_that_can_not_be_paid_for(expression: str) -> None:
+    """Entries that are too short to be paid for by themselves."""
+    given = {"l": ["A" * 1000] * 4000, "d": {"A" * 1000 + str(at): at for at in range(4000)}}
+    assert peak("{{ (" + expression + ") | length }}", Budget(10**6, 10**6), given) < 2**20
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("t | list", "t | sort", "t | join", "t | slice(2) | list", "t | groupby(0)", "t | wordcount", "t | title"),
+        *("t | urlencode", "t.split()", "t.split(' ')", "t.rsplit(sep=' ')", "t.splitlines()", "''.join(t)"),
+    ],
+)
+def test_a_text_is_not_taken_apart_if_that_can_not_be_paid_for(expression: str) -> None:
+    assert peak("{{ " + expression + " }}", Budget(10**6, 10**6), {"t": "ab " * 200_000}) < 2**20
+
+
+def peak(template: str, budget: Budget, given: dict[str, Any]) -> int:
+    """The bytes that a rendering has at most before it is stopped."""
+    sandbox = TemplateSandbox(str, {})
+    code = sandbox.code_of(template)
+    tracemalloc.start()
+    try:
+        with pytest.raises(OverLimit, match="too much text"):
+            sandbox.render(code, budget, given)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_limits_grow_with_the_messages() -> None:
