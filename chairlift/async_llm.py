@@ -108,6 +108,9 @@ class AsyncLLM:
             reader = self._thread.readers.get(name)
             if reader is not None:
                 reader.call(reader.abort)
+                # Whoever reads may be at something else for long; without an output its requests are yet to come.
+                if (opened := reader.output) is not None:
+                    self._thread.forget([each.id for each in opened.requests])
 
     async def embed(
         self, prompts: str | Sequence[str], *, truncate_prompt_tokens: int | None = None

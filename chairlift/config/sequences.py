@@ -1,6 +1,6 @@
 """Every setting of one model's engine, with its default, in one place."""
 
-from math import inf
+from math import inf, isfinite
 from typing import Annotated, Literal
 
 import msgspec
@@ -96,17 +96,19 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Refuse contradictions and unknown choices by name."""
         check_choices(self)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, got {value}")
         for name in ("batch_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_wait_ms", "step_time_ms", "order_ageing_ms", "priority_ageing_ms"):
-            if not 0 <= getattr(self, name) < inf:
+            if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 1 <= self.heartbeat_timeout_s < inf:
+        if self.heartbeat_timeout_s < 1:
             raise ConfigError(f"heartbeat_timeout_s must be at least 1, got {self.heartbeat_timeout_s}")
-        if not 0 < self.step_timeout_s < inf:
-            raise ConfigError(f"step_timeout_s must be positive and finite, got {self.step_timeout_s}")
-        times = ("target_itl_ms", "target_ttft_ms", "background_step_ms")
+        times = ("target_itl_ms", "target_ttft_ms", "background_step_ms", "step_timeout_s")
         counts = ("max_model_len", "num_threads", "expected_input_tokens", "expected_output_tokens")
         for name in ("kv_cache_gb", *counts, *times):
             value = getattr(self, name)

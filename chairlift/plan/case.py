@@ -10,6 +10,7 @@ import msgspec
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
+from chairlift.errors import ConfigError
 from chairlift.plan.bottleneck import Limit
 from chairlift.plan.figures import Latencies, latencies, report
 from chairlift.plan.items import ItemModel
@@ -117,9 +118,16 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         return simulate([self.model(config)], self.at(rate, count), front=self.front, replicas=replicas, seed=self.seed)
 
     def alone(self, base: ConfigT, count: int) -> Latencies:
-        """Return what the first `count` requests see without company, at the targets' percentile."""
+        """Return what the first `count` requests see without company, at the targets' percentile.
+
+        Raises ConfigError, saying why, if none of them can be answered.
+        """
         config = self.one_by_one(base)
-        gap = _APART / self.capacity(config, count)
+        capacity = self.capacity(config, count)
+        if not capacity:
+            whys = (life.refusal for life in self.run(config, 1.0, count).requests if life.refusal is not None)
+            raise ConfigError(f"no request of the traffic can be answered: {next(whys)}")
+        gap = _APART / capacity
         trace = [msgspec.structs.replace(each, arrival=n * gap) for n, each in enumerate(self.trace[:count])]
         run = simulate([self.model(base)], trace, front=self.front, seed=self.seed)
         return latencies(run, self.targets.percentile)

@@ -41,15 +41,19 @@ class Judge:
             ended = life.end is not None or life.shed_at is not None or life.refusal is not None
             slow = {"ttft": self._waited(life, life.first, now), "e2e": self._waited(life, life.end, now)}
             for name, waited in slow.items():
-                late[name] += waited > getattr(self._targets, name)
+                late[name] += self._is_late(name, waited)
             if not ended:
                 self._open.append(life)
                 continue
-            self._late = {name: self._late[name] + (slow[name] > getattr(self._targets, name)) for name in slow}
+            self._late = {name: self._late[name] + self._is_late(name, slow[name]) for name in slow}
             if life.end is not None and self._targets.itl < inf:
                 self._wide_gaps += sum(gap > self._targets.itl for gap in run.token_gaps(life))
         self.missed = max(late.values()) > self._may_miss or self._wide_gaps > self._gaps_may_miss
         return self.missed
+
+    def _is_late(self, name: str, waited: float) -> bool:
+        """Whoever gets no answer misses whatever there is to keep."""
+        return waited > getattr(self._targets, name) or (waited == inf and self._targets.any)
 
     @staticmethod
     def _waited(life: SimulatedRequest, since: float | None, now: float) -> float:

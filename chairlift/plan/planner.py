@@ -21,8 +21,11 @@ _BEYOND = 1.1
 _ALIKE = 0.02
 # Targets that even a request without company misses by so much are not sought settings for.
 _HOPELESS = 1.25
-# How many machines more than arithmetic says are tried: requests are shared out unevenly.
+# How many numbers of machines are tried, from what arithmetic says on: requests are shared out unevenly.
 _MORE_REPLICAS = 8
+# Of more machines than these so many are simulated, with their share of the rate: each takes memory, and how unevenly
+# requests are shared out among many depends little on how many they are.
+_MOST_MACHINES = 64
 
 
 CaseT = TypeVar("CaseT", bound=PlanCase[Any, Any])
@@ -133,7 +136,8 @@ def make_plan(
 
 
 def _hopeless(targets: LatencyTargets, seen: Latencies) -> bool:
-    return any(getattr(seen, name) > _HOPELESS * getattr(targets, name) for name in ("ttft", "itl", "e2e"))
+    wider = {name: _HOPELESS * getattr(targets, name) for name in ("ttft", "itl", "e2e")}
+    return bool(msgspec.structs.replace(targets, **wider).missed(seen))
 
 
 def knee(curve: Sequence[Point]) -> int:
@@ -149,10 +153,14 @@ def replicas_for(case: PlanCase[Any, Any], trial: Trial, rate: float, count: int
     """Return how many machines with these settings keep the targets at a rate, each with its own share of it."""
     # Not fewer: a run of so many requests may end before a machine that has too much to do falls behind.
     least = max(ceil(rate / trial.rate), 1)
-    for number in range(least, least + _MORE_REPLICAS):
-        point = case.point(trial.config, rate, count, number)
+    stride = ceil(least / _MOST_MACHINES)
+    for number in range(least, least + _MORE_REPLICAS * stride, stride):
+        simulated = min(number, _MOST_MACHINES)
+        share = simulated / number
+        point = case.point(trial.config, share * rate, count, simulated)
         if not point.missed:
-            return Replicas(rate=rate, count=number, at=point)
+            of_all = {name: getattr(point, name) / share for name in ("rate", "throughput", "output_tokens", "items")}
+            return Replicas(rate=rate, count=number, at=msgspec.structs.replace(point, **of_all))
     return Replicas(rate=rate, count=0, at=None)
 
 

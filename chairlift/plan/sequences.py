@@ -155,6 +155,7 @@ class VirtualSequences:
                 self.shedder.arrive([request], now)
                 if request.id in known and self._lives[request.id].first is not None:
                     self.shedder.started(request.id, num_steps, 0, now)
+        self.shedder.moved([sequence.id for sequence in scheduler.running], ())
 
     def _shed(self, life: SimulatedRequest, reason: ShedReason, now: float) -> None:
         life.shed, life.shed_at = reason, now
@@ -289,6 +290,7 @@ class VirtualSequences:
             self._end(end.id, end.reason, delivered)
         scheduler = self.scheduler
         if self._sheds:
+            self.shedder.moved([start.request.id for start in step.started], step.released)
             stats = scheduler.num_steps, scheduler.num_waiting, self.scheduler.coefficients
             for request_id, shed in self.shedder.stepped(*stats, delivered):
                 self._give_up(request_id, shed.reason, delivered)

@@ -103,9 +103,12 @@ class Tuner:
         self.decisions.append(decision)
         return decision
 
-    def begin_anew(self, configured: SequenceConfig) -> None:
-        """Somebody has set these: they are what was configured from now on, and nothing is on trial."""
-        self.configured = self.config = configured
+    def begin_anew(self, configured: SequenceConfig, config: SequenceConfig | None = None) -> None:
+        """Somebody has set something: this is what was configured from now on, and nothing is on trial.
+
+        What holds is `config`, where other settings stay as they were turned.
+        """
+        self.configured, self.config = configured, config or configured
         self._trial = None
         self._rests.clear()
         self.decisions.append(TuningDecision("settings were changed by hand"))
@@ -172,7 +175,9 @@ class Tuner:
         """Each configuration that differs in one setting by one step, but for those that rest."""
         found = []
         for setting in self._settings():
-            ladder, now = rungs(self.configured, setting), getattr(self.config, setting)
+            now = getattr(self.config, setting)
+            # Since somebody has set another setting, the one that holds may be between two.
+            ladder = sorted({*rungs(self.configured, setting), now})
             place = ladder.index(now)
             for value in ladder[max(place - 1, 0) : place] + ladder[place + 1 : place + 2]:
                 if self._rests.get((setting, value), (0, 0))[0] <= self.rounds:

@@ -1,5 +1,6 @@
 """Settings of a model other than its own: as a client names them, what they make of its own, and what is refused."""
 
+from math import inf
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ _TARGETS = ("target_itl_ms", "target_latency_ms")
 # What each kind of model has, as it is told; the rest is refused by name.
 _OF_SEQUENCES = ("strategy", "max_num_seqs", "batch_size", "max_num_batched_tokens", "target_itl_ms", "max_wait_ms")
 _OF_ITEMS = ("max_batch_size", "max_wait_ms", "target_latency_ms")
+_TOKENS = "max_num_batched_tokens"
 BODY = msgspec.json.Decoder(SettingsBody)
 
 
@@ -69,11 +71,26 @@ def other_settings(service: SequenceService | ItemService, given: dict[str, Any]
             return OtherSettings(None, _told_limits(limits), None)
         changed_limits = _changed_limits(limits, given)
         return OtherSettings(Change(limits=changed_limits), _told_limits(limits), _told_limits(changed_limits))
-    config = service.client.config
+    config, tuner = service.client.config, service.metrics.tuner
     if not given:
         return OtherSettings(None, _told_config(config), None)
+    slots = given.get(POLICIES[config.strategy].slots_setting or "", 0)
+    if tuner is not None and slots > config.max_num_batched_tokens:
+        # So few tokens nobody has set: the tuner may have as many as were configured.
+        given = {_TOKENS: min(slots, tuner.configured.max_num_batched_tokens)} | given
     changed = _changed_config(config, given)
     return OtherSettings(Change(config=changed), _told_config(config), _told_config(changed))
+
+
+def configured_with(given: dict[str, Any], configured: SequenceConfig) -> SequenceConfig:
+    """What was configured, with these instead, of a model whose settings may have been turned since then.
+
+    Tokens that are given for the slots that there are now may be too few for those that were configured.
+    """
+    slots = POLICIES[configured.strategy].slots_setting
+    if slots is not None and given.get(_TOKENS, inf) < configured.slots:
+        given = {slots: given[_TOKENS]} | given
+    return msgspec.structs.replace(configured, **given)
 
 
 def _changed_config(config: SequenceConfig, given: dict[str, Any]) -> SequenceConfig:

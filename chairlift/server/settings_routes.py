@@ -13,7 +13,7 @@ from chairlift.server.http.exchange import as_json, read_body
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import model_in_path
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.other_settings import BODY, OtherSettings, given_in, other_settings
+from chairlift.server.other_settings import BODY, OtherSettings, configured_with, given_in, other_settings
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ def _change_sequences(service: SequenceService, other: OtherSettings, given: dic
         raise InvalidRequest(f"`{service.name}` is not loaded yet, and has the settings that it is loaded with")
     _check_live(client.configured, config, given, service.name)
     client.retune(config)
-    if service.metrics.tuner is not None:
-        service.metrics.tuner.begin_anew(config)
+    tuner = service.metrics.tuner
+    if tuner is not None:
+        tuner.begin_anew(configured_with(given, tuner.configured), config)
 
 
 def _check_live(configured: SequenceConfig, config: SequenceConfig, given: dict[str, Any], model: str) -> None:

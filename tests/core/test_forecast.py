@@ -49,6 +49,14 @@ def test_a_target_for_steps_cuts_prompts_to_time() -> None:
     assert Forecast(starved, STEP._replace(token=1e-9), 0.0).admit(3 * FLOOR, 0, 9).first == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("seconds", [1e300, 1e-300])
+def test_a_token_that_costs_next_to_nothing_cuts_no_prompt(seconds: float) -> None:
+    """So many would fill a step that no number stands for them; if the decodes alone take longer, the least goes in."""
+    limits = LIMITS._replace(seconds=seconds)
+    first = Forecast(limits, STEP._replace(token=1e-310), 0.0, [(10, 50)]).admit(99, 0, 9).first
+    assert first == pytest.approx(1.0 if seconds > 1 else -(-99 // FLOOR))
+
+
 def test_a_step_time_cuts_prompts_while_somebody_decodes() -> None:
     cost = Coefficients(1e-3, 1e-3, 0.0, 0.0)
     limits = LIMITS._replace(step_time=0.05)

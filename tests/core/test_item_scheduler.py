@@ -284,6 +284,17 @@ def test_absurd_limits_are_refused_by_name(limits: dict[str, float]) -> None:
 # Deadlines
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_shape_that_can_not_be_looked_up_is_refused_and_leaves_nothing(background: bool) -> None:
+    s = scheduler(target_latency=1.0)
+    for key in ([3, 4], ("rows", [3])):
+        with pytest.raises(ValueError, match=r"shape_key must be hashable: unhashable type: 'list'; a tuple will do"):
+            s.add(item("a", shape_key=key, background=background))
+    assert (s.num_waiting, s.num_background_waiting, s.abort("a")) == (0, 0, False)
+    s.add(item("a", shape_key=(3, 4), background=background))
+    assert ids(s.schedule(0.0)) == ["a"]
+
+
 def test_an_item_that_can_not_be_in_time_is_refused_at_the_door() -> None:
     s = trained(0.01, 0.001)
     fill(s, "a")

@@ -195,8 +195,21 @@ def test_who_waits_in_vain_is_told_before_it_has_waited_long() -> None:
 def test_a_prompt_that_is_being_computed_keeps_its_slot_however_long_that_takes() -> None:
     front = Front()
     front.run(5)
-    front.come(9)
+    (reading,) = front.come(9)
+    front.shedder.moved([reading], [])
     assert front.step(waiting=0, steps=30) == {}
+    assert front.step(waiting=1) == {}
+    front.shedder.moved([], [reading])
+    assert list(front.step()) == [reading], "it gave its slot up"
+
+
+def test_who_has_begun_is_told_and_not_guessed_by_who_is_first() -> None:
+    """Whose grammar is yet to be prepared is passed by, and waits; the other has a slot."""
+    front = Front()
+    front.run(50)
+    unprepared, reading = front.come(9), front.come(9)
+    front.shedder.moved(["a background request", *reading], [])
+    assert list(front.step(waiting=1, steps=30)) == unprepared
 
 
 def test_who_cannot_make_the_deadline_any_more_is_given_up() -> None:

@@ -1,5 +1,6 @@
 """Where states are kept, and who finds them: a few cases by hand. Random histories are in test_sequences_machine.py."""
 
+import pytest
 from support.sequences_world import Setup, World, make_request
 
 from chairlift.core.sequences.sequence import Sequence
@@ -56,6 +57,32 @@ def test_without_room_nothing_is_kept_and_all_is_computed() -> None:
 
 def test_what_is_shorter_than_a_block_is_not_kept() -> None:
     assert answer(world(), "short", [1, 2, 3]) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "num_blocks", "snapshots", "other"),
+    [(2, 20, 1, 3), (2, 20, 2, 9), (3, 15, 1, 3), (3, 16, 2, 9)],
+    ids=["its slot, one snapshot", "its slot, two", "its blocks, one snapshot", "its blocks, two"],
+)
+def test_who_gives_way_leaves_the_newcomer_what_it_found(
+    slots: int, num_blocks: int, snapshots: int, other: int
+) -> None:
+    """What is kept of the other must not take the place of the state that the newcomer begins with."""
+    there = world(slots=slots, num_blocks=num_blocks, snapshots=snapshots)
+    prompt = list(range(100, 141))
+    there.add(make_request("first", prompt, 12))
+    steps = 0
+    while there.scheduler.num_background_running == 0 or steps < 4:
+        there.schedule()
+        there.update({"first": [7], "other": [8]}, {})
+        steps += 1
+        if steps == 1:
+            there.add(make_request("other", other, 30, background=True))
+    there.add(make_request("second", [*prompt, 1, 2, 3], 4))
+    step = there.schedule()
+    assert step is not None
+    assert [(start.request.id, start.num_computed_tokens) for start in step.started] == [("second", 40)]
+    assert "other" in step.released
 
 
 def test_the_longest_text_that_is_known_is_found_and_only_its_own() -> None:

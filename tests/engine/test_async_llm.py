@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -167,6 +167,32 @@ def test_abort_ends_what_is_read(llm: chairlift.AsyncLLM) -> None:
         assert last.outputs[0].finish_reason == "abort"
         assert 0 < len(last.outputs[0].token_ids) < 400
     asyncio.run(llm.abort("mine"))
+
+
+def test_abort_does_not_wait_for_who_reads(llm: chairlift.AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = llm._llm.engine
+    abort, forgotten = engine.abort, []
+
+    def noted(request_ids: Iterable[str]) -> None:
+        forgotten.append(list(request_ids))
+        abort(request_ids)
+
+    async def go() -> list[RequestOutput]:
+        outputs = []
+        async for output in llm.generate("Once", ENDLESS, "mine"):
+            outputs.append(output)
+            if not output.finished:
+                await llm.abort("mine")
+                while engine.num_unfinished:
+                    await asyncio.sleep(0.001)
+                assert forgotten, "it went on until it ended by itself"
+        await until_idle(llm)
+        return outputs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "abort", noted)
+        last = asyncio.run(go())[-1]
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
 
 
 def test_what_is_wrong_is_refused_by_name(llm: chairlift.AsyncLLM) -> None:

@@ -487,7 +487,11 @@ def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.Mon
     llm.engine.abort(["a"])
     assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (1, [UNWANTED])
     assert llm.engine.explain({"a", "b"}) == [Standing("b", SequenceState.PREPARING)]
-    llm.engine.abort(["b"])
+    later = msgspec.structs.replace(request, id="c", grammar=UNWANTED, background=True)
+    llm.engine.add(later)
+    stats = llm.engine.stats()
+    assert (stats.waiting, stats.background_waiting) == (1, 1), "background requests are no live ones"
+    llm.engine.abort(["b", "c"])
     assert (llm.engine.num_unprepared, list(llm.sequences._runner.grammars._waiting)) == (0, [])
 
 

@@ -199,6 +199,17 @@ DecoderRunner.load = load
 """
 
 
+LOST = """
+from chairlift.runners.decoder.runner import DecoderRunner
+execute = DecoderRunner.execute
+def lost(self, step):
+    if any(start.request.max_tokens == 13 for start in step.started):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return execute(self, step)
+DecoderRunner.execute = lost
+"""
+
+
 @pytest.fixture
 def sabotage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     (tmp_path / "sitecustomize.py").write_text(SITE)
@@ -250,6 +261,20 @@ def test_a_worker_that_is_stuck_is_replaced(how: str, sabotage: Callable[[str], 
         assert client.restarts == 1
 
     with_client(body, step_timeout_s=1.0)
+
+
+@pytest.mark.processes
+def test_a_worker_whose_device_is_lost_is_replaced(sabotage: Callable[[str], None]) -> None:
+    sabotage(LOST)
+
+    async def body(client: SequenceClient) -> None:
+        await client.wait_ready()
+        with pytest.raises(WorkerLost, match=r"died \(exit status 1\) and is being restarted"):
+            await generate(client, 13)
+        assert await generate_when_ready(client) == 5
+        assert client.restarts == 1
+
+    with_client(body)
 
 
 async def generate_when_ready(client: SequenceClient) -> int:

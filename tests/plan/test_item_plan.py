@@ -10,6 +10,7 @@ import pytest
 from support.simulated import exact_calls, few_candidates
 
 from chairlift.config.items import ItemConfig
+from chairlift.errors import ConfigError
 from chairlift.plan.advice import facts_of
 from chairlift.plan.case import changed
 from chairlift.plan.item_advice import item_decision
@@ -45,6 +46,14 @@ def test_what_a_server_can_do_at_all() -> None:
     for contention, slower in ((2.0, 2.0 * 0.001), (1000.0, CALL + SIZE)):
         beside = ItemCase(case().profile, case().trace, front=FrontCost(request=0.001, contention=contention))
         assert beside.capacity(config(max_batch_size=1), 200) == pytest.approx(1 / (CALL + SIZE + slower))
+
+
+def test_where_nothing_can_be_answered_the_reason_is_told() -> None:
+    traffic = Traffic(arrivals="poisson:50", input_length="constant:64")
+    encoder = ItemConfig(model="encoder", kind="encoder", max_batch_tokens=16, max_wait_ms=0.0)
+    too_long = ItemCase(exact_calls(CALL, SIZE), tuple(synthetic(traffic, 1.0)))
+    with pytest.raises(ConfigError, match=r"no request of the traffic can be answered: .*64.*16 \(max_batch_tokens\)"):
+        too_long.alone(encoder, 10)
 
 
 def test_a_crowd_is_never_refused() -> None:

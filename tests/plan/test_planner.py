@@ -20,6 +20,7 @@ from chairlift.plan.search import Trial, num_requests
 from chairlift.plan.sequence_advice import longest_of, sequence_decision
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.sequence_case import SequenceCase
+from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.traffic import Traffic, synthetic
@@ -81,6 +82,31 @@ def test_more_traffic_takes_more_machines(varied: tuple[SequenceCase, ServingPla
     found = replicas_for(case, trial, 3.5 * plan.best.rate, 40)
     assert found.count >= 4
     assert found.at is not None
+    assert found.at.missed == ()
+
+
+def test_of_very_many_machines_a_few_are_simulated(
+    varied: tuple[SequenceCase, ServingPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, plan = varied
+    assert plan.best is not None
+    trial = Trial(SequenceConfig(model="formula", **plan.best.settings), plan.best.rate)
+    simulated: list[tuple[float, int]] = []
+    run = SequenceCase.run
+
+    def noted(self: SequenceCase, config: SequenceConfig, rate: float, count: int, replicas: int = 1) -> SimulatedRun:
+        simulated.append((rate, replicas))
+        return run(self, config, rate, count, replicas)
+
+    monkeypatch.setattr(SequenceCase, "run", noted)
+    rate = 1e5 * trial.rate
+    found = replicas_for(case, trial, rate, 40)
+    assert {machines for _, machines in simulated} == {64}
+    assert len(simulated) <= 8
+    assert 1e5 <= found.count < 1.2e5
+    assert simulated[-1][0] / 64 == pytest.approx(rate / found.count), "each has its own share"
+    assert found.at is not None
+    assert found.at.rate == pytest.approx(rate)
     assert found.at.missed == ()
 
 

@@ -95,6 +95,27 @@ def test_a_point_says_what_came_of_a_rate() -> None:
     assert point.kv == pytest.approx(point.kv_tokens / 16 / case.num_blocks(with_strategy(BASE, "continuous", 8)))
 
 
+def test_who_is_refused_misses_whatever_there_is_to_keep() -> None:
+    """Where a target of the server's own has most refused, the tokens of those let in come as they should."""
+    config = with_strategy(BASE, "continuous", 4, target_ttft_ms=50.0)
+    case = steady(LatencyTargets(itl=0.05))
+    assert not case.keeps(config, 400.0, 60)
+    point = case.point(config, 400.0, 60)
+    assert (point.latencies.itl, point.latencies.e2e) == (pytest.approx(0.01), inf)
+    assert point.missed == ("e2e",)
+    assert 0 < highest_rate(case, config, 60) < 60
+    assert steady(LatencyTargets(ttft=0.2)).point(config, 400.0, 60).missed == ("ttft",)
+    free = steady()
+    assert free.keeps(config, 400.0, 60), "nothing was promised"
+    assert free.point(config, 400.0, 60).missed == ()
+
+
+def test_where_nothing_can_be_answered_the_reason_is_told() -> None:
+    long = tuple(TraceRequest(arrival=0.1 * n, input_length=5000, output_length=1) for n in range(8))
+    with pytest.raises(ConfigError, match="no request of the traffic can be answered: This model's maximum context"):
+        SequenceCase(STEADY, long).alone(BASE, 8)
+
+
 def test_kv_memory_is_what_a_server_with_so_many_slots_gets() -> None:
     """A longest sequence takes 256 blocks, and there are 10,000 at most."""
     case = steady()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 from support.past import traffic
@@ -198,6 +199,20 @@ def test_whatever_comes_no_setting_leaves_its_ladder_and_none_moves_but_a_step(d
             assert abs(places[0] - places[1]) == 1
             assert name == "step_time_ms" or getattr(tuner.config, name) <= getattr(tuner.configured, name)
         assert tuner.config.slots <= tuner.config.max_num_batched_tokens
+
+
+def test_settings_by_hand_leave_the_others_where_they_were_turned() -> None:
+    tuner = on_trial()
+    configured = msgspec.structs.replace(tuner.configured, max_num_batched_tokens=96)
+    config = msgspec.structs.replace(tuner.config, max_num_batched_tokens=96)
+    tuner.begin_anew(configured, config)
+    assert (tuner.config, tuner.configured, tuner.on_trial) == (config, configured, False)
+    assert {each.max_num_seqs for each in tuner.alternatives()} == {32, 48, 64}
+    # On no rung of what is configured now: its neighbours are the nearest above and below.
+    tuner.begin_anew(config_of(max_num_seqs=30), config_of(max_num_seqs=20))
+    assert {each.max_num_seqs for each in tuner.alternatives()} == {15, 20, 22}
+    tuner.begin_anew(configured)
+    assert tuner.config is tuner.configured is configured
 
 
 def test_turn_by_turn_a_window_that_is_too_long_for_the_traffic_is_closed() -> None:

@@ -287,6 +287,34 @@ def test_greedy_takes_the_likeliest_and_tiny_temperatures_nearly_are() -> None:
     assert bfloat16.float().gather(1, torch.from_numpy(found)[:, None])[:, 0].equal(bfloat16.float().amax(-1))
 
 
+@pytest.mark.parametrize("vocab", [VOCAB, 3000])
+def test_what_rounds_to_zero_is_not_zero(vocab: int) -> None:
+    """Such a top_p keeps the likeliest, and such a temperature is none that is greedy: it draws where two tie."""
+    logits = random_logits(50, vocab)
+    likeliest = logits.argmax(-1).tolist()
+    for fields in ({"top_p": 1e-46}, {"temperature": 1e-46}, {"top_p": 1e-300, "temperature": 1e-300, "top_k": 9}):
+        assert sample(logits, [SamplingParams(**fields)] * 50).token_ids.tolist() == likeliest
+    tied = torch.zeros(200, 2)
+    drawn = sample(tied, [SamplingParams(temperature=1e-46)] * 200).token_ids.tolist()
+    assert set(drawn) == {0, 1}
+    # What is excluded before a penalty stays so, where it would be no number once multiplied by 0.
+    logits[:, :5] = -torch.inf
+    params = SamplingParams(repetition_penalty=1e-46, temperature=0)
+    sampled = sample(-logits.abs(), [params] * 50, prompts=[[1, 2, 3]] * 50)
+    assert not sampled.errors
+
+
+def test_a_temperature_that_rounds_to_zero_is_drawn_with_of_what_a_grammar_allows() -> None:
+    logits = random_logits(20, 41)
+    rows, lengths = np.arange(20), np.full(20, 1)
+    sampler = Sampler(20, 41, 7, CPU, drawing[0])
+    for row in range(20):
+        sampler.add(row, make_request(f"r{row}", SamplingParams(temperature=1e-46), [1]), [1])
+    ruling = Ruling([Tried([37], 41, is_open=False) for _ in range(20)])
+    choice = sampler.sample(logits.clone(), rows, lengths, ruling)
+    assert choice.token_ids.tolist() == [37] * 20
+
+
 def test_inverse_cdf_runs_in_vocabulary_order_and_skips_the_impossible() -> None:
     logits = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0]).log()
     points = (0.0, 0.49, 0.5, 0.74, 0.75, 1 - 2**-53)

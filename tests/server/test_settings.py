@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.items_harness import embedder
 from support.key_files import bearer, write_keys
@@ -86,10 +87,67 @@ def test_a_tuner_goes_on_from_what_was_set_by_hand() -> None:
         front = serving(config)
         tuner = front.service.metrics.tuner = Tuner(config)
         assert (await change(front, {"max_num_seqs": 10})).status == 200
-        assert tuner.config is tuner.configured is front.client.config
+        assert tuner.config is front.client.config
+        assert tuner.configured == tuner.config
         assert not tuner.on_trial
         assert max(each.max_num_seqs for each in tuner.alternatives()) == 10
         assert "by hand" in tuner.decisions[-1].reason
+
+    run(go)
+
+
+def turned(settings: dict[str, Any], **configured: Any) -> tuple[Front, Tuner]:
+    """A server whose tuner has turned some settings since they were configured."""
+    config = SequenceConfig(model="tiny", auto=True, **configured)
+    front = serving(config)
+    tuner = front.service.metrics.tuner = Tuner(config)
+    front.client.config = tuner.config = msgspec.structs.replace(config, **settings)
+    return front, tuner
+
+
+def test_what_the_tuner_has_turned_was_not_configured_by_setting_something_else() -> None:
+    async def go() -> None:
+        front, tuner = turned({"max_num_seqs": 16, "step_time_ms": 1200.0}, target_ttft_ms=500.0)
+        for most in (256, 128):
+            assert (await change(front, {"max_num_batched_tokens": most})).status == 200
+            now, configured = front.client.config, tuner.configured
+            assert tuner.config is now
+            assert (now.max_num_seqs, now.step_time_ms, now.max_num_batched_tokens) == (16, 1200.0, most)
+            assert (configured.max_num_seqs, configured.step_time_ms) == (64, 300.0)
+            assert configured.max_num_batched_tokens == most
+        assert {each.max_num_seqs for each in tuner.alternatives()} == {8, 16, 32}
+        assert max(each.step_time_ms for each in tuner.alternatives()) == 1200.0
+
+    run(go)
+
+
+def test_slots_and_tokens_of_which_one_was_turned_and_one_is_set_go_together() -> None:
+    async def go() -> None:
+        # Fewer tokens than there were slots configured, which those that are left have room in.
+        front, tuner = turned({"max_num_seqs": 16})
+        assert (await change(front, {"max_num_batched_tokens": 32})).status == 200
+        assert (front.client.config.max_num_seqs, front.client.config.max_num_batched_tokens) == (16, 32)
+        assert (tuner.configured.max_num_seqs, tuner.configured.max_num_batched_tokens) == (32, 32)
+        assert max(each.max_num_seqs for each in tuner.alternatives()) == 24
+        # More slots than the tuner has left tokens for.
+        front, tuner = turned({"max_num_seqs": 16, "max_num_batched_tokens": 25}, max_num_batched_tokens=100)
+        told = (await change(front, {"max_num_seqs": 64})).json()
+        assert (told["settings"]["max_num_seqs"], told["settings"]["max_num_batched_tokens"]) == (64, 64)
+        assert (tuner.configured.max_num_seqs, tuner.configured.max_num_batched_tokens) == (64, 100)
+        assert tuner.config is front.client.config
+        assert {each.max_num_batched_tokens for each in tuner.alternatives()} == {64, 100}
+        refused = await change(front, {"max_num_batched_tokens": 32})
+        assert (refused.status, refused.error["param"]) == (400, "max_num_batched_tokens")
+
+    run(go)
+
+
+def test_a_turned_setting_that_is_on_no_rung_any_more_is_turned_on_from_there() -> None:
+    async def go() -> None:
+        front, tuner = turned({"max_num_batched_tokens": 64}, max_num_batched_tokens=100)
+        assert (await change(front, {"max_num_seqs": 10})).status == 200
+        assert front.client.config.max_num_batched_tokens == 64
+        assert {each.max_num_batched_tokens for each in tuner.alternatives()} == {50, 64, 100}
 
     run(go)
 

@@ -40,7 +40,12 @@ def draw_setup(dice: Dice) -> Setup:
         priority_ageing=pick(dice, (0.0, 0.5, 1.0, 1e6)),
         size_ageing=pick(dice, (None, None, None, 0.01, 1.0)),
     )
-    if dice.integer(0, 7):
+    kind = dice.integer(0, 7)
+    if kind == 1:
+        # Few slots and snapshots, for which who starts competes with who gives way.
+        few = {"slots": 2, "snapshots": dice.integer(1, 2), "prefix_caching": True, "budget": None, "background": None}
+        return setup._replace(strategy="continuous", **few)
+    if kind:
         return setup
     # Prompts longer than what a step has time for.
     long = setup._replace(max_model_len=120, num_blocks=max(setup.num_blocks, setup.blocks_for(240)))
@@ -52,7 +57,8 @@ def draw_request(dice: Dice, world: World, prompts: list[list[int]], vocab: int)
     prompt: list[int] = []
     if prompts and dice.integer(0, 2):
         known = pick(dice, prompts)
-        prompt = known[: dice.integer(1, len(known))]
+        # Half go on where another ended, as conversations do, and where states are kept.
+        prompt = known[: pick(dice, (len(known), dice.integer(1, len(known))))]
     most = max(setup.max_model_len // pick(dice, (2, 4, 8)) - len(prompt), 1)
     prompt = prompt + [dice.integer(0, vocab - 1) for _ in range(dice.integer(0 if prompt else 1, most))]
     prompts.append(prompt)

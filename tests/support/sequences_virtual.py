@@ -201,6 +201,7 @@ class VirtualModel:
         output = self.engine.step()
         if output is None:
             return False
+        self.shedder.moved(output.started, output.preempted)
         for update in output.updates:
             life = self.lives[update.id]
             if life.first is None:

@@ -25,7 +25,7 @@ from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.prefixes import Hit
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
-from chairlift.core.sequences.sequence import block_hash, root_hash
+from chairlift.core.sequences.sequence import Sequence, block_hash, root_hash
 from chairlift.core.sequences.snapshots import SnapshotPool
 
 STRATEGIES = ("none", "static", "dynamic", "continuous")
@@ -313,6 +313,9 @@ class World:
         self.num_cut = self.num_retuned = 0
         # Who held a slot when there came to be fewer: as they leave, nobody takes their place.
         self.held_over = 0
+        # How many tokens of each that may start were found when that was asked first in a step.
+        self.found: dict[str, int] = {}
+        self._match, self.scheduler.prefixes.match = self.scheduler.prefixes.match, self._note_found
         self.calls: list[tuple[Any, ...]] = []
         self.answers: list[Any] = []
         self._serial = 0
@@ -375,6 +378,7 @@ class World:
         self._record("schedule", self.now, yields)
         assert self.in_flight is None
         before = Before(self)
+        self.found = {}
         step = self.scheduler.schedule(self.now, yields)
         self.answers.append(step)
         if step is not None:
@@ -392,6 +396,11 @@ class World:
         check_background(self, said, before, yields)
         self.served.update(dict.fromkeys(said.num_tokens, len(self.calls)))
         return step
+
+    def _note_found(self, sequence: Sequence) -> Hit:
+        hit = self._match(sequence)
+        self.found.setdefault(sequence.id, hit.num_tokens)
+        return hit
 
     def resting(self, running: list[str]) -> set[str]:
         """Who of these, most urgent first, is left out of the next step, as it was late: never the first."""
@@ -616,15 +625,14 @@ def check_step(world: World, step: Step, before: Before) -> None:
             assert sequence.num_computed_tokens == before.computed[name]
     preempted = bool(victims_of(world, step)[0])
     spent = check_budget(world, step, before)
-    # One token is kept for each that rests.
-    most = setup.max_num_batched_tokens - len(resting)
-    assert full or preempted or spent or total >= most, "tokens were held back without need"
+    assert full or preempted or spent or total == setup.max_num_batched_tokens, "tokens were held back without need"
     for start in step.started:
         record = world.records[start.request.id]
         assert start.request is record.request
         assert start.token_ids == record.tokens, "what is started is not what its client has seen"
         assert start.num_computed_tokens % setup.block_size == 0 or setup.snapshots is not None
         assert start.num_computed_tokens < len(start.token_ids), "nothing is left to compute"
+        assert start.num_computed_tokens >= world.found[start.request.id], "what it was admitted for was lost meanwhile"
         reads = (
             setup.prefix_caching and record.request.use_prefix_cache and record.request.params.prompt_logprobs is None
         )
@@ -772,13 +780,12 @@ def check_admission(world: World, step: Step, before: Before) -> None:
     started = started_in(world, step, background=False)
     waiting_names = [name for _, name in before.waiting]
     if started and len(scheduler.running) > 1:
-        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in scheduler.running)
-        spare = scheduler.pool.num_free - owed
+        spare = scheduler.pool.num_free - _owed(world, step, scheduler.running)
         assert spare >= len(scheduler.running) - 1, "admitted although those who run need the blocks"
     if started_in(world, step, background=True):
         others = [*scheduler.running, *scheduler.background.running]
-        owed = sum(setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in others)
-        assert scheduler.pool.num_free - owed >= len(others) - 1, "admitted although those that run need the blocks"
+        spare = scheduler.pool.num_free - _owed(world, step, others)
+        assert spare >= len(others) - 1, "admitted although those that run need the blocks"
     if not setup.closes_batch:
         assert started == waiting_names[: len(started)], "admitted out of turn"
         return
@@ -796,6 +803,12 @@ def check_admission(world: World, step: Step, before: Before) -> None:
     assert started == members[: len(started)]
     assert bool(started) == bool(members)
     world.members = set(members)
+
+
+def _owed(world: World, step: Step, running: list[Sequence]) -> int:
+    """Blocks that sequences lack for the tokens they know; whoever rests, no more than the one that is kept for it."""
+    moving = [s for s in running if s.id in step.num_tokens or s.request.background]
+    return sum(world.setup.blocks_for(len(s.token_ids)) - len(s.block_table) for s in moving)
 
 
 def check_waiting(world: World, step: Step, before: Before) -> None:

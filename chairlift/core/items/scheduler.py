@@ -72,7 +72,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         self.limits, self._target = limits, LatencyTarget.of(limits.target_latency, self._target)
 
     def add(self, item: Item) -> None:
-        """Queue an item. Raises Shed, or ValueError if its id is in use or it is larger than any batch.
+        """Queue an item. Raises Shed, or ValueError for an id in use, a size beyond any batch, or an unhashable shape.
 
         An item without a deadline gets the default one, unless it is a background item.
         """
@@ -92,9 +92,9 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if item.background:
             self._background.waiting.push(item)
             return
+        self._waiting.push(item)
         if self._target is not None:
             self._target.arrived(item.size, item.arrival)
-        self._waiting.push(item)
 
     def _waits(self, item_id: str) -> bool:
         background = self._background

@@ -95,12 +95,15 @@ class WaitingItems:
         return sum(bisect_left(queue.waiting, rank, key=_rank) for queue in self.queues.values())
 
     def push(self, item: Item) -> None:
-        """Join the queue of its shape."""
+        """Join the queue of its shape. Raises ValueError, and nothing has changed, for one that can't be looked up."""
+        try:
+            queue = self.queues.get(item.shape_key)
+        except TypeError as error:
+            raise ValueError(f"shape_key must be hashable: {error}; a tuple will do instead of a list") from None
         self._serial = serial = self._serial + 1
         level = self._level(item)
         waiter = WaitingItem(item, (self._order.moment(item.arrival, item.priority, item.size), serial), level)
         self._by_id[item.id] = waiter
-        queue = self.queues.get(item.shape_key)
         if queue is None:
             queue = self.queues[item.shape_key] = ShapeQueue()
         queue.push(waiter)

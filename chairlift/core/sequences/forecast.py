@@ -132,6 +132,6 @@ class Forecast:
         if limits.step_time is not None and self._ends:
             seconds = seconds_beside(decodes, self.cost, limits.step_time)
         if seconds is not None and self.cost.token > 0:
-            in_time = ceil((seconds - decodes) / self.cost.token)
-            left = min(left, max(in_time, FLOOR))
+            # Rounded last: where a token costs next to nothing, no number of them fills the time.
+            left = ceil(min(left, max((seconds - decodes) / self.cost.token, FLOOR)))
         return max(left, 1)

@@ -7,7 +7,7 @@ refused: a place that a request takes in vain could have been that of one that i
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from math import exp, inf, log
 from operator import attrgetter
 from typing import NamedTuple
@@ -81,10 +81,11 @@ class Foreseen(NamedTuple):
 class _Live:
     """A live request that has not ended: waiting until its first token is there, then running.
 
-    `foreseen` is when somebody asked for it, and the wait that was foreseen then.
+    It has `begun` while it has a slot, in which its prompt is computed first. `foreseen` is when somebody asked for it,
+    and the wait that was foreseen then.
     """
 
-    __slots__ = ("deadline", "expected", "foreseen", "group", "leads", "rank", "request", "share", "since")
+    __slots__ = ("begun", "deadline", "expected", "foreseen", "group", "leads", "rank", "request", "share", "since")
 
     def __init__(self, request: Request, group: Hashable, rank: Rank, deadline: float | None, leads: bool) -> None:
         self.request = request
@@ -93,6 +94,7 @@ class _Live:
         self.deadline = deadline
         self.leads = leads  # the first of those that came together, by which the target goes
         self.share = rank[1] * _GOLDEN % 1.0
+        self.begun = False
         self.expected: float | None = None
         self.foreseen: tuple[float, float] | None = None
         self.since: int | None = None  # the step of the first token
@@ -182,6 +184,13 @@ class LoadShedder:
         if not self._waiting or moment >= self._waiting[-1].rank[0]:
             self._check_target(self._least_wait(now), 1)
 
+    def moved(self, begun: Iterable[str], preempted: Iterable[str]) -> None:
+        """Hear who took a slot in a step, and who had given one up before; any that are not here are passed over."""
+        for names, has_slot in ((preempted, False), (begun, True)):
+            for name in names:
+                if name in self._live:
+                    self._live[name].begun = has_slot
+
     def started(self, request_id: str, steps: int, num_cached_tokens: int, now: float) -> None:
         """Hear that a request had its first token in the last of so many steps, and how much was cached."""
         live = self._live.get(request_id)
@@ -212,13 +221,13 @@ class LoadShedder:
     def stepped(self, steps: int, num_waiting: int, cost: Coefficients | None, now: float) -> list[tuple[str, Shed]]:
         """Hear how many steps there were, and how many wait for a slot after the last of them.
 
-        Returns who of these waits in vain by now. They are here until `ended` is called for them.
+        Returns who waits for one in vain by now. They are here until `ended` is called for them.
         """
         self._steps, self.cost = steps, cost
         hopeful = num_waiting and (self.target is not None or self._deadlines)
         if not hopeful or now - self._made_at < self._fresh:
             return []
-        return self._look_ahead(num_waiting, now)
+        return self._look_ahead(now)
 
     def lost(self) -> None:
         """Hear that all requests are gone. What was learned stays."""
@@ -358,17 +367,19 @@ class LoadShedder:
             self._admit(forecast, ahead)
         return forecast
 
-    def _look_ahead(self, num_waiting: int, now: float) -> list[tuple[str, Shed]]:
-        """Make a new forecast, without those of the last so many in line who wait in vain; return them."""
+    def _look_ahead(self, now: float) -> list[tuple[str, Shed]]:
+        """Make a new forecast, without those who wait for a slot in vain; return them."""
         if self.limits is None or self.cost is None:
             return []
         forecast = self._of_running(now)
-        # The prompts of those before are being computed: they keep their slots, however long that takes.
-        begun = max(len(self._waiting) - num_waiting, 0)
-        for live in self._waiting[:begun]:
-            self._admit(forecast, live)
+        # The prompts of these are being computed: they keep their slots, however long that takes.
+        for live in self._waiting:
+            if live.begun:
+                self._admit(forecast, live)
         late: list[tuple[str, Shed]] = []
-        for live in self._waiting[begun:]:
+        for live in self._waiting:
+            if live.begun:
+                continue
             before = forecast.copy()
             wait = self._stretched(max(self._admit(forecast, live).first - now, 0.0), self.likely.value)
             shed = self._hopeless(live, wait, now)

@@ -63,6 +63,11 @@ class PrefixCache:
             self.queried_tokens += len(sequence.token_ids)
             self.hit_tokens += num_tokens
 
+    def hold(self, hit: Hit) -> None:
+        """Have a snapshot that was found outlast this step: whoever gives way for the finder leaves a state as well."""
+        if self.snapshots is not None and hit.snapshot is not None:
+            self.snapshots.use(hit.snapshot)
+
     def begin(self, sequence: Sequence, hit: Hit) -> None:
         """Have a sequence begin with what it found, and choose where its states are kept for others.
 
@@ -74,8 +79,7 @@ class PrefixCache:
         sequence.num_published = len(hit.blocks)
         if self.snapshots is None:
             return
-        if hit.snapshot is not None:
-            self.snapshots.use(hit.snapshot)
+        self.hold(hit)
         if self.enabled and sequence.request.use_prefix_cache:
             wanted = {hit.known, len(sequence.token_ids) - 1}
             least = max(hit.num_tokens + 1, self._block_size)

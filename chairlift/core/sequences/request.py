@@ -18,6 +18,9 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
+# More than any model has room for, and little enough to be added to a prompt's length.
+_MOST_TOKENS = 2**31 - 1
+_MOST_SEED = 2**64 - 1
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +84,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"top_p must be above 0, got {self.top_p!r}")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty!r}")
+        for name in ("max_tokens", "min_tokens"):
+            if (getattr(self, name) or 0) > _MOST_TOKENS:
+                raise ValueError(f"{name} must be at most {_MOST_TOKENS}, got {getattr(self, name)!r}")
+        if self.seed is not None and self.seed + self.n - 1 > _MOST_SEED:
+            problem = f"must be at most {_MOST_SEED - self.n + 1} with n={self.n}, as sample i draws with seed + i"
+            raise ValueError(f"seed {problem}, got {self.seed!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         check_stop(self.stop)
@@ -151,7 +160,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_p", 0, 1),
     ("top_k", -1, math.inf),
     ("min_p", 0, 1),
-    ("seed", -(2**63), 2**64 - 1),
+    ("seed", -(2**63), _MOST_SEED),
     ("repetition_penalty", 0, 100),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),

@@ -67,8 +67,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self.background = BackgroundSequences(background_budget)
         self.ask_again: float | None = None
         self.waiting_decision: Decision | None = None
-        self.num_preemptions = self._serial = self._rests_until = 0
-        self.num_steps = 0
+        self.num_steps = self.num_preemptions = self._serial = self._rests_until = 0
         self._sequences: dict[str, Sequence] = {}
         self._released: list[str] = []
         # The step's budget, once it was begun, and who learns from it.
@@ -240,14 +239,14 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         Everyone behind is sure of one token, so a long prompt fills what decodes leave and never stops them. When
         blocks run out the least urgent gives way, so the most urgent always moves and there is no livelock.
         """
-        running, budget = self.running, self.max_num_batched_tokens
-        num_tokens, block_size = step.num_tokens, self.block_size
+        running, num_tokens, block_size = self.running, step.num_tokens, self.block_size
         self._limit = None
         if self.budget is not None and not self.budget.lazy:
             self._begin_budget()
-        resting = at_rest(running, self.num_steps) if self._rests_until > self.num_steps else None
+        resting = at_rest(running, self.num_steps) if self._rests_until > self.num_steps else ()
+        budget = self.max_num_batched_tokens + len(resting)  # one token for each that runs is taken off it below
         for sequence in running:  # whoever gives way while this goes on stands at the end
-            if resting and sequence.id in resting:
+            if sequence.id in resting:
                 continue
             computed = sequence.num_computed_tokens
             given = len(sequence.token_ids) - computed
@@ -367,6 +366,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         limit = self._limit or self._begin_budget()
         if limit is not None and limit.capacity(hit.num_tokens) < 1:
             return Decision(Reason.ITL, sequence.id, limit.explain(), count)
+        self.prefixes.hold(hit)
         while lack := self.pool.lack(self._blocks_for(len(sequence.token_ids)), hit.blocks, kept=len(self.running)):
             victim = self.background.youngest()
             if victim is None:

@@ -55,7 +55,7 @@ class SnapshotPool:
         return None
 
     def use(self, slot: int) -> None:
-        """Note that a sequence begins with what lies there."""
+        """Note that a sequence begins, or is about to begin, with what lies there."""
         self._busy.add(slot)
         self._place_of.move_to_end(slot)
 

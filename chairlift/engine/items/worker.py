@@ -18,6 +18,7 @@ import zmq
 
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.core.items.item import Failure
+from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.items.arrays import decode, encode
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
@@ -38,7 +39,8 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
     """Run one batch in the calling thread.
 
     `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
-    traceback, or where memory ran out or a `BadItem` was raised, a line.
+    traceback, or where memory ran out or a `BadItem` was raised, a line; and as it is what says that no other batch can
+    be run in this process either.
     """
     started = time.perf_counter()
     try:
@@ -50,6 +52,8 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
     except Exception as error:
+        if is_device_lost(error):
+            raise
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
         # Of these two a traceback would tell nothing more.
         if failure is Failure.OUT_OF_MEMORY or isinstance(error, BadItem):

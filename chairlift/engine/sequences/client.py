@@ -288,6 +288,7 @@ class SequenceClient(Supervised):
                 self.shedder.arrive([stream.request], now)
                 if (began := stream.beginning) is not None:
                     self.shedder.started(stream.request.id, began.steps + 1, began.num_cached_tokens, now)
+        self.shedder.moved([name for name, stream in self._streams.items() if stream.running_since], ())
         self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
 
     def _admit_in_time(self, requests: list[Request], group: Hashable, timeout: float | None) -> None:
@@ -388,6 +389,8 @@ class SequenceClient(Supervised):
         for request_id in output.started:
             if (started := self._streams.get(request_id)) is not None:
                 started.running_since = output.stats.step_ended - output.stats.step_seconds
+        if self._sheds:
+            self.shedder.moved(output.started, output.preempted)
         for update in output.updates:
             stream = self._streams.get(update.id)
             if stream is None:

@@ -13,6 +13,7 @@ from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
 from chairlift.core.sequences.standing import SequenceState, Standing, standings
+from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.low_priority import rest
@@ -189,20 +190,23 @@ class Engine:
         self.runner.close()
 
     def _execute(self, step: Step) -> StepResult:
-        """Run the step; if it fails as a whole its requests get the error and the engine carries on."""
+        """Run the step; if it fails as a whole its requests get the error and the engine carries on.
+
+        Raises what interrupted it, and whatever says that no other step can be run in this process either.
+        """
         try:
             return self.runner.execute(step)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) or is_device_lost(error):
+                # Nobody may find the blocks that this step was to fill.
+                self.scheduler.update(step, _failure(step, "interrupted"), self.clock())
+                raise
             if is_out_of_memory(error):
                 count = len(step.num_tokens)
                 log.error("step %d with %d requests ran out of memory: %s", step.id, count, one_line(error))
             else:
                 log.exception("step %d with %d requests failed", step.id, len(step.num_tokens))
             return _failure(step, f"{type(error).__name__}: {error}")
-        except BaseException:
-            # Interrupted: nobody may find the blocks that this step was to fill.
-            self.scheduler.update(step, _failure(step, "interrupted"), self.clock())
-            raise
 
     def _output(self, step: Step, result: StepResult, finished: list[Finished], started: float) -> StepOutput:
         progress = self._progress
@@ -264,9 +268,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Describe the present moment, between steps."""
         scheduler, waiting, budget = self.scheduler, self.scheduler.waiting_decision, self.scheduler.budget
+        background = sum(request.background for held in self._unprepared.values() for request in held)
         return EngineStats(
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting + self.num_unprepared,
+            waiting=scheduler.num_waiting + self.num_unprepared - background,
             waiting_reason=waiting.reason.value if waiting else None,
             kv_blocks_used=scheduler.pool.num_used,
             kv_blocks_total=scheduler.pool.num_blocks,
@@ -276,7 +281,7 @@ class Engine:
             steps=scheduler.num_steps,
             cost=CostStats.of(budget) if self._has_target and isinstance(budget, LatencyBudget) else None,
             background_running=scheduler.num_background_running,
-            background_waiting=scheduler.num_background_waiting,
+            background_waiting=scheduler.num_background_waiting + background,
             coefficients=scheduler.coefficients,
             kv_blocks_cached=scheduler.pool.num_cached,
         )

@@ -23,6 +23,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Between the seeds of the tokens that are drawn for one place, of which so many are tried.
 _NEXT_SEED = np.uint64(0xD1B54A32D192ED03)
 _TRIALS = 8
+# What is above 0 stays so in float32: 0 is another thing, "greedy" or "keep nothing".
+_LEAST = float(np.finfo(np.float32).tiny)
 _BROKEN = "no token could be sampled: the model's logits are not finite"
 _EXCLUDED = "no token is left: allowed_token_ids, bad_words, min_tokens and the grammar exclude every one between them"
 
@@ -94,17 +96,18 @@ class Sampler:
         params = request.params
         prompt = len(request.prompt_ids)
         self.remove(row)
-        self._temperature[row] = params.temperature
+        self._temperature[row] = max(params.temperature, _LEAST) if params.temperature > 0 else 0
         self._min_p[row] = params.min_p
         self._top_k[row] = min(max(params.top_k, 0), self.vocab_size)
-        self._top_p[row] = params.top_p
+        self._top_p[row] = max(params.top_p, _LEAST)
         self._seed[row] = request_seed(params.seed, self.seed, request.id)
         self._logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self._may_stop[row] = prompt + params.min_tokens
         if len(token_ids) < self._may_stop[row] and (held_back := request.stop_ids | request.ignored_ids):
             self._stop_ids[row] = np.array([i for i in held_back if 0 <= i < self.vocab_size], np.int64)
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            self._counts[row] = TokenCounts(request.prompt_ids, token_ids[prompt:], params)
+            counts = self._counts[row] = TokenCounts(request.prompt_ids, token_ids[prompt:], params)
+            counts.repetition = max(counts.repetition, _LEAST)
         if params.logit_bias:
             for token in params.logit_bias:
                 if not 0 <= token < self.vocab_size:

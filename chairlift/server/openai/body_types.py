@@ -250,7 +250,4 @@ def sampling_params(body: CommonBody, max_tokens: int | None, logprobs: int | No
     """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
-    params = make_params(given)
-    if params.seed is not None and params.seed + params.n - 1 >= 2**64:
-        raise InvalidRequest("seed + n - 1 must be below 2**64: sample i uses seed + i", "seed")
-    return params
+    return make_params(given)
