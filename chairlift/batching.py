@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from functools import partial, update_wrapper
+from math import inf
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -367,9 +368,11 @@ def _options(stack: bool, settings: BatchedSettings) -> BatchingOptions:
         retries=given["retries"],
         bisect=given["bisect"],
     )
-    if given["workers"] < 1:
-        raise ValueError(f"workers must be at least 1, got {given['workers']}")
+    if not isinstance(given["workers"], int) or given["workers"] < 1:
+        raise ValueError(f"workers must be a whole number of at least 1, got {given['workers']}")
     call_timeout = _seconds(given["call_timeout_ms"])
+    if call_timeout is not None and not 0 < call_timeout < inf:
+        raise ValueError(f"call_timeout_ms must be positive and finite, got {given['call_timeout_ms']}")
     return BatchingOptions(limits, stack, call_timeout, given["workers"], given["size"], given["shape_key"])
 
 

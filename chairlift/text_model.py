@@ -67,7 +67,7 @@ class TextModel:
         encodings = self._encode(texts, cut)
         found = []
         for encoding, logits in zip(encodings, self._run(encodings, use_tqdm), strict=True):
-            probs = probabilities(logits)
+            probs = probabilities(logits, self.info.activation)
             output = ClassificationOutput(probs.tolist(), self.info.labels[int(probs.argmax())])
             found.append(ClassificationRequestOutput(self._id(), output, encoding.token_ids))
         return found
@@ -75,6 +75,8 @@ class TextModel:
     def score(self, pairs: Sequence[tuple[str, str]], cut: Cut | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
         """How well each pair goes together: a reranker's probability, or the cosine of two embeddings."""
         self._need("rerank", "embed")
+        if not pairs:
+            return []
         if self.info.task == "rerank":
             encodings = self._encoder.encode_pairs(pairs, truncate=cut or False)
             logits = np.array([vector[0] for vector in self._run(encodings, use_tqdm)], dtype=np.float64)

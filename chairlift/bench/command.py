@@ -107,6 +107,8 @@ def _measure(args: argparse.Namespace) -> Results:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what contradicts itself, and fill in the lengths of what is made up."""
+    if args.requests < 1 or args.rounds < 1:
+        raise ConfigError(f"--requests and --rounds must be at least 1, got {args.requests} and {args.rounds}")
     if args.rate is not None and not 0 < args.rate < inf:
         raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
     if args.concurrency is not None and (args.rate is not None or args.trace is not None):

@@ -13,7 +13,7 @@ from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
 from chairlift.bench.load import Arrival, Load, open_loop
 from chairlift.bench.raw_results import Recording, Results, caption, start, table
 from chairlift.errors import ConfigError
-from chairlift.plan.trace import TraceRequest, duration, fitted, scaled
+from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
 from chairlift.plan.trace_files import MOST_REQUESTS, read_trace
 
 # The module whose `markdown` shows the results.
@@ -209,11 +209,11 @@ def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
     """The trace as the flags have it."""
     if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
         raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
-    trace = read_trace(args.trace, most=args.limit)
+    trace = with_answers(read_trace(args.trace, most=args.limit))
     try:
         trace = scaled(trace, args.speed, args.scale_lengths)
     except ValueError:
-        raise ConfigError("--speed and --scale-lengths must be more than 0") from None
+        raise ConfigError("--speed and --scale-lengths must be more than 0, and finite") from None
     if args.max_model_len is not None:
         trace = fitted(trace, args.max_model_len)
     if args.seconds is not None:

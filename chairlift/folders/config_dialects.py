@@ -18,6 +18,11 @@ def as_it_is(raw: Raw) -> Raw:
     return raw
 
 
+def gemma(raw: Raw) -> Raw:
+    """Gemma 1, whose first folders say "gelu" and mean the one by tanh."""
+    return {**raw, "hidden_act": "gelu_pytorch_tanh"} if raw.get("hidden_act") == "gelu" else raw
+
+
 def _refuse(raw: Raw, neutral: Mapping[str, Any]) -> None:
     """Raise NotNative if a field that changes the numbers has another value than the one that does not."""
     for name, value in neutral.items():

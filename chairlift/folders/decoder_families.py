@@ -8,6 +8,7 @@ from chairlift.folders.config_dialects import (
     deepseek3,
     falcon,
     falcon_norms,
+    gemma,
     gpt,
     gpt_neox,
     minicpm3,
@@ -102,6 +103,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         rope=rope_per_type,
     ),
     "gemma": DecoderFamily(
+        dialect=gemma,
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         norm_offset=1.0,

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Hashable, Sequence
+from math import inf
 
 import msgspec
 
@@ -56,8 +57,8 @@ def duration(trace: Sequence[TraceRequest]) -> float:
 
 def scaled(trace: Sequence[TraceRequest], speed: float = 1.0, lengths: float = 1.0) -> list[TraceRequest]:
     """Return a trace that comes so many times as fast, with prompts and answers of so many times their lengths."""
-    if not (speed > 0 and lengths > 0):
-        raise ValueError(f"speed and lengths must be more than 0, got {speed:g} and {lengths:g}")
+    if not (0 < speed < inf and 0 < lengths < inf):
+        raise ValueError(f"speed and lengths must be more than 0, and finite, got {speed:g} and {lengths:g}")
     return [
         msgspec.structs.replace(
             request,

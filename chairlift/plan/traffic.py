@@ -2,20 +2,20 @@
 
 import random
 from collections.abc import Callable, Iterator
-from math import ceil, cos, inf, log, pi
+from math import ceil, cos, exp, inf, log, pi
 from pathlib import Path
 
 import msgspec
 
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest
-from chairlift.plan.trace_files import MOST_REQUESTS, read_trace
+from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
 
 LENGTHS = "constant:N, uniform:LOW:HIGH, exponential:MEAN, lognormal:MEDIAN:P95 or trace:FILE"
 ARRIVALS = "poisson:RATE, gamma:RATE:CV, steps:RATExSECONDS,RATExSECONDS,... or day:MEAN:PEAK:SECONDS"
 # The 95th percentile of the standard normal distribution.
 _P95 = 1.6448536269514722
-_MOST_CV = 100.0
+_LEAST_CV, _MOST_CV = 1e-3, 100.0
 
 
 class Traffic(msgspec.Struct, kw_only=True, frozen=True):
@@ -77,16 +77,21 @@ def length_sampler(form: str, rng: random.Random, column: Callable[[TraceRequest
                 raise ValueError(f"{low} is more than {high}")
             return lambda: rng.randint(low, high)
         if kind == "exponential":
-            scale = 1 / _positive(rest)
-            return lambda: ceil(rng.expovariate(scale))
+            scale = 1 / _length(rest)
+            return lambda: min(ceil(rng.expovariate(scale)), MOST_TOKENS)
         if kind == "lognormal":
-            median, p95 = (_positive(part) for part in rest.split(":"))
+            median, p95 = (_length(part) for part in rest.split(":"))
+            if p95 < median:
+                raise ValueError(f"{p95:g} is less than {median:g}")
             mu, sigma = log(median), log(p95 / median) / _P95
-            return lambda: ceil(rng.lognormvariate(mu, sigma))
+            return lambda: ceil(exp(min(rng.normalvariate(mu, sigma), log(MOST_TOKENS))))
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"length {form!r} is not {LENGTHS}: {error}") from None
     if kind == "trace":
-        lengths = [column(request) for request in read_trace(Path(rest))]
+        # Whoever was refused has no answer.
+        lengths = [length for request in read_trace(Path(rest)) if (length := column(request)) > 0]
+        if not lengths:
+            raise ConfigError(f"{rest} has no request with such a length")
         return lambda: rng.choice(lengths)
     raise ConfigError(f"length {form!r} is not {LENGTHS}")
 
@@ -100,8 +105,8 @@ def _moments(form: str, seconds: float, rng: random.Random) -> Iterator[float]:
             return _varying(rng, seconds, lambda now: steady, steady)
         if kind == "gamma":
             mean, cv = (_positive(part) for part in rest.split(":"))
-            if cv > _MOST_CV:
-                raise ValueError(f"a coefficient of variation of more than {_MOST_CV:g} is no traffic")
+            if not _LEAST_CV <= cv <= _MOST_CV:
+                raise ValueError(f"a coefficient of variation is between {_LEAST_CV:g} and {_MOST_CV:g}")
             return _gamma(rng, seconds, mean, cv)
         if kind == "steps":
             steps = [_step(each) for each in rest.split(",")]
@@ -114,6 +119,13 @@ def _moments(form: str, seconds: float, rng: random.Random) -> Iterator[float]:
     except ValueError as error:
         raise ConfigError(f"arrivals {form!r} are not {ARRIVALS}: {error}") from None
     raise ConfigError(f"arrivals {form!r} are not {ARRIVALS}")
+
+
+def _length(text: str) -> float:
+    found = _positive(text)
+    if found > MOST_TOKENS:
+        raise ValueError(f"{found:g} is more than {MOST_TOKENS} tokens")
+    return found
 
 
 def _step(text: str) -> tuple[float, float]:

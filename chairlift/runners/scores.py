@@ -1,6 +1,6 @@
 """What is made of a classifier's logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +8,10 @@ import numpy.typing as npt
 Scores = npt.NDArray[np.float64]
 
 
-def probabilities(logits: npt.ArrayLike) -> Scores:
-    """Of one label its sigmoid, of several their softmax."""
+def probabilities(logits: npt.ArrayLike, activation: str | None = None) -> Scores:
+    """By one of the ACTIVATIONS; without any, of one label its sigmoid, of several their softmax."""
     values = np.asarray(logits, dtype=np.float64)
-    return sigmoid(values) if values.size == 1 else softmax(values)
+    return ACTIVATIONS[activation or ("sigmoid" if values.size == 1 else "softmax")](values)
 
 
 def sigmoid(values: Scores) -> Scores:
@@ -31,3 +31,10 @@ def softmax(values: Scores) -> Scores:
 def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:
     """The score of each pair, as a reranker gives it."""
     return np.array([np.asarray(value, dtype=np.float64).ravel()[0] for value in values])
+
+
+ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "none": lambda logits: logits,
+}

@@ -178,3 +178,11 @@ def test_a_trace_is_scaled_and_made_to_fit() -> None:
     (cut,) = fitted(long, 100)
     assert (cut.input_length, cut.output_length, cut.max_tokens) == (50, 50, 50)
     assert fitted(TRACE, 1000) == TRACE
+
+
+def test_whoever_was_refused_is_sent_with_an_answer_of_somebodys_length(fake: FakeServer, tmp_path: Path) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    refused = TraceRequest(arrival=0.01, input_length=5, output_length=0, max_tokens=9)
+    write_trace(tmp_path / "t.jsonl", [TraceRequest(arrival=0.0, input_length=5, output_length=7), refused])
+    assert main(["bench", "serve", url(fake), str(tmp_path / "t.jsonl"), "--model", "m"]) == 0
+    assert [body["max_tokens"] for body in fake.bodies] == [7, 7]

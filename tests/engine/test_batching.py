@@ -243,6 +243,14 @@ def test_cancelling_takes_an_item_out_of_the_line() -> None:
     assert seen == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"call_timeout_ms": 0}, {"call_timeout_ms": float("nan")}, {"workers": 1.5}, {"workers": 0}]
+)
+def test_absurd_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        chairlift.batched(**settings)(lambda items: items)
+
+
 def test_deadlines_and_calls_that_hang() -> None:
     gate = threading.Event()
 

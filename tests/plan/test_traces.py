@@ -256,8 +256,23 @@ def test_arrivals_that_are_none_are_told(arrivals: str) -> None:
         "exponential:0",
         "lognormal:nan:5",
         "lognormal:10:inf",
+        "lognormal:300:80",
+        "lognormal:80:1e308",
+        "exponential:1e308",
     ],
 )
 def test_lengths_that_are_none_are_told(form: str) -> None:
     with pytest.raises(ConfigError, match=r"length .* is not constant:N"):
         synthetic(Traffic(arrivals="poisson:1", input_length=form), 10.0)
+
+
+def test_lengths_of_a_trace_are_those_of_answers(tmp_path: Path) -> None:
+    """Whoever was refused has none."""
+    answers = [TraceRequest(arrival=0.0, input_length=3, output_length=length) for length in (0, 200, 0, 0)]
+    write_trace(tmp_path / "t.jsonl", answers)
+    form = f"trace:{tmp_path / 't.jsonl'}"
+    drawn = synthetic(Traffic(arrivals="poisson:10", input_length="constant:1", output_length=form), 10.0)
+    assert {request.output_length for request in drawn} == {200}
+    write_trace(tmp_path / "t.jsonl", answers[:1])
+    with pytest.raises(ConfigError, match="has no request with such a length"):
+        synthetic(Traffic(arrivals="poisson:1", input_length="constant:1", output_length=form), 10.0)

@@ -12,6 +12,7 @@ from support.device import DEVICE
 from support.model_factory import TINY, edited_folder, model_folder, reference_model
 
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.config_dialects import NotNative
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.runners.decoder import kv_memory, runner
 from chairlift.runners.decoder.config import parse_config
@@ -48,6 +49,7 @@ def test_old_and_new_forms_mean_the_same() -> None:
         None,
         {"type": "linear", "factor": 2.0},
         {"type": "yarn", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "finetuned": True},
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96},
         {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 32, "truncate": False},
     ],
@@ -63,6 +65,33 @@ def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None)
     cos, sin = rotary(torch.zeros(1), torch.arange(512)[None])
     assert torch.equal(table[:, :8], cos[0, :, :8])
     assert torch.equal(table[:, 8:], sin[0, :, :8])
+
+
+def test_dynamic_rope_is_the_plain_one_up_to_the_models_length() -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    fields = {"rope_theta": 3000.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    read, length = config(**fields), TINY["max_position_embeddings"]
+    assert read == config(rope_theta=3000.0)
+    rotary = LlamaRotaryEmbedding(LlamaConfig.from_dict(TINY | {"model_type": "llama"} | fields))
+    cos, _ = rotary(torch.zeros(1), torch.arange(length)[None])
+    assert torch.equal(read.ropes[0].table(16, length)[:, :8], cos[0, :, :8])
+
+
+def test_gemmas_first_folders_mean_the_gelu_by_tanh() -> None:
+    for fields in ({"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, {}):
+        assert config(model_type="gemma", **fields).activation == config(model_type="gemma").activation
+    assert config(model_type="gemma", hidden_act="silu").activation != config(model_type="gemma").activation
+
+
+def test_what_only_transformers_computes_of_a_native_family_is_told_apart() -> None:
+    with pytest.raises(NotNative, match="clip_qkv"):
+        config(model_type="olmo", clip_qkv=8.0)
+    with pytest.raises(UnsupportedModel, match="clip_qkv") as refusal:
+        config(clip_qkv=8.0)
+    assert not isinstance(refusal.value, NotNative)
 
 
 # Gemma 3 as folders of its first months have it, and as those of today do.
@@ -210,8 +239,12 @@ def test_defaults_of_head_dim() -> None:
             {"rope_scaling": {"rope_type": "longrope", "short_factor": ["1"], "long_factor": [1.0]}},
             ["must be a number"],
         ),
-        ({"rope_scaling": {"rope_type": "none"}}, ["none", "default, linear, llama3, yarn"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic", "default, linear, llama3, yarn"]),
+        ({"rope_scaling": {"rope_type": "none"}}, ["none", "default, linear, dynamic, llama3, yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 9.0}}, ["dynamic", "alpha"]),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}},
+            ["dynamic", "beyond the length"],
+        ),
         ({"model_type": "glm", "partial_rotary_factor": 0.01}, ["partial_rotary_factor=0.01"]),
         ({"model_type": "glm", "partial_rotary_factor": 2}, ["partial_rotary_factor"]),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, ["no_rope_layers"]),

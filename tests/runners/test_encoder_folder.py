@@ -175,6 +175,21 @@ def test_type_ids_are_ignored_by_models_without_types() -> None:
 
 
 @pytest.mark.parametrize(
+    ("problem", "activation"),
+    [("multi_label_classification", "sigmoid"), ("regression", "none"), ("single_label_classification", None)],
+)
+def test_what_labels_are_is_read(problem: str, activation: str | None, tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder("bert", 3), problem_type=problem)
+    assert load(folder).info.activation == activation
+
+
+def test_positions_that_a_rotary_model_has_no_table_of(tmp_path: Path) -> None:
+    plain = encoder_folder("modernbert")
+    folder = edited_folder(tmp_path / "model", plain, position_embedding_type="sans_pos")
+    assert np.array_equal(load(folder).run(encodings()[:1])[0], load(plain).run(encodings()[:1])[0])
+
+
+@pytest.mark.parametrize(
     ("variant", "fields", "message"),
     [
         ("bert", {"hidden_act": "mish"}, "hidden_act 'mish'"),

@@ -72,6 +72,20 @@ def test_labels(server: Listening) -> None:
     assert raw["data"][0]["probs"] == [6 - number, number - 6, -9]
 
 
+@pytest.mark.parametrize("activation", ["sigmoid", "none"])
+def test_labels_of_which_any_number_may_hold_and_numbers_that_are_meant(activation: str) -> None:
+    service, _ = classifier()
+    assert service.info is not None
+    service.info.activation = activation
+    logits = np.array([6.0 - len(ids_of("fox")), len(ids_of("fox")) - 6.0, -9.0])
+    wanted = logits if activation == "none" else 1 / (1 + np.exp(-logits))
+    with listening(service) as it:
+        made = post(it, "/classify", model="classifier", input="fox").json()
+        assert made["data"][0]["probs"] == pytest.approx(wanted)
+        tei = post(it, "/predict", inputs="fox").json()
+        assert sorted(each["score"] for each in tei) == pytest.approx(sorted(wanted))
+
+
 def test_vectors(server: Listening) -> None:
     wanted = embedding(ids_of("fox"))
 

@@ -109,6 +109,15 @@ def test_a_disk_that_hangs_does_not_take_the_memory(
     assert "slower than requests come" in caplog.text
 
 
+def test_samples_of_one_prompt_are_one_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_notes, "_MOST_WAITING_TOKENS", 100)
+    recorder, prompt = TraceRecorder(tmp_path / "r", 2**20), [1] * 60
+    for _ in range(20):
+        recorder.sequence("m", sequence(1.0, prompt), Terms(), 4)
+    recorder.close()
+    assert len((tmp_path / "r").read_text().splitlines()) == 20
+
+
 def test_a_disk_that_is_full_leaves_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

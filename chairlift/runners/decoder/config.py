@@ -60,6 +60,10 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
+# Of these the families in which transformers computes them.
+_BY_TRANSFORMERS = {"clip_qkv": ("olmo", "olmoe")}
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """What the decoder is built from.
@@ -276,7 +280,8 @@ def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
         neutral = _NEUTRAL[name]
         value = raw.get(name)
         if value is not None and value != neutral:
-            raise UnsupportedModel(
+            error = NotNative if raw["model_type"] in _BY_TRANSFORMERS.get(name, ()) else UnsupportedModel
+            raise error(
                 f"{name}={value!r} is not supported; a model that leaves {name} unset works "
                 f"(families: {', '.join(FAMILIES)})"
             )

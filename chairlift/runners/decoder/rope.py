@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _KEYS = {
     "default": set[str](),
     "linear": {"factor"},
+    "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
         "factor",
@@ -28,6 +29,7 @@ _KEYS = {
         "beta_fast",
         "beta_slow",
         "truncate",
+        "finetuned",
     },
     "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
 }
@@ -88,6 +90,11 @@ class RopeConfig:
             numbers = value if name in _LISTS and isinstance(value, list) else [value]
             if not all(isinstance(number, (int, float)) for number in numbers):
                 raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {str(value)[:80]}")
+        if kind == "dynamic":
+            # Only beyond the model's own length are there other frequencies, and nothing here is as long.
+            if int(original) != max_positions:
+                raise UnsupportedModel("RoPE type 'dynamic' is not supported beyond the length that it was made for")
+            kind, values = "default", {}
         return cls(kind, theta, max_positions, int(original), values, rotated)
 
     @classmethod

@@ -76,7 +76,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
             f"embed too, {', '.join(DECODERS)}"
         )
     family = FAMILIES[name]
-    _refuse_unknown(raw)
+    _refuse_unknown(raw, family)
     # A copy in which the fields have BERT's names.
     raw = {**raw, **{common: raw[own] for common, own in family.fields.items() if own in raw}}
     hidden, heads = positive_size(raw, "hidden_size"), positive_size(raw, "num_attention_heads")
@@ -112,9 +112,11 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     )
 
 
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+def _refuse_unknown(raw: Mapping[str, Any], family: EncoderFamily) -> None:
     for name, neutral in _NEUTRAL.items():
         value = raw.get(name)
+        if name == "position_embedding_type" and family.rotary:
+            continue  # it is of positions in a table, of which there is none
         if value is not None and value != neutral:
             raise UnsupportedModel(f"{name}={value!r} is not supported; encoders with {name}={neutral!r} are")
 

@@ -24,6 +24,8 @@ Vector = NDArray[np.float32]
 
 # What the forward pass gives by itself.
 _DIRECT: dict[str, Output] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+# What makes probabilities of logits, by a config.json's `problem_type`.
+_ACTIVATIONS = {"multi_label_classification": "sigmoid", "regression": "none"}
 
 
 class EncoderRunner:
@@ -96,6 +98,7 @@ class EncoderRunner:
             max_tokens=max_tokens,
             dimensions=None if labels else width,
             labels=labels,
+            activation=_ACTIVATIONS.get(str(raw.get("problem_type"))) if labels else None,
             pooling="+".join(self._poolings),
             normalized=self._normalized,
             vocab_size=backbone.vocab_size,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.errors import InvalidRequest
-from chairlift.runners.items import Encoding
+from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_json, terms_of, until_gone
@@ -131,13 +131,14 @@ async def classify(request: Request) -> Response:
     """The likeliest label of each input, and the probabilities of all."""
     body = await read_json(request, _classify_decoder)
     service = asked_model(request, body.model)
-    labels = service.loaded().labels
+    info = service.loaded()
+    labels = info.labels
     async with until_gone(request.receive):
         encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
         answers = await run(service, encodings, terms_of(request.scope, body.priority))
     data = []
     for index, answer in enumerate(answers):
-        scores = _activated(answer.value, body.activates)
+        scores = _activated(info, answer.value, body.activates)
         best = int(scores.argmax())
         label = labels[best] if best < len(labels) else None
         data.append({"index": index, "label": label, "probs": scores.tolist(), "num_classes": scores.size})
@@ -162,7 +163,7 @@ async def pooling(request: Request) -> Response:
         answers = await run(service, encodings, terms_of(request.scope, body.priority))
         values = [answer.value for answer in answers]
         if not embeds:
-            values = [_activated(value, body.activates) for value in values]
+            values = [_activated(info, value, body.activates) for value in values]
         if body.task != "token_embed":
             values = list(stack(values, body.dimensions))
         size = sum(np.size(value) for value in values)
@@ -171,9 +172,8 @@ async def pooling(request: Request) -> Response:
     return as_json(_document("pool", service, entries, encodings), timing_headers(answers))
 
 
-def _activated(logits: Any, activates: bool) -> Scores:
-    values: Scores = np.asarray(logits, dtype=np.float64).ravel()
-    return probabilities(values) if activates else values
+def _activated(info: ItemInfo, logits: Any, activates: bool) -> Scores:
+    return probabilities(np.ravel(logits), info.activation if activates else "none")
 
 
 def _written(value: Any, encoding_format: str | None) -> msgspec.Raw:

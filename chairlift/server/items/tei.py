@@ -3,7 +3,7 @@
 TEI serves one model and has no field to name one; here `model` may, and must where several would do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -18,7 +18,7 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
 from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
-from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid, softmax
+from chairlift.runners.scores import first_logits, probabilities, sigmoid
 from chairlift.server.http.api_errors import ApiError, as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
@@ -393,7 +393,7 @@ def _check_count(number: int, field: str) -> None:
 
 
 def _predictions(info: ItemInfo, logits: Any, function: str | None) -> list[dict[str, Any]]:
-    scores = _FUNCTIONS[function](np.asarray(logits, dtype=np.float64).ravel())
+    scores = probabilities(np.ravel(logits), function or info.activation)
     labels = info.labels or [f"LABEL_{index}" for index in range(scores.size)]
     return [{"score": float(scores[i]), "label": labels[i]} for i in np.argsort(-scores, kind="stable")]
 
@@ -403,12 +403,3 @@ def _model_type(info: ItemInfo) -> dict[str, Any]:
         return {"embedding": {"pooling": info.pooling}}
     labels = {"id2label": dict(enumerate(info.labels)), "label2id": {label: i for i, label in enumerate(info.labels)}}
     return {"classifier" if info.task == "classify" else "reranker": labels}
-
-
-# What makes scores of logits; what it is by default follows from how many there are.
-_FUNCTIONS: dict[str | None, Callable[[Scores], Scores]] = {
-    None: probabilities,
-    "sigmoid": sigmoid,
-    "softmax": softmax,
-    "none": lambda logits: logits,
-}

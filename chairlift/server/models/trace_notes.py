@@ -84,8 +84,10 @@ class TraceNotes:
         if not self.is_open:
             return
         name = "" if terms.tenant is None else terms.tenant.name or ""
+        # Samples of one prompt hold the same list.
+        if not self._waiting or self._waiting[-1].prompt_ids is not prompt_ids:
+            self._waiting_tokens += len(prompt_ids)
         self._waiting.append(SeenLine(line, name, prompt_ids, cache_salt))
-        self._waiting_tokens += len(prompt_ids)
         if len(self._waiting) > _MOST_WAITING or self._waiting_tokens > _MOST_WAITING_TOKENS:
             self.stop(f"{self.taker} is slower than requests come")
 
