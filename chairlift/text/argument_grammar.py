@@ -8,6 +8,7 @@ from typing import Any
 from chairlift.text.dialect import CallForm, TagForm
 from chairlift.text.lark import LarkRules, quoted
 from chairlift.text.schemas import closed, resolved, types_of
+from chairlift.text.structured import MAX_CHOICES
 
 # What a schema may say of arguments as a whole, where they are not written as JSON.
 _ABOUT = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "deprecated", "x-guidance"}
@@ -113,23 +114,21 @@ class _Arguments:
         """A text as it is, up to its end."""
         found = resolved(schema, self._root)
         if types != {"string"}:
-            return self._mixed(found, types, tags)
+            return self._mixed(found, tags)
         _check(found, _STRING)
         if (values := _values(found)) is not None:
             chosen = " | ".join(quoted(str(value)) for value in values)
             return f"({chosen}) {self._rules.write(tags.close)}"
         return self._ended(tags, _count(found))
 
-    def _mixed(self, schema: dict[str, Any], types: frozenset[str], tags: TagForm) -> str:
+    def _mixed(self, schema: dict[str, Any], tags: TagForm) -> str:
         """One of several types, one of which is text: where any text will do, what else there may be is a text too."""
-        texts: list[dict[str, Any]] = []
-        others: list[dict[str, Any]] = []
-        for each in self._alternatives(schema, types):
-            (texts if types_of(each, self._root) == {"string"} else others).append(resolved(each, self._root))
-        listed = []
-        for each in texts:
-            _check(each, _STRING, several=isinstance(schema.get("type"), list))
-            listed.append(_values(each))
+        listed, others = [], []
+        for each in self._alternatives(schema):
+            if types_of(each, self._root) == {"string"}:
+                listed.append(_values(each))
+            else:
+                others.append(each)
         if None in listed:
             return self._ended(tags, "")
         words = ("True", "False", "None") if tags.words else ()
@@ -137,17 +136,28 @@ class _Arguments:
         chosen += [self._json(each, words) for each in others]
         return f"({' | '.join(chosen)}) {self._rules.write(tags.close)}"
 
-    def _alternatives(self, schema: dict[str, Any], types: frozenset[str]) -> list[Any]:
-        """A schema for each that a value may be."""
-        for word in ("anyOf", "oneOf"):
-            if isinstance(several := schema.get(word), list):
-                _check(schema, _ABOUT | {word})
-                found = [(each, types_of(each, self._root)) for each in several]
-                mixed = [(each, kinds) for each, kinds in found if "string" in kinds and len(kinds) > 1]
-                plain = [each for each, kinds in found if (each, kinds) not in mixed]
-                parts = (self._alternatives(resolved(each, self._root), kinds) for each, kinds in mixed)
-                return plain + [each for part in parts for each in part]
-        return [{**schema, "type": kind} for kind in sorted(types)]
+    def _alternatives(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
+        """A schema for each that a value may be, texts by themselves; what several refer to is looked at once."""
+        found: list[dict[str, Any]] = []
+        waiting: list[Any] = [schema]
+        seen: dict[int, Any] = {}
+        while waiting:
+            each = resolved(waiting.pop(), self._root)
+            if id(each) in seen:
+                continue
+            seen[id(each)] = each
+            word = next((word for word in ("anyOf", "oneOf") if isinstance(each.get(word), list)), None)
+            if word is not None:
+                _check(each, _ABOUT | {word})
+                waiting += reversed(each[word])
+                continue
+            kinds = types_of(each, self._root)
+            if "string" in kinds:
+                _check(each, _STRING, several=len(kinds) > 1)
+            found += [{**each, "type": kind} for kind in sorted(kinds)] if "string" in kinds else [each]
+        if len(found) > MAX_CHOICES:
+            raise ValueError(f"an argument may have {MAX_CHOICES} alternatives, got {len(found)}")
+        return found
 
     def _ended(self, tags: TagForm, count: str) -> str:
         return self._rules.up_to(tags.close, counted=count)

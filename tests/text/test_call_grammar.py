@@ -419,3 +419,15 @@ def test_an_answer_that_has_begun_goes_on() -> None:
         made = grammar("harmony", reasoning="closed", continues=True, **more)
         assert takes("harmony", made, text)
         assert not takes("harmony", grammar("harmony", reasoning="closed", **more), text)
+
+
+def test_alternatives_that_refer_to_each_other_are_looked_at_once() -> None:
+    """Each twice as often as the one before it would be a thousand million."""
+    words = {f"w{place}": {"anyOf": [{"$ref": f"#/$defs/w{place + 1}"}] * 2} for place in range(30)}
+    words["w30"] = {"anyOf": [{"const": "hot"}, {"type": "null"}]}
+    made = grammar(
+        "qwen_xml", tools=tool({"$defs": words, "properties": {"a": {"$ref": "#/$defs/w0"}}}), must_call=True
+    )
+    for text, allowed in (("hot", True), ("null", True), ("warm", False)):
+        call = f"<tool_call>\n<function=find>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        assert takes("qwen_xml", made, call) == allowed

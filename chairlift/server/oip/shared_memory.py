@@ -5,6 +5,7 @@ It is read and written as a file, never mapped: whoever shares it may shorten it
 
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,8 @@ class SharedRegions:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        # Requests read and write in threads: no file may be closed, and its number given away, meanwhile.
+        self._lock = threading.Lock()
         self._regions: dict[tuple[str, str], _Region] = {}
 
     def register(self, owner: str, name: str, key: str, offset: int, size: int) -> None:
@@ -90,8 +93,9 @@ class SharedRegions:
     def unregister(self, owner: str, name: str) -> None:
         """Close a region, if it is there, or without a name all of the owner."""
         self._check_on()
-        for known in [key for key in self._regions if key == (owner, name) or (key[0] == owner and not name)]:
-            os.close(self._regions.pop(known).file)
+        with self._lock:
+            for known in [key for key in self._regions if key == (owner, name) or (key[0] == owner and not name)]:
+                os.close(self._regions.pop(known).file)
 
     def status(self, owner: str, name: str) -> list[dict[str, Any]]:
         """What there is of one region, or without a name of all of the owner."""
@@ -122,27 +126,30 @@ class SharedRegions:
         return fetch
 
     def _read(self, place: Place) -> bytes:
-        region, start = self._at(place)
-        raw = os.pread(region.file, place.size, start)
+        with self._lock:
+            region, start = self._at(place)
+            raw = os.pread(region.file, place.size, start)
         if len(raw) != place.size:
             raise InvalidRequest(f"the region {place.region!r} is shorter than it was", place.region)
         return raw
 
     def write(self, place: Place, raw: bytes) -> Place:
         """Put bytes at a place; returns where exactly they are."""
-        region, start = self._at(place)
-        if len(raw) > place.size:
-            problem = f"the output has {len(raw)} bytes, and only {place.size} were given"
-            raise InvalidRequest(f"region {place.region!r}: {problem}", place.region)
-        if os.fstat(region.file).st_size < start + len(raw):
-            raise InvalidRequest(f"the region {place.region!r} is shorter than it was", place.region)
-        os.pwrite(region.file, raw, start)
+        with self._lock:
+            region, start = self._at(place)
+            if len(raw) > place.size:
+                problem = f"the output has {len(raw)} bytes, and only {place.size} were given"
+                raise InvalidRequest(f"region {place.region!r}: {problem}", place.region)
+            if os.fstat(region.file).st_size < start + len(raw):
+                raise InvalidRequest(f"the region {place.region!r} is shorter than it was", place.region)
+            os.pwrite(region.file, raw, start)
         return place._replace(size=len(raw))
 
     def close(self) -> None:
         """Close all regions."""
-        while self._regions:
-            os.close(self._regions.popitem()[1].file)
+        with self._lock:
+            while self._regions:
+                os.close(self._regions.popitem()[1].file)
 
     def _at(self, place: Place) -> tuple[_Region, int]:
         self._check_on()
