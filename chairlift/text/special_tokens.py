@@ -31,7 +31,7 @@ class Lookalikes:
         """`special` are the special tokens as texts, longer ones first."""
         self._own = {text: _new_name() for text in special}
         self._hidden = {text: _new_name() for text in special}
-        self._pattern = re.compile(_any_of(special) or "(?!)")
+        self._pattern = re.compile(any_of(special) or "(?!)")
         self.backend = tokenizers.Tokenizer(_without(backend.model, self._own))
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (found := getattr(backend, part)) is not None:
@@ -109,7 +109,7 @@ def _new_name() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(_NAME_LETTERS))
 
 
-def _any_of(texts: Sequence[str], depth: int = 0) -> str:
+def any_of(texts: Sequence[str], depth: int = 0) -> str:
     """A pattern for the longest of some texts that begins at a place, and tries no two that begin alike."""
     longer = [text for text in texts if text]
     if depth == _MAX_DEPTH:
@@ -121,7 +121,7 @@ def _any_of(texts: Sequence[str], depth: int = 0) -> str:
         choices = []
         for group in alike.values():
             start = os.path.commonprefix(group)  # noqa: RUF071 - letter by letter is what is meant
-            choices.append(re.escape(start) + _any_of([text[len(start) :] for text in group], depth + 1))
+            choices.append(re.escape(start) + any_of([text[len(start) :] for text in group], depth + 1))
     if not choices:
         return ""
     return f"(?:{'|'.join(choices)})" + ("" if len(longer) == len(texts) else "?")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,9 +23,7 @@ from chairlift.folders.model_json import read_object
 from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
 from chairlift.text.lengths import TextLengths
-
-if TYPE_CHECKING:
-    from chairlift.text.special_tokens import Lookalikes
+from chairlift.text.special_tokens import Lookalikes, any_of
 
 # The largest that models come with have some 35 MB.
 _MAX_TOKENIZER_BYTES = 2**28
@@ -72,10 +70,11 @@ class Tokenizer:
         # What a normalizer makes a special token of can't be seen in a text.
         self._always = backend.normalizer is not None and any(token.normalized for token in special)
         self._first = {text[0] for text in self._special}
-        self._pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
-        written = [msgspec.json.encode(text)[1:-1] for text in self._special]
-        self._first_written = {raw[:1] for raw in written}
-        self._pattern_written = re.compile(b"|".join(map(re.escape, written)) or b"(?!)")
+        self._pattern = re.compile(any_of(self._special) or "(?!)")
+        # As bytes of JSON, each byte one letter here.
+        written = [msgspec.json.encode(text)[1:-1].decode("latin-1") for text in self._special]
+        self._first_written = {raw[0].encode("latin-1") for raw in written}
+        self._pattern_written = re.compile(any_of(written).encode("latin-1") or b"(?!)")
         self._lookalikes: Lookalikes | None = None
         self._making = threading.Lock()
 
@@ -158,12 +157,10 @@ class Tokenizer:
         return self._always or (any(first in text for first in self._first) and self._pattern.search(text) is not None)
 
     @property
-    def lookalikes(self) -> "Lookalikes":
+    def lookalikes(self) -> Lookalikes:
         """What keeps special tokens apart from texts that look like them; made when it is first needed."""
         with self._making:
             if self._lookalikes is None:
-                from chairlift.text.special_tokens import Lookalikes
-
                 self._lookalikes = Lookalikes(self._backend, self._special)
             return self._lookalikes
 
