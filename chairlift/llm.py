@@ -55,13 +55,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: strings, lists of token ids, or {"prompt_token_ids": [...]} / {"prompt": "..."}.
 
-        One SamplingParams serves all, or give one each; likewise `priority`. Results come in the prompts' order. Raises
-        InvalidRequest before anything runs if any prompt can't be served; a request that fails while it runs has
-        finish_reason "error" and leaves the others alone.
+        One SamplingParams serves all, or give one each; without any it is the model's default. Likewise `priority`.
+        Results come in the prompts' order. Raises InvalidRequest before anything runs if any prompt can't be served; a
+        request that fails while it runs has finish_reason "error" and leaves the others alone.
         """
         make = self.sequences.open_output
         wanted = _as_prompts(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(wanted), SamplingParams, "sampling_params")
+        params = _one_each(
+            sampling_params or self.get_default_sampling_params(), len(wanted), SamplingParams, "sampling_params"
+        )
         priorities = _one_each(priority, len(wanted), int, "priority")
         return self._run([make(*each) for each in zip(wanted, params, priorities, strict=True)], use_tqdm)
 
@@ -85,6 +87,10 @@ class LLM:
             prompt = model.tokenizer.render_chat(one, add_generation_prompt, chat_template_kwargs)
             prompts.append({"prompt": prompt.text, "prompt_token_ids": model.tokenizer.encode_chat(prompt)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json says of sampling, unless `generation_config` is "none"."""
+        return self.sequences.default_params
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from chairlift.config.foreign import hint
@@ -16,6 +17,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.runners.check_model import check_model
 from chairlift.text.detokenize import TextStream, stop_automaton
+from chairlift.text.sampling_defaults import sampling_defaults
 from chairlift.text.structured import grammar_of
 from chairlift.text.tokenizer import Tokenizer
 
@@ -44,6 +46,8 @@ class LoadedModel:
         from chairlift.runners.decoder.runner import DecoderRunner
 
         self.tokenizer = Tokenizer.from_folder(model)
+        told = sampling_defaults(Path(model)) if self.config.generation_config == "auto" else {}
+        self.default_params = SamplingParams(**told)
         self._runner = DecoderRunner(self.config)
         self.engine = Engine(self.config, self._runner)
         self._serial = itertools.count(1)

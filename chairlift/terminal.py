@@ -35,7 +35,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model's name, where the server has several")
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens)
-    parser.add_argument("--temperature", type=float, metavar="X", help="0 takes the likeliest tokens (default: 1)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="0 takes the likeliest tokens (default: the model's)"
+    )
     parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
 
 

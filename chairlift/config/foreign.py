@@ -55,6 +55,7 @@ _FOLDER = "that follows from the model's folder"
 
 # What they have and we do not, with what there is instead or why there need be nothing.
 INSTEAD = {
+    "override_generation_config": "say it in the generation_config.json of the model's folder",
     "model": _FIRST,
     "model_id": _FIRST,
     "model_repository": "give each model a table [models.NAME] in chairlift.toml",

@@ -55,7 +55,8 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     token of prompt or output `order_ageing_ms`. A worker is ended, and another started, if its process is stopped for
     `heartbeat_timeout_s`, or if it is at a step for `step_timeout_s` and 20 times what that should take. With `auto` a
     server turns what it may below what is set here, and with a target unless that is false. What requests are like, if
-    that is said, is what answers' lengths are taken to be until some have ended, and what KV memory is for.
+    that is said, is what answers' lengths are taken to be until some have ended, and what KV memory is for. What the
+    folder's generation_config.json says of sampling holds for requests that say nothing, unless it is "none".
     Raises ConfigError naming the setting.
     """
 
@@ -87,6 +88,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
     enable_prefix_caching: bool = True
     tool_dialect: ToolDialect = "auto"
+    generation_config: Literal["auto", "none"] = "auto"
     seed: int = 0
     num_threads: int | None = None
     heartbeat_timeout_s: float = 3.0

@@ -54,6 +54,14 @@ _RULES: dict[str, Json] = {
 # begin with a token for the beginning unless they say otherwise.
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# What a file may say of sampling, and the names of that in generation_config.json.
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 
 
 def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
@@ -101,7 +109,10 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     return {
         "tokenizer.json": whole,
         "tokenizer_config.json": config,
-        "generation_config.json": {"eos_token_id": sorted({each for each in ends if each is not None})},
+        "generation_config.json": {
+            "eos_token_id": sorted({each for each in ends if each is not None}),
+            **{ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata},
+        },
     }
 
 

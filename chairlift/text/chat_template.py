@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chairlift.bodies import MAX_DEPTH
-from chairlift.errors import InvalidRequest, UnsupportedModel
+from chairlift.errors import InvalidRequest, UnsupportedModel, clip
 
 if TYPE_CHECKING:
     from chairlift.text.template_sandbox import TemplateSandbox
@@ -119,7 +119,7 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except Exception as error:  # a template can fail in any way that an expression can
-            raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+            raise InvalidRequest(f"the chat template refused the messages: {clip(str(error))}", "messages") from error
 
     def _suited(self, chat: list[dict[str, Any]], end: str) -> list[dict[str, Any]]:
         """Messages in roles that the templates know, the last one marked where its content ends."""

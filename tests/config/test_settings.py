@@ -293,6 +293,7 @@ ODD: dict[str, Any] = {
     "strategy": "static",
     "order": "shortest",
     "tool_dialect": "hermes",
+    "generation_config": "none",
     "enable_prefix_caching": False,
     "bisect": False,
     "auto": True,

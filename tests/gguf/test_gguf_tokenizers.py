@@ -155,6 +155,10 @@ def test_what_is_beside_the_tokenizer() -> None:
     told = metadata_of(trained("llama-bpe"), "llama-bpe") | {"tokenizer.ggml.eot_token_id": 7}
     files = tokenizer_files(told, "m.gguf")
     assert files["generation_config.json"] == {"eos_token_id": [1, 7]}
+    said = {"temp": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "penalty_repeat": 1.1, "mirostat": 0}
+    sampled = tokenizer_files(told | {f"general.sampling.{name}": value for name, value in said.items()}, "m.gguf")
+    expected = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+    assert sampled["generation_config.json"] == {"eos_token_id": [1, 7]} | expected
     config = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": "{{ messages[0].content }}"}
     assert files["tokenizer_config.json"] == config
     # By its rule such a tokenizer begins with a token, if nothing else is said.

@@ -84,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"top_p must be above 0, got {self.top_p!r}")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty!r}")
-        for name in ("max_tokens", "min_tokens"):
+        for name in ("max_tokens", "min_tokens", "top_k"):
             if (getattr(self, name) or 0) > _MOST_TOKENS:
                 raise ValueError(f"{name} must be at most {_MOST_TOKENS}, got {getattr(self, name)!r}")
         if self.seed is not None and self.seed + self.n - 1 > _MOST_SEED:

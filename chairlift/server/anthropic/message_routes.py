@@ -1,5 +1,8 @@
 """POST /v1/messages and POST /v1/messages/count_tokens, as Anthropic's API has them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,7 +42,7 @@ async def create_message(request: Request) -> Response:
     service.check_load(terms)
     opened, continues = await _open(service, body, len(raw))
     room = _room(service, opened)
-    params = _params(body, min(body.max_tokens, room) if room > 0 else body.max_tokens)
+    params = _params(body, service.sampling_defaults, min(body.max_tokens, room) if room > 0 else body.max_tokens)
     request_id = new_id("msg", "_")
     options = reply_options(opened, bool(body.stream), continues=continues)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
@@ -78,7 +81,7 @@ def _check_stop(service: SequenceService, stop: list[str] | None) -> None:
         raise InvalidRequest(f"stop_sequences {problem}", "stop_sequences") from None
 
 
-def _params(body: MessageBody, max_tokens: int) -> SamplingParams:
+def _params(body: MessageBody, defaults: Mapping[str, Any], max_tokens: int) -> SamplingParams:
     named = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "stop": body.stop_sequences}
     given = {name: value for name, value in named.items() if value is not None}
-    return make_params(given | {"max_tokens": max_tokens}, _NAMES)
+    return make_params(given | {"max_tokens": max_tokens}, defaults, _NAMES)

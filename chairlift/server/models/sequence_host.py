@@ -1,7 +1,8 @@
 """A language model as a running thing: its worker, and the service in front of it."""
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
@@ -31,6 +32,7 @@ class SequenceHost:
         self._server = server
         self._client = SequenceClient(config, server.max_waiting, machine, served.share.weight, load_attempts)
         self._unreadable: str | None = None
+        self._sampling_defaults: dict[str, Any] = {}
 
     async def start(self) -> None:
         """Start the worker."""
@@ -42,20 +44,31 @@ class SequenceHost:
         If it can't be read, `wait_ready` says so.
         """
         from chairlift.server.models.sequence_service import SequenceService
+        from chairlift.text.sampling_defaults import sampling_defaults
         from chairlift.text.speech import Speech, speech_of
         from chairlift.text.tokenizer import Tokenizer
 
         tokenizer: Tokenizer | None = None
         speech = Speech()
         try:
+            if self._config.generation_config == "auto":
+                self._sampling_defaults = sampling_defaults(Path(self._config.model))
             tokenizer = Tokenizer.from_folder(self._config.model)
             speech = speech_of(tokenizer, self._config.tool_dialect)
             with contextlib.suppress(InvalidRequest):
                 tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
         except Exception as error:
             self._unreadable = load_failed(error).message
-        version, slots = self.served.share.version, self._config.slots
-        return SequenceService(self._client, tokenizer, self.served.name, self._server, version, slots, speech)
+        return SequenceService(
+            self._client,
+            tokenizer,
+            self.served.name,
+            self._server,
+            self.served.share.version,
+            self._config.slots,
+            speech,
+            self._sampling_defaults,
+        )
 
     async def wait_ready(self) -> None:
         """Wait for the worker."""
@@ -65,12 +78,15 @@ class SequenceHost:
 
     @property
     def about(self) -> str:
-        """Type, device and kernels, and what a static batch means for those who wait."""
+        """Type, device and kernels, what a static batch means for those who wait, and what requests need not say."""
         info = self._client.info
         about = f"{info.dtype} on {info.device}, {info.ops} operations" if info else ""
         if self._config.strategy == "static":
             size = self._config.batch_size
             about += f"; static: nobody is served until {size} requests wait, and dynamic suits live traffic"
+        if self._sampling_defaults:
+            told = ", ".join(f"{name} {value:g}" for name, value in self._sampling_defaults.items())
+            about += f"; sampled with {told}, as its folder says, where requests don't"
         return about
 
     @property

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -59,8 +59,8 @@ class SequenceOptions(NamedTuple):
 class SequenceService:
     """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
 
-    One without a tokenizer serves nobody. Who records what comes is among the `recorders`, who wants spans of what
-    ends `spans`.
+    `sampling_defaults` hold for requests that say nothing else. One without a tokenizer serves nobody. Who records what
+    comes is among the `recorders`, who wants spans of what ends `spans`.
     """
 
     task: Literal["generate"] = "generate"
@@ -74,9 +74,11 @@ class SequenceService:
         version: str = "1",
         slots: int = 64,
         speech: Speech | None = None,
+        sampling_defaults: Mapping[str, Any] = {},
     ) -> None:
         self.client = client
         self.speech = speech or Speech()
+        self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self.name = model
         self.version = version

@@ -236,18 +236,23 @@ _SAME_NAME = tuple(
 )
 
 
-def make_params(given: Mapping[str, Any], names: Mapping[str, str] = {}) -> SamplingParams:
-    """Sampling parameters; raises InvalidRequest for one that is out of range, by what the client calls it."""
+def make_params(given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str] = {}) -> SamplingParams:
+    """Sampling parameters, those not given by the model's defaults.
+
+    Raises InvalidRequest for one that is out of range, by what the client calls it.
+    """
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**{**defaults, **given})
     except ValueError as error:
         name, _, problem = str(error).partition(" ")
         shown = names.get(name, name)
         raise InvalidRequest(f"{shown} {problem}", shown if name in given else None) from None
 
 
-def sampling_params(body: CommonBody, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+def sampling_params(
+    body: CommonBody, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None, **more: Any
+) -> SamplingParams:
     """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
-    return make_params(given)
+    return make_params(given, defaults)

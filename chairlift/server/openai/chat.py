@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
-    params = _params(body)
+    params = _params(body, service.sampling_defaults)
     check_messages(body.messages)
     grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
     opened = await open_conversation(service, _conversation(body, len(raw), grammar))
@@ -56,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
     return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
 
-def _params(body: ChatBody) -> SamplingParams:
+def _params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -66,7 +66,7 @@ def _params(body: ChatBody) -> SamplingParams:
     newer = body.max_completion_tokens
     if newer is not None and newer < 1:
         raise InvalidRequest(f"max_completion_tokens must be at least 1, got {newer}", "max_completion_tokens")
-    return sampling_params(body, body.max_tokens if newer is None else newer, logprobs)
+    return sampling_params(body, defaults, body.max_tokens if newer is None else newer, logprobs)
 
 
 def text_of(content: Any) -> str:

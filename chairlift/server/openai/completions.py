@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -34,7 +34,7 @@ async def completions(request: Request) -> Response:
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
-    params = _params(body)
+    params = _params(body, service.sampling_defaults)
     prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
 
 
-def _params(body: CompletionBody) -> SamplingParams:
+def _params(body: CompletionBody, defaults: Mapping[str, Any]) -> SamplingParams:
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0:
         if not body.echo:
@@ -57,7 +57,7 @@ def _params(body: CompletionBody) -> SamplingParams:
         more["n"] = body.best_of
         # By which they are compared.
         logprobs = logprobs or 0
-    return sampling_params(body, max_tokens, logprobs, **more)
+    return sampling_params(body, defaults, max_tokens, logprobs, **more)
 
 
 async def _prompts(service: SequenceService, body: CompletionBody) -> list[list[int]]:

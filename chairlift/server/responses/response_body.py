@@ -1,5 +1,6 @@
 """What clients may send to /v1/responses. Refused by name are unknown fields, and what would change the answer."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -169,11 +170,11 @@ def check_response_body(body: ResponseBody) -> None:
     check_metadata(body.metadata)
 
 
-def response_params(body: ResponseBody) -> SamplingParams:
+def response_params(body: ResponseBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     most = body.top_logprobs or 0
     if most or _LOGPROBS in (body.include or ()):
         given["logprobs"] = most
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
-    return make_params(given | {"max_tokens": body.max_output_tokens}, names)
+    return make_params(given | {"max_tokens": body.max_output_tokens}, defaults, names)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import StructuredOutputsParams
+from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
@@ -93,7 +93,7 @@ async def create_response(request: Request) -> Response:
     service = models_of(request).language_model(body.model, request.url.path)
     service.check(None, body.stop)
     check_response_body(body)
-    params = response_params(body)
+    params = response_params(body, service.sampling_defaults)
     store, tenant = _store(request), request.scope.get(TENANT)
     terms = _terms(request, body, store)
     service.check_load(terms)
@@ -107,7 +107,7 @@ async def create_response(request: Request) -> Response:
         (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
         # What a batch's lines get is in the batch's file, and would only drive out what somebody may ask for.
         kept = store.keeps and body.store is not False and BACKGROUND not in request.scope
-        about = _about(body, ask.tools, service, request_id, kept)
+        about = _about(body, params, ask.tools, service, request_id, kept)
         new = NewResponse(service, sample, opened, about, ask.items, store, tenant)
         if body.background:
             log, headers = new.begin(stack.pop_all()), {"X-Request-Id": request_id}
@@ -191,7 +191,7 @@ def _grammar(body: InputBody) -> str | None:
 
 
 def _about(
-    body: ResponseBody, tools: list[Tool], service: SequenceService, request_id: str, kept: bool
+    body: ResponseBody, params: SamplingParams, tools: list[Tool], service: SequenceService, request_id: str, kept: bool
 ) -> ResponseDocument:
     """What a response says from the beginning, mostly what was asked for."""
     effort = body.reasoning.effort if body.reasoning is not None else None
@@ -218,12 +218,12 @@ def _about(
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": kept,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": params.temperature,
         "text": {"format": {"type": "text"} if form is None else _given(form), "verbosity": "medium"},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [{"type": "function", **msgspec.structs.asdict(tool)} for tool in tools],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
         # The last, where batches look for it.
