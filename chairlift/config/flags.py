@@ -41,7 +41,7 @@ HELP = {
     "quantization": "int8 halves bfloat16 weights, int4 halves those again; both round what they multiply to 8 bits",
     "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",
-    "generation_config": "auto: the folder's generation_config.json says how to sample where requests don't; none: nothing does",
+    "generation_config": "auto: how to sample, where requests don't say, is in the folder's generation_config.json",
     "tool_dialect": "how the model writes calls of tools; auto is what its chat template shows",
     "seed": "of requests that bring none",
     "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
