@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
             runs = {"real": _replayed(args, target, sent)}
-            own = forecast(port)
+            own = forecast(port, FORECAST)
             if args.again:
                 runs["again"] = _replayed(args, target, sent)
             runs["simulated"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
@@ -169,12 +169,12 @@ def _replayed(args: argparse.Namespace, target: Target, sent: Sequence[TraceRequ
     )
 
 
-def forecast(port: int) -> dict[str, dict[str, float | None]]:
+def forecast(port: int, figures: Mapping[str, tuple[str, int | None, float]]) -> dict[str, dict[str, float | None]]:
     """Of the last two minutes what the server saw, what its twin makes of them, and by how many percent that is off."""
     url = f"http://127.0.0.1:{port}/v1/models/{SERVED_NAME}/forecast"
     told = httpx.post(url, json={}, timeout=60.0).raise_for_status().json()
     found = {}
-    for title, (name, place, unit) in FORECAST.items():
+    for title, (name, place, unit) in figures.items():
         seen, own = (
             unit * (told[run][name] if place is None else told[run][name][place]) for run in ("measured", "now")
         )

@@ -4,8 +4,10 @@
 
 MODEL is a folder, whose texts go to TEI's /embed, or FILE.py:Class, of which each item is `--item`. First its calls are
 measured, in a process of its own; then the front, by what its process takes for short texts, long ones, and several in
-a request, and by how much longer a crowd takes than the calls alone. Capacity is what the simulator says it is, and
-each of the `--loads` a share of it. Requests come in bursts.
+a request, and by how much longer a crowd with the traffic's own lengths takes than the calls alone. Capacity is what
+the simulator says it is, and each of the `--loads` a share of it. Requests come in bursts. After each load the server
+is asked for a forecast of its last two minutes as they were: the same simulator, told of the very calls that it is held
+against; its error is from what the server saw.
 """
 
 import argparse
@@ -16,20 +18,21 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
 import numpy as np
 from engines import SERVED_NAME
-from fidelity import COLUMNS, NAMES, at_load, front_pid
+from fidelity import NAMES, at_load, forecast, front_pid
+from fidelity import COLUMNS as SEQUENCE_COLUMNS
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load, closed_loop
 from chairlift.bench.measure_front import cpu_seconds
 from chairlift.bench.plan_subject import open_items
-from chairlift.bench.raw_results import Recording, Results, caption, start, table
+from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.replay import PromptMaker, make_target, replay
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
@@ -46,6 +49,13 @@ _ADDED = 2
 _SHORT, _LONG, _MANY = 8, 200, 8
 _CROWD = 800
 _CLIENTS = 128
+# How often a crowd is sent, of which the median counts.
+_CROWDS = 3
+COLUMNS = tuple(
+    Column(each.key, "by its own calls", each.form) if each.key == "own" else each for each in SEQUENCE_COLUMNS
+)
+# What a forecast calls our figures: the names, the place in a spread, and how many of its unit are one of ours.
+FORECAST = {"answers/s": ("requests_per_s", None, 1.0), "p50 ms": ("latency", 0, 1e3), "p95 ms": ("latency", 1, 1e3)}
 
 
 def main() -> None:
@@ -91,7 +101,7 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     trace = [msgspec.structs.replace(each, input_length=min(each.input_length, args.longest)) for each in trace]
     with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
         target, api = target_of(args, port)
-        front = front_cost(args, target, api, config, profile)
+        front = front_cost(target, api, config, profile, trace)
         recording.results["front"] = msgspec.to_builtins(front)
         case = ItemCase(profile, tuple(map(tokens_of, trace)), front=front)
         capacity = case.capacity(config, _CROWD)
@@ -100,8 +110,9 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
             sent = at_load(trace, share * capacity, args.seconds)
             real = replay(target, sent, api, PromptMaker(seed=random.randrange(2**32)), args.drain)
             seen = simulated(case.model(config), front, list(map(tokens_of, sent)))
+            own = forecast(port, FORECAST)
             for row in rows(real, seen, duration(sent)):
-                recording.add({"trace": "bursts", "load": share} | row)
+                recording.add({"trace": "bursts", "load": share} | row | own.get(row["figure"], {}))
     return recording.results
 
 
@@ -127,39 +138,49 @@ def target_of(args: argparse.Namespace, port: int) -> tuple[Target, str]:
 
 
 def front_cost(
-    args: argparse.Namespace, target: Target, api: str, config: ItemConfig, profile: ItemProfile
+    target: Target, api: str, config: ItemConfig, profile: ItemProfile, trace: Sequence[TraceRequest]
 ) -> FrontCost:
     """What the front takes for a request, a token and an item, and by how much it slows down its worker."""
     pid = front_pid(target.port)
     prompts = PromptMaker(seed=1)
 
-    def requests(count: int, items: int, words: int) -> list[bytes]:
-        wanted = TraceRequest(arrival=0.0, input_length=words)
-        texts = [[prompts.text(wanted, items * number + index) for index in range(items)] for number in range(count)]
-        return [target.post({} if api == "oip" else {"inputs": each}) for each in texts]
+    def requests(lengths: Sequence[int], items: int = 1) -> list[bytes]:
+        posted = []
+        for number, words in enumerate(lengths):
+            wanted = TraceRequest(arrival=0.0, input_length=words)
+            texts = [prompts.text(wanted, items * number + index) for index in range(items)]
+            posted.append(target.post({} if api == "oip" else {"inputs": texts}))
+        return posted
 
     # Many at once, as under load: who comes alone wakes the front for itself.
-    short, crowd = _used(pid, target, requests(_CROWD, 1, _SHORT), _CLIENTS)
-    words, count, each = _SHORT, _CROWD, short
+    short, _ = _used(pid, target, requests([_SHORT] * _CROWD), _CLIENTS)
     token = item = 0.0
     if api != "oip":
-        # Of these the worker has more to do than the front.
-        words, count = _LONG, _CROWD // 4
-        each, crowd = _used(pid, target, requests(count, 1, words), _CLIENTS)
-        many, _ = _used(pid, target, requests(count, _MANY, _SHORT), _CLIENTS)
-        token = max((each - short) / (_LONG - _SHORT), 0.0)
+        count = _CROWD // 4
+        long, _ = _used(pid, target, requests([_LONG] * count), _CLIENTS)
+        many, _ = _used(pid, target, requests([_SHORT] * count, _MANY), _CLIENTS)
+        token = max((long - short) / (_LONG - _SHORT), 0.0)
         item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
     request = max(short - item - token * (_SHORT + _ADDED), 1e-6)
-    _, one_load = _used(pid, target, requests(200, 1, _SHORT), 1)
+    _, one_load = _used(pid, target, requests([_SHORT] * 200), 1)
     alone = float(np.median([outcome.ended - outcome.due for outcome in one_load.outcomes]))
     size = float(_SHORT + _ADDED) if config.kind == "encoder" else 1.0
     waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
     hop = max((alone - profile.call - profile.size * size - short - waited) / 2, 2e-5)
     front = FrontCost(request=request, prompt_token=token, item=item, hop=hop)
-    taken = max(one.ended for one in crowd.outcomes) - min(one.due for one in crowd.outcomes)
-    texts = [TraceRequest(arrival=0.0, input_length=words + _ADDED)] * count
-    freely = count / ItemCase(profile, tuple(texts), front=front).capacity(config, count)
-    return msgspec.structs.replace(front, contention=min(max((taken - freely) / (count * each), 0.0), 4.0))
+    texts = trace[:_CROWD]
+    posted = requests([each.input_length for each in texts])
+    crowds = [_used(pid, target, posted, _CLIENTS) for _ in range(_CROWDS)]
+    taken = median(_seconds(load) for _, load in crowds)
+    used = sum(each for each, _ in crowds) / _CROWDS * len(texts)
+    freely = len(texts) / ItemCase(profile, tuple(map(tokens_of, texts)), front=front).capacity(config, len(texts))
+    # What works for a request takes a core each meanwhile: the front, and the client.
+    most = 1 + sum(load.cpu for _, load in crowds) / _CROWDS / used
+    return msgspec.structs.replace(front, contention=min(max((taken - freely) / used, 0.0), most))
+
+
+def _seconds(load: Load) -> float:
+    return max(one.ended for one in load.outcomes) - min(one.due for one in load.outcomes)
 
 
 def _used(pid: int, target: Target, requests: Sequence[bytes], clients: int) -> tuple[float, Load]:

@@ -14,11 +14,13 @@ from chairlift.jobs.lines import unreadable
 
 # Settings of models and of the server that change what the answers are, and not only when they come.
 _OF_RESULTS = (
-    *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed"),
+    *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed", "generation_config"),
     *("kind", "outputs", "options", "max_body_bytes", "max_tensor_bytes", "max_n", "max_prompts_per_request"),
     *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
 )
 _EDGE_BYTES = 2**16
+# Where lines that failed go, beside the output.
+ERRORS = "--errors"
 
 
 def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
@@ -26,6 +28,8 @@ def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {"INPUT": fingerprint(config.input)}
     for name in ("format", "prompt_field", "id_field", "chat", "params"):
         found[f"--{name.replace('_', '-')}"] = getattr(config, name)
+    # Both may have been moved to another folder meanwhile.
+    found[ERRORS] = os.path.relpath(config.errors, config.output.parent)
     for served in settings.models:
         of = f"{served.name}: " if len(settings.models) > 1 else ""
         model = served.config.model

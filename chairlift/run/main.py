@@ -30,7 +30,7 @@ from chairlift.jobs.records import LineUsage
 from chairlift.jobs.results import length_of
 from chairlift.jobs.store import Job, Store
 from chairlift.run.display import Display, summary
-from chairlift.run.identity import check_same, identity
+from chairlift.run.identity import ERRORS, check_same, identity
 from chairlift.run.plan import Plan, StaticSteps, for_throughput, plan_for
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
@@ -86,8 +86,8 @@ def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job,
     """The job's state and results: those of a run to take up, or new ones. The state goes when it is of no more use."""
     about = identity(config, settings)
     for path in (config.output, config.errors):
-        if length_of(path) is not None and not config.overwrite and not config.state.exists():
-            raise JobError(f"{path} is there, and belongs to no unfinished run: --overwrite replaces it")
+        if not config.state.exists():
+            _check_free(path, config)
     store = Store(config.state)
     job, ledger = None, None
     try:
@@ -103,12 +103,20 @@ def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job,
             config.state.unlink(missing_ok=True)
 
 
+def _check_free(path: Path, config: RunConfig) -> None:
+    """Refuse to replace unasked what is no result of this run."""
+    if length_of(path) is not None and not config.overwrite:
+        raise JobError(f"{path} is there, and belongs to no unfinished run: --overwrite replaces it")
+
+
 def _job(store: Store, about: dict[str, object], config: RunConfig) -> Job:
     found = store.jobs()
     if found and not config.restart:
         check_same(found[0].about, about, config.state)
         return found[0]
     for each in found:
+        if each.about.get(ERRORS) != about[ERRORS]:
+            _check_free(config.errors, config)
         store.remove_job(each.id)
     now = time.time()
     job = Job(id=f"batch_{secrets.token_hex(8)}", state="in_progress", entered={"in_progress": now}, about=about)

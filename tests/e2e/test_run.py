@@ -247,6 +247,11 @@ def test_only_the_same_run_is_taken_up(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--restart" in says
     assert "--kind" not in refusal(tmp_path, capsys, *same, "--max-n", "3")
     assert "--max-n was 64 and is 3" in refusal(tmp_path, capsys, *same, "--max-n", "3")
+    (tmp_path / "notes.txt").write_text("mine")
+    elsewhere = (*same, "--errors", "notes.txt")
+    assert '--errors was "out.errors.jsonl" and is "notes.txt"' in refusal(tmp_path, capsys, *elsewhere)
+    assert "notes.txt is there, and belongs to no unfinished run" in refusal(tmp_path, capsys, *elsewhere, "--restart")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "in.jsonl").write_text(batch_line("c1", {"instances": [1]}, "/v1/models/Slow:predict"))
     assert "another INPUT: it has changed" in refusal(tmp_path, capsys, *same)
     status, printed = run(tmp_path, *same, "--restart")

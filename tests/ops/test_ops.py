@@ -1,15 +1,13 @@
 """The native operations against the reference, for every instruction set that was built."""
 
+import functools
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.native_isa import ISAS
+from support.native_isa import ISAS, kernels_of, needs_native
 
 from chairlift.errors import ConfigError
 from chairlift.ops import cpu, select
@@ -24,7 +22,6 @@ from chairlift.ops.reference import ReferenceOps, decode_attention
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2}}
 DTYPES = [torch.float32, torch.bfloat16]
-needs_native = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +38,16 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
+@pytest.fixture(params=ISAS)
+def native(request: pytest.FixtureRequest, dtype: torch.dtype) -> Iterator[cpu.CpuOps]:
+    with kernels_of(request.param):
+        yield cpu.CpuOps(dtype)
+
+
 @pytest.fixture
-def native(dtype: torch.dtype) -> cpu.CpuOps:
+def chosen(dtype: torch.dtype) -> cpu.CpuOps:
+    """Of the kernels that are chosen here."""
+    load_library()
     return cpu.CpuOps(dtype)
 
 
@@ -123,6 +128,14 @@ def run_steps(ops: Ops, heads: HeadShape, dtype: torch.dtype, block_size: int, s
     return [torch.cat(outputs[index]) for index in keep]
 
 
+@functools.cache
+def reference_steps(
+    heads: HeadShape, dtype: torch.dtype, block_size: int, norm: str | None = None, cached: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """What the reference makes of `STEPS`."""
+    return run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=norm, cached=cached)
+
+
 # Two prefill chunks and a decode of sequences of unequal length, one of which joins late.
 STEPS = [
     [(0, 5), (0, 77), (0, 300), (0, 0)],
@@ -153,7 +166,7 @@ def test_attention_is_that_of_the_reference(native: Ops, dtype: torch.dtype, sha
     num_heads, num_kv_heads, dim, block_size, window = shape
     heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
     actual = run_steps(native, heads, dtype, block_size, STEPS, norm=norm)
-    expected = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm=norm)
+    expected = reference_steps(heads, dtype, block_size, norm)
     for one, other in zip(actual, expected, strict=True):
         close(one, other)
 
@@ -164,8 +177,8 @@ def test_attention_on_rounded_values_is_that_of_the_reference(native: Ops, dtype
     num_heads, num_kv_heads, dim, block_size, window = shape
     heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
     actual = run_steps(native, heads, dtype, block_size, STEPS, norm="head", cached=torch.int8)
-    expected = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm="head", cached=torch.int8)
-    exact = run_steps(ReferenceOps(), heads, dtype, block_size, STEPS, norm="head")
+    expected = reference_steps(heads, dtype, block_size, "head", torch.int8)
+    exact = reference_steps(heads, dtype, block_size, "head")
     for one, other, unrounded in zip(actual, expected, exact, strict=True):
         # A rotation that differs in its last bit now and then rounds to the next of the 255 steps.
         torch.testing.assert_close(one, other, **(TOLERANCE[dtype] | {"atol": 1e-2}))
@@ -324,11 +337,11 @@ def test_elementwise_operations_are_those_of_the_reference(
 @pytest.mark.parametrize("shape", [(32, 2), (33, 64), (96, 130), (250, 34)], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear_of_a_row_does_not_depend_on_the_others(
-    native: Ops, dtype: torch.dtype, shape: tuple[int, int], bias: bool
+    chosen: Ops, dtype: torch.dtype, shape: tuple[int, int], bias: bool
 ) -> None:
     outs, ins = shape
     weight, x = random(outs, ins, dtype=dtype), random(230, ins, dtype=dtype, seed=1)
-    layer = native.linear(weight, random(outs, dtype=dtype, seed=2) if bias else None)
+    layer = chosen.linear(weight, random(outs, dtype=dtype, seed=2) if bias else None)
     whole = layer(x)
     torch.set_num_threads(2)
     assert torch.equal(layer(x), whole)
@@ -348,10 +361,10 @@ def test_linear_of_a_row_does_not_depend_on_the_others(
 
 @needs_native
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_is_that_of_the_reference(native: Ops, dtype: torch.dtype, bias: bool) -> None:
+def test_linear_is_that_of_the_reference(chosen: Ops, dtype: torch.dtype, bias: bool) -> None:
     weight, offset = random(96, 576, dtype=dtype), random(96, dtype=dtype, seed=1) if bias else None
     x = random(33, 576, dtype=dtype, seed=2)
-    layer = native.linear(weight, offset)
+    layer = chosen.linear(weight, offset)
     expected = ReferenceOps().linear(weight.double(), None if offset is None else offset.double())(x.double())
     torch.testing.assert_close(
         layer(x).double(), expected, rtol=TOLERANCE[dtype]["rtol"], atol=10 * TOLERANCE[dtype]["atol"]
@@ -368,33 +381,6 @@ def test_nothing_to_do_is_no_error(native: cpu.CpuOps, dtype: torch.dtype) -> No
 def test_a_head_without_a_kernel_is_refused() -> None:
     with pytest.raises(ConfigError, match="reference"):
         cpu.CpuOps(torch.float32).allocate_kv_cache(2, 16, HeadShape(1, 1, 20, 1.0), torch.float32, CPU)
-
-
-@needs_native
-@pytest.mark.processes
-@pytest.mark.parametrize("isa", ISAS)
-def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHAIRLIFT_ISA", isa)
-    try:
-        name = load_library()[1]
-    except ConfigError:
-        pytest.skip(f"{isa} was not built or does not run here")
-    finally:
-        monkeypatch.undo()
-        usual = load_library()[1]
-    assert name == isa
-    if isa == usual:
-        return  # the other tests are about it
-    # In a process of its own, since the kernels are chosen once for all.
-    chosen = "(reference or alone or chunks or rounded) and not instruction and not linear"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen],
-        env=os.environ | {"CHAIRLIFT_ISA": isa},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
