@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from engines import SERVED_NAME
-from fidelity import NAMES, at_load, forecast, front_pid
 from fidelity import COLUMNS as SEQUENCE_COLUMNS
+from fidelity import NAMES, at_load, forecast, front_pid
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Outcome, Target
