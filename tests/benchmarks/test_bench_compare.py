@@ -239,8 +239,8 @@ def test_own_program_prints_a_line_for_each_workload(monkeypatch: pytest.MonkeyP
 
     # The demo model's vocabulary is smaller than the prompts' ids; they need not make sense, only exist.
     script = (
-        "import sys, runpy; sys.path.insert(0, sys.argv[1]); import workloads; "
-        "whole = workloads.requests; "
+        "import sys, runpy; sys.path.insert(0, sys.argv[1]); import offline_run, workloads; "
+        "offline_run.MEASURED_SECONDS = 0.1; whole = workloads.requests; "
         "workloads.requests = lambda name: [(ids[:8], 4) for ids, _ in whole(name, vocab=300)[:2]]; "
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0] + '/offline.py', run_name='__main__')"
     )
