@@ -74,7 +74,12 @@ def deepseek2(raw: Raw) -> Raw:
 def deepseek3(raw: Raw) -> Raw:
     """DeepSeek V3: its own code has fields for what V2 does otherwise."""
     _refuse(raw, {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
-    return raw
+    return {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, **raw}
+
+
+def glm4_lite(raw: Raw) -> Raw:
+    """GLM 4.7 Flash: experts count more than in its larger relatives."""
+    return {"routed_scaling_factor": 1.8, **raw}
 
 
 def minicpm3(raw: Raw) -> Raw:

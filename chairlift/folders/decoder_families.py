@@ -9,6 +9,7 @@ from chairlift.folders.config_dialects import (
     falcon,
     falcon_norms,
     gemma,
+    glm4_lite,
     gpt,
     gpt_neox,
     minicpm3,
@@ -49,6 +50,7 @@ from chairlift.folders.layer_rules import (
     window_per_layer,
 )
 from chairlift.folders.tensor_names import (
+    ERNIE,
     FALCON,
     GPT2,
     GPT_BIGCODE,
@@ -256,6 +258,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", windows=window_after, experts=DOTS1
     ),
     "ernie4_5_moe": DecoderFamily(
+        names=ERNIE,
         qkv_bias="use_bias",
         o_bias="use_bias",
         mlp_bias="use_bias",
@@ -285,7 +288,12 @@ FAMILIES: dict[str, DecoderFamily] = {
         dialect=deepseek3, qkv_bias="attention_bias", o_bias="attention_bias", experts=DEEPSEEK3, latent=True
     ),
     "glm4_moe_lite": DecoderFamily(
-        qkv_bias="attention_bias", o_bias="attention_bias", rms_norm_eps=1e-5, experts=GLM4_LITE, latent=True
+        dialect=glm4_lite,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        rms_norm_eps=1e-5,
+        experts=GLM4_LITE,
+        latent=True,
     ),
     "youtu": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", tied=True, latent=True),
     "minicpm3": DecoderFamily(
@@ -323,6 +331,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         logit_scale=("logit_scale", 0.0625),
         tied=True,
         rms_norm_eps=1e-5,
+        rope_theta=5e5,
         eps_field="layer_norm_eps",
         neighbours=True,
     ),

@@ -1,19 +1,23 @@
 """A language model that transformers computes: what its config.json says of it. Without torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.model_json import positive_size, values_checked
 
+_NAME = re.compile(r"[\w-]+")
 # What families call the same things.
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_ORIGINAL = "original_max_position_embeddings"
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 # Families that read images too, of which transformers has the part for texts as a model of its own.
 _READ_MORE = {"gemma3", "qwen3_5", "qwen3_5_moe"}
@@ -50,8 +54,9 @@ def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
             f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
             "pip install 'chairlift[transformers]' has transformers compute it"
         )
-    if raw.get("auto_map"):
-        raise UnsupportedModel("auto_map names code in the model's folder, which is never run")
+    if raw.get("auto_map") and not _is_known(name):
+        own = f"and transformers has no {name!r} of its own"
+        raise UnsupportedModel(f"auto_map names code in the model's folder, which is never run, {own}")
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantization_config is not supported; a model that leaves it unset works")
     raw = _text_part(raw)
@@ -68,9 +73,18 @@ def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
         model_type=name,
         vocab_size=_first(raw, ("vocab_size",)),
         head_dim=_head_dim(raw),
-        max_positions=_UNBOUNDED if recurrent else _first(raw, _POSITIONS),
+        max_positions=_UNBOUNDED if recurrent else _max_positions(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
+
+
+def _is_known(model_type: str) -> bool:
+    """Whether transformers has a family of that name, which it then takes rather than code in the folder."""
+    spec = find_spec("transformers")
+    package = spec.submodule_search_locations if spec is not None else None
+    if not package or not _NAME.fullmatch(model_type):
+        return False
+    return (Path(package[0]) / "models" / model_type.replace("-", "_")).is_dir()
 
 
 def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,6 +94,17 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     kept = {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
     return {**kept, **text, "architectures": [_GENERATES[0]]}
+
+
+def _max_positions(raw: Mapping[str, Any]) -> int:
+    """As far as one and the same list of frequencies goes: of two, transformers takes one for all that a step holds."""
+    most = _first(raw, _POSITIONS)
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(name)
+        if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+            original = raw.get(_ORIGINAL, rope.get(_ORIGINAL))
+            return most if original is None else min(most, positive_size({_POSITIONS[0]: original}, _POSITIONS[0]))
+    return most
 
 
 def _head_dim(raw: Mapping[str, Any]) -> int:

@@ -12,6 +12,8 @@ from chairlift.folders.sentence_files import module_kinds
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 _CLASSIFIER = "ForSequenceClassification"
+# Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
+_HEADS = ("Head", "For")
 
 
 @values_checked()
@@ -23,8 +25,20 @@ def is_encoder(folder: Path) -> bool:
     raw = read_model_json(folder)
     if raw.get("model_type") in ENCODERS:
         return True
-    headless = any(name.endswith(("Model", _CLASSIFIER)) for name in raw.get("architectures") or [])
-    return raw.get("model_type") in DECODERS and (headless or (folder / "modules.json").is_file())
+    reads = any(_is_headless(name) or name.endswith(_CLASSIFIER) for name in raw.get("architectures") or [])
+    return raw.get("model_type") in DECODERS and (reads or (folder / "modules.json").is_file())
+
+
+def _is_headless(architecture: str) -> bool:
+    return architecture.endswith("Model") and not any(each in architecture for each in _HEADS)
+
+
+def check_direction(raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for a decoder that embeds by code of its own, which may let tokens see what follows."""
+    own = raw.get("auto_map")
+    if isinstance(own, dict) and "AutoModel" in own and raw.get("is_causal") is None:
+        code = "auto_map names code in the model's folder, which is never run and may let tokens see those that follow"
+        raise UnsupportedModel(f'{code}. If it does not, say so in its config.json: "is_causal": true')
 
 
 def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:

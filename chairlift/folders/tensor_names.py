@@ -12,7 +12,8 @@ class TensorNames:
     `gate_up` and `down` follow that of the `mlp`. With `grouped` heads the rows of `qkv` are, for each head of
     keys, the queries' that belong to it, its own and its values'. `transposed`: projections of layers are [in,
     out]. `position_offset`: so many rows come before the first position's. `head` has all names that it may have.
-    `derived`: endings of names of what only follows from config.json.
+    `derived`: endings of names of what only follows from config.json. `ahead`: beginnings of names of what only guesses
+    the tokens after the next.
     """
 
     base: str = "model."
@@ -30,9 +31,11 @@ class TensorNames:
     transposed: bool = False
     head: tuple[str, ...] = ("lm_head",)
     derived: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
 
 
 LLAMA = TensorNames()
+ERNIE = TensorNames(ahead=("mtp_",))
 JOINT_MLP = TensorNames(gate_up=("gate_up_proj",))
 JOINT = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))
 STARCODER2 = TensorNames(gate_up=("c_fc",), down="c_proj")

@@ -12,7 +12,7 @@ from chairlift.hub.name import HubName
 
 # More than these are no model's, and would only take time and disk.
 MAX_FILES = 2_000
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = re.compile(r"model-\d{1,6}-of-\d{1,6}\.safetensors")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model")
 # The modules of sentence-transformers: 1_Pooling/config.json, 2_Dense/model.safetensors.

@@ -5,6 +5,7 @@ from pathlib import Path
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
 from chairlift.runners.decoder.config import max_length, parse_config, read_any_config
 from chairlift.runners.encoder.config import read_encoder_config
@@ -18,6 +19,7 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
     elif config.kind == "encoder":
         raw = read_model_json(folder)
         if raw.get("model_type") in DECODERS:
+            check_direction(raw)
             parse_config(raw)
         else:
             read_encoder_config(folder)

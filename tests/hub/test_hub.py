@@ -339,6 +339,11 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = "model.safetensors.index.json"
     assert wanted("config.json", index, *shards, "original/model.safetensors") == ["config.json", index, *shards]
+    for shards in (
+        ["model-00001-of-000002.safetensors", "model-00002-of-000002.safetensors"],
+        ["model-1-of-1.safetensors"],
+    ):
+        assert wanted("config.json", index, *shards) == ["config.json", index, *shards]
     modules = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
     assert set(wanted("config.json", "model.safetensors", "vocab.txt", *modules, "2_Dense/pytorch_model.bin")) == {
         *("config.json", "model.safetensors", "vocab.txt"),

@@ -18,7 +18,7 @@ from support.encoder_factory import (
     reference_encoder,
     sentence_folder,
 )
-from support.model_factory import edited_folder, model_folder, reference_model
+from support.model_factory import EXACT, edited_folder, model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
 
 from chairlift.errors import UnsupportedModel
@@ -148,8 +148,14 @@ def test_padding_at_the_end_is_part_of_what_is_embedded(tmp_path: Path) -> None:
     assert not np.allclose(one, other, atol=0.01)
 
 
+@pytest.mark.parametrize("variant", EXACT)
+def test_what_writes_does_not_embed_unasked(variant: str) -> None:
+    assert not is_encoder(model_folder(variant))
+
+
 def test_which_decoders_embed_unasked(tmp_path: Path) -> None:
-    assert not is_encoder(model_folder("qwen3"))
+    for name in ("Qwen2ForRewardModel", "GPT2DoubleHeadsModel"):
+        assert not is_encoder(edited_folder(tmp_path / name, encoder_folder("qwen3"), architectures=[name]))
     assert is_encoder(sentence_folder(tmp_path / "modules", model_folder("qwen3")))
     for variant in DECODERS:
         assert is_encoder(encoder_folder(variant))
@@ -192,3 +198,25 @@ def test_layers_take_turns_in_one_cache() -> None:
     caches = runner.forward._decoder.caches  # type: ignore[attr-defined]
     assert len(caches) == 2
     assert caches[0][0].data_ptr() == caches[1][0].data_ptr()
+
+
+def test_code_of_a_folder_s_own_may_look_ahead(tmp_path: Path) -> None:
+    own = {"AutoModel": "modeling_qwen.Qwen2Model"}
+    with pytest.raises(UnsupportedModel, match=r'may let tokens see those that follow.*"is_causal": true'):
+        load(edited_folder(tmp_path / "unsaid", encoder_folder("qwen2"), auto_map=own))
+    said = load(edited_folder(tmp_path / "said", encoder_folder("qwen2"), auto_map=own, is_causal=True))
+    np.testing.assert_array_equal(vectors(said, TEXTS[:1]), vectors(load(encoder_folder("qwen2")), TEXTS[:1]))
+
+
+def test_a_bare_opt_has_a_prefix_of_its_own(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    sizes = {"vocab_size": 1024, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model("opt", **sizes, num_attention_heads=4))
+    model.save_pretrained(tmp_path)
+    assert "decoder.embed_tokens.weight" in load_file(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        wanted = model.eval()(torch.tensor([TEXTS[2].token_ids])).last_hidden_state[0, -1].numpy()
+    found = vectors(load(tmp_path), [TEXTS[2]])[0]
+    assert cosine(found[None], wanted[None])[0] > 1 - 1e-6

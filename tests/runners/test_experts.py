@@ -1,5 +1,6 @@
 """What folders with experts may look like, and what of them is refused by name."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.model_factory import edited_folder, model_folder
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import DenseMlp
 from chairlift.ops.experts import Experts, Routing
-from chairlift.runners.decoder.config import read_config
+from chairlift.runners.decoder.config import parse_config, read_config
 from chairlift.runners.decoder.mxfp4 import dequantize
 
 
@@ -52,6 +53,33 @@ def test_layers_that_predict_further_tokens_are_left_alone(tmp_path: Path) -> No
     make_runner(rewritten(tmp_path / "with", "glm4_moe", add, num_nextn_predict_layers=1), ops="reference")
     with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'model\.layers\.2\.eh_proj\.weight'"):
         make_runner(rewritten(tmp_path / "without", "glm4_moe", add, num_nextn_predict_layers=0), ops="reference")
+
+
+def test_what_guesses_ahead_is_left_alone(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.mtp_block.0.input_layernorm.weight"] = torch.zeros(64)
+        tensors["model.mtp_linear_proj.0.weight"] = torch.zeros(64, 128)
+
+    make_runner(rewritten(tmp_path / "with", "ernie4_5_moe", add), ops="reference")
+    with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'model\.mtp_block"):
+        make_runner(rewritten(tmp_path / "qwen", "qwen3_moe", add), ops="reference")
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3", "glm4_moe_lite", "deepseek_v2", "glm4_moe"])
+def test_what_a_folder_leaves_out_is_as_in_transformers(variant: str) -> None:
+    from transformers import AutoConfig
+
+    raw = json.loads((model_folder(variant) / "config.json").read_text())
+    # Room for as many groups as there are by default.
+    raw |= {"n_routed_experts": 64, "num_experts_per_tok": 4}
+    left = {
+        name: value for name, value in raw.items() if name not in ("routed_scaling_factor", "n_group", "topk_group")
+    }
+    theirs = AutoConfig.for_model(raw["model_type"])
+    ours = parse_config(left).experts
+    assert ours is not None
+    assert (ours.scale, ours.groups) == (theirs.routed_scaling_factor, theirs.n_group or 1)
+    assert ours.groups_chosen == (theirs.topk_group or 1)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from support.model_factory import edited_folder, model_folder, reference_model
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import foreign_model
 from chairlift.folders.foreign_model import ForeignConfig
+from chairlift.ops.select import select_ops
 from chairlift.runners.decoder import runner, transformers_parts
 from chairlift.runners.decoder.config import read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
@@ -198,7 +199,8 @@ def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: py
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"auto_map": {"AutoModel": "modeling.X"}}, "auto_map names code"),
+        ({"auto_map": {"AutoModel": "modeling.X"}, "model_type": "phi9"}, "auto_map names code.* no 'phi9' of its own"),
+        ({"auto_map": {"AutoModel": "modeling.X"}, "model_type": "../auto"}, "auto_map names code"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"architectures": ["PhiModel"]}, "none writes texts"),
         ({"hidden_size": 2**40}, "no model with more"),
@@ -213,6 +215,41 @@ def test_folders_are_refused_by_name_before_anything_is_loaded(
     folder = edited_folder(tmp_path / "m", foreign_folder("phi", "phi"), **fields)
     with pytest.raises(UnsupportedModel, match=problem):
         read_any_config(folder, "auto")
+
+
+def test_code_in_a_folder_is_not_asked_where_transformers_has_the_family(tmp_path: Path) -> None:
+    own = {"AutoConfig": "configuration_phi.PhiConfig", "AutoModelForCausalLM": "modeling_phi.PhiForCausalLM"}
+    folder = edited_folder(tmp_path / "m", foreign_folder("phi", "phi"), auto_map=own)
+    (folder / "modeling_phi.py").write_text("raise SystemExit('was run')")
+    (folder / "configuration_phi.py").write_text("raise SystemExit('was run')")
+    make_runner(folder, ops="reference", implementation="transformers")
+
+
+def test_of_two_lists_of_frequencies_one_holds_for_all(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0],
+        "long_factor": [2.0],
+    }
+    for name, where in (("new", {"rope_parameters": rope}), ("old", {"rope_scaling": {"type": "longrope"}})):
+        fields = where | {"original_max_position_embeddings": 64, "max_position_embeddings": 256}
+        folder = edited_folder(tmp_path / name, foreign_folder("phi", "phi"), **fields)
+        assert read_any_config(folder, "transformers").max_positions == 64
+    plain = edited_folder(tmp_path / "plain", foreign_folder("phi", "phi"), max_position_embeddings=256)
+    assert read_any_config(plain, "transformers").max_positions == 256
+
+
+def test_a_large_weight_does_not_hide_what_a_norm_adds() -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    norm = Gemma3RMSNorm(2560).to(torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.normal_(0, 3, generator=torch.Generator().manual_seed(0))
+        norm.weight[0] = 300
+    found = transformers_parts._norm_like(norm, select_ops("reference", torch.device("cpu"), torch.bfloat16, 64))
+    assert found is not None
+    assert torch.equal(found.scale, 1 + norm.weight.detach().float())
 
 
 def test_logits_for_more_tokens_than_the_vocabulary_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

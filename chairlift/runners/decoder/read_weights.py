@@ -30,8 +30,9 @@ class DecoderReader:
     def __init__(self, config: DecoderConfig, ops: Ops, weights: Weights) -> None:
         self._config, self._ops, self._weights = config, ops, weights
         self._names = names = config.family.names
-        # A folder that was saved without any head has no prefix either.
-        self._prefix = names.base if f"{names.base}{names.embedding}.weight" in weights else ""
+        # A folder that was saved without any head has no prefix either, or one part less.
+        bases = (names.base, names.base.partition(".")[2])
+        self._prefix = next((each for each in bases if f"{each}{names.embedding}.weight" in weights), "")
         self._centred = config.family.norm_kind != "rms"
 
     def read(self, head: bool) -> DecoderWeights:
@@ -45,6 +46,7 @@ class DecoderReader:
         at = prefix + names.layers
         layers = [self._layer(f"{at}{index}.", index) for index in range(config.num_layers)]
         weights.leave([f"{at}{config.num_layers + index}." for index in range(config.extra_layers)])
+        weights.leave([prefix + each for each in names.ahead])
         positions = None if names.positions is None else self._positions(f"{prefix}{names.positions}.weight")
         norm = self._norm(prefix + names.norm, config.hidden_size)
         scale = config.embedding_scale

@@ -3,8 +3,9 @@
 A module's kind is guessed by its parts, and then tried: it is replaced if it gives the same numbers.
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -162,11 +163,12 @@ def _norm_like(module: Any, ops: Ops) -> RmsNorm | None:
     if not type(module).__name__.endswith("RMSNorm") or list(own) != ["weight"] or not isinstance(eps, float):
         return None
     weight = own["weight"].detach()
-    for scale in (weight, weight.float(), 1 + weight.float()):
-        norm = RmsNorm(ops, scale.contiguous(), eps, module, weight)
-        if weight.dim() == 1 and _alike(module, norm, weight.shape[0], weight):
-            return norm
-    return None
+    if weight.dim() != 1:
+        return None
+    scales = (weight, weight.float(), 1 + weight.float())
+    norms = [RmsNorm(ops, scale.contiguous(), eps, module, weight) for scale in scales]
+    # Beside one large weight it is hardly seen what the others lack: so it is the nearest one, not any that is near.
+    return _nearest(module, norms, weight.shape[0], weight)
 
 
 def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
@@ -177,13 +179,14 @@ def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
     gate, up, down = module.gate_proj, module.up_proj, module.down_proj
     if (gate.bias is None) != (up.bias is None) or gate.weight.shape != up.weight.shape:
         return None
-    for activation in sorted(set(ACTIVATIONS.values())):
-        if _alike(module, _plainly(module, activation), gate.in_features, gate.weight):
-            weight, bias = _side_by_side([gate, up])
-            own_bias = None if down.bias is None else down.bias.detach()
-            gate_up = ops.gated_linear(weight, bias, activation)
-            return _Mlp(DenseMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
-    return None
+    plain = {_plainly(module, activation): activation for activation in sorted(set(ACTIVATIONS.values()))}
+    found = _nearest(module, plain, gate.in_features, gate.weight)
+    if found is None:
+        return None
+    weight, bias = _side_by_side([gate, up])
+    own_bias = None if down.bias is None else down.bias.detach()
+    gate_up = ops.gated_linear(weight, bias, plain[found])
+    return _Mlp(DenseMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
 
 
 def _plainly(module: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
@@ -194,17 +197,27 @@ def _plainly(module: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
     return compute
 
 
-def _alike(module: Any, other: Callable[[Tensor], Tensor], width: int, like: Tensor) -> bool:
-    """Whether both make the same of some random rows. What fails is no module of that kind."""
+_Computes = TypeVar("_Computes", bound=Callable[[Tensor], Tensor])
+
+
+@torch.no_grad()
+def _nearest(module: Any, others: Iterable[_Computes], width: int, like: Tensor) -> _Computes | None:
+    """Which of others makes most nearly the same of some random rows, if one does. What fails is of no such kind."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_ROWS, width, generator=generator).to(like.device, like.dtype)
+    nearest, least = None, math.inf
     try:
-        theirs, ours = module(x), other(x)
+        theirs = module(x)
+        for other in others:
+            ours = other(x)
+            if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+                continue
+            off = (theirs.float() - ours.float()).abs()
+            if off.max() <= _SAME[like.dtype] * theirs.abs().max() and off.mean() < least:
+                nearest, least = other, float(off.mean())
     except Exception:  # of any kind, as it is anybody's code
-        return False
-    if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-        return False
-    return bool((theirs - ours).abs().max() <= _SAME[like.dtype] * theirs.abs().max())
+        return None
+    return nearest
 
 
 def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor | None]:

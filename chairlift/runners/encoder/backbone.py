@@ -7,6 +7,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
+from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
 from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
@@ -47,6 +48,7 @@ def read_backbone(folder: Path) -> Backbone:
     """Read `folder`/config.json. Raises ConfigError and UnsupportedModel as `read_config` does."""
     raw = read_model_json(folder)
     if raw.get("model_type") in DECODERS:
+        check_direction(raw)
         return _of_decoder(parse_config(raw), raw)
     return _of_encoder(read_encoder_config(folder))
 
