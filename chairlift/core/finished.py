@@ -9,13 +9,15 @@ import msgspec
 class FinishReason(enum.StrEnum):
     """Reason why work is over: a sequence stops or has its length, an item is done or shed, and either may fail.
 
-    What is `invalid` failed by what was asked for, as far as only running it shows that.
+    What is `invalid` failed by what was asked for, as far as only running it shows that; who is `late` was let in, and
+    given up when the client's own time was over.
     """
 
     STOP = "stop"
     LENGTH = "length"
     DONE = "done"
     SHED = "shed"
+    LATE = "late"
     ABORT = "abort"
     ERROR = "error"
     INVALID = "invalid"

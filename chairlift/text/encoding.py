@@ -1,7 +1,7 @@
 """Texts and pairs of texts as token ids with special tokens, for encoders. Without torch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -16,6 +16,8 @@ from chairlift.text.tokenizer import Tokenizer, encode_all
 Side = Literal["left", "right"]
 # Tokens that are told one by one in an answer.
 MAX_TOKENS_TOLD = 2**17
+# Characters that are encoded at once, after which what else comes waits.
+_SLICE_CHARS = 2**20
 
 
 class Cut(NamedTuple):
@@ -117,7 +119,8 @@ class TextEncoder:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
         backend, ids_of = self._backend_for(given)
         found = []
-        for index, encoding in enumerate(encode_all(backend, given)):
+        encodings = chain.from_iterable(encode_all(backend, some) for some in _slices(given))
+        for index, encoding in enumerate(encodings):
             if len(encoding) > harmless and truncate is False:
                 message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
                 raise InputTooLong(message, "input", index)
@@ -151,6 +154,18 @@ class TextEncoder:
         if heads == text or most < limit or min(map(lengths.count, heads)) < limit:
             return heads
         return text
+
+
+def _slices(given: Sequence[str | tuple[str, str]]) -> Iterator[Sequence[str | tuple[str, str]]]:
+    """So many at a time that what the library makes of them, some hundred bytes a character, is no more than that."""
+    begin = size = 0
+    for index, text in enumerate(given):
+        size += sum(map(len, _parts(text)))
+        if size > _SLICE_CHARS:
+            yield given[begin : index + 1]
+            begin, size = index + 1, 0
+    if begin < len(given):
+        yield given[begin:]
 
 
 def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from support.items_harness import embedder, function
 from support.key_files import bearer, write_keys
 from support.server_harness import Answer, FakeClient, Front, run, until
 
-from chairlift import why
+from chairlift import BadItem, why
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.finished import FinishReason
@@ -420,7 +420,7 @@ def test_words_for_one_that_waits() -> None:
             text = "\n".join(why.words((await get(front, f"/{name}")).json()["parts"][0]))
             assert f"{name} on tiny: waiting, number 3 in the queue" in text
             assert f"yours: {streams[0].request.id}, 1 more" in text
-            assert "first token in 40 s (8 times in 10 in 30 s to 90 s)" in text
+            assert "first token in 40 s (9 times in 10 in 30 s to 90 s)" in text
             lines = why.table((await get(front)).json(), 100)
             assert lines[0] == "2 requests: 2 waiting"
             assert all(len(line) <= 100 for line in lines)
@@ -449,3 +449,37 @@ def test_a_name_is_no_command_to_a_terminal() -> None:
     part = msgspec.json.decode(msgspec.json.encode(ended_with(SequenceConfig(model="m"), queued=0.0, prefill=0.0)))
     found["data"] = [part | {"model": "m\033[2J"}]
     assert "\033" not in "".join(why.table(found, None))
+
+
+def test_who_was_late_and_who_asked_for_nothing_good_failed_by_no_fault_of_the_server() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        late = await front.post("/v1/completions", {"prompt": "hello"}, headers={"X-Request-Timeout-Ms": "20"})
+        service, dispatcher = function()
+        front.models.add(service)
+        dispatcher.compute = lambda payloads: [BadItem("no number") for _ in payloads]
+        bad = await front.post("/v1/models/function:predict", {"instances": ["x"]})
+        assert (late.status, bad.status) == (504, 400)
+        told = {}
+        for model in ("tiny", "function"):
+            (told[model],) = (await front.call("GET", "/v1/requests", query=f"status=ended&model={model}")).json()[
+                "data"
+            ]
+        assert [told["tiny"]["finish_reason"], told["function"]["finish_reason"]] == ["late", "invalid"]
+        metrics = (await front.call("GET", "/metrics")).body.decode()
+        for model, reason in (("tiny", "late"), ("function", "invalid")):
+            assert f'requests_finished_total{{model="{model}",reason="{reason}"}} 1' in metrics
+            assert f'requests_finished_total{{model="{model}",reason="error"}} 0' in metrics
+
+    run(go)
+
+
+def test_one_that_is_heard_of_late_hides_no_other() -> None:
+    """A client that reads slowly ends a request long after it was computed."""
+    log: request_log.RequestLog[Any] = request_log.RequestLog()
+    now = time.monotonic()
+    for name, ended in (("a", now - 20), ("b", now - 5), ("slow", now - 10), ("ancient", now - 2 * request_log.KEPT_S)):
+        log.keep(None, request_log.EndedRequest(id=name, ended=ended, finish_reason="stop"))
+    viewer = request_log.Viewer(None, False)
+    assert [each.id for each in log.ended_of(viewer)] == ["b", "slow", "a"]
+    assert [each.id for each in log.find_ended(viewer, "b")] == ["b"]

@@ -249,3 +249,16 @@ def test_rubbish_has_the_routes_shape(server: Listening, path: str, raw: bytes) 
     wrong = httpx.get(server.url + path)
     assert wrong.status_code == 405
     assert ("error_type" in wrong.json()) == (path != "/rerank")
+
+
+def test_a_long_query_is_not_tokenized_for_thousands(server: Listening) -> None:
+    query, texts = "1 " * 5000, ["a"] * 900
+    for path, field, body in (
+        ("/v1/rerank", "query", {"model": "reranker", "query": query, "documents": texts}),
+        ("/rerank", "query", {"query": query, "texts": texts}),
+        ("/v1/score", "text_1", {"model": "reranker", "text_1": query, "text_2": texts}),
+    ):
+        answer = post(server, f"{path}?model=reranker" if path == "/rerank" else path, **body)
+        # As TEI has it for what it can't take.
+        assert answer.status_code == (422 if path == "/rerank" else 400)
+        assert f"{field} has 10000 characters, which beside 900 others are more than" in answer.text

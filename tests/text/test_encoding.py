@@ -8,8 +8,9 @@ from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
 from chairlift.errors import InvalidRequest
+from chairlift.text import encoding
 from chairlift.text.encoding import TextEncoder
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.tokenizer import Tokenizer, encode_all
 
 TEXTS = ["hello world", "the quick brown fox sees and sees hello world hello", "Hello", ""]
 PAIRS = [("hello world", "the quick brown fox"), ("the quick brown fox sees words", "hello"), ("", "hello world")]
@@ -66,6 +67,22 @@ def test_types_are_left_out_where_all_are_of_one_kind(folder: Path) -> None:
 def test_too_long_is_refused_unless_it_may_be_cut(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="the model takes 5"):
         TextEncoder(folder, 5).encode_texts(TEXTS)
+
+
+def test_many_are_encoded_some_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = TextEncoder(str(folder), 64)
+    whole = [encoder.encode_texts(TEXTS), encoder.encode_pairs(PAIRS)]
+    sizes: list[int] = []
+
+    def counted(backend: Any, texts: Any, *more: Any) -> Any:
+        sizes.append(len(texts))
+        return encode_all(backend, texts, *more)
+
+    monkeypatch.setattr(encoding, "encode_all", counted)
+    monkeypatch.setattr(encoding, "_SLICE_CHARS", 20)
+    assert [encoder.encode_texts(TEXTS), encoder.encode_pairs(PAIRS)] == whole
+    assert len(sizes) > 2
+    assert sum(sizes) == len(TEXTS) + len(PAIRS)
 
 
 def test_lowercase(folder: Path) -> None:

@@ -25,7 +25,7 @@ from chairlift.server.items.embeddings import (
     stack,
     whole_texts,
 )
-from chairlift.server.items.texts import check_not_empty, count, from_pairs, from_texts, run
+from chairlift.server.items.texts import check_not_empty, check_repeated, count, from_pairs, from_texts, run
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
@@ -118,6 +118,7 @@ def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
         sides.append(texts)
     first, second = sides
     if len(first) == 1:
+        check_repeated(first[0], len(second), "text_1")
         first = first * len(second)
     if len(first) != len(second):
         problem = f"text_1 must be one text, or as many as text_2: got {len(first)} and {len(second)}"

@@ -23,7 +23,7 @@ from chairlift.server.http.exchange import (
     until_gone,
 )
 from chairlift.server.items.tei import rerank as rerank_as_tei
-from chairlift.server.items.texts import check_not_empty, count, from_pairs, run
+from chairlift.server.items.texts import check_not_empty, check_repeated, count, from_pairs, run
 from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
@@ -83,6 +83,7 @@ def _check(body: RerankBody) -> None:
     check_not_empty([body.query], "query")
     if not body.documents:
         raise InvalidRequest("documents must not be empty", "documents")
+    check_repeated(body.query, len(body.documents), "query")
     for name in ("top_n", "max_tokens_per_doc"):
         value = getattr(body, name)
         if value is not None and value < 1:

@@ -31,6 +31,7 @@ from chairlift.server.http.exchange import (
 from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack, whole_texts
 from chairlift.server.items.texts import (
     check_not_empty,
+    check_repeated,
     encoder_of,
     from_ids,
     from_pairs,
@@ -305,6 +306,7 @@ async def rerank(request: Request, raw: bytes) -> Response:
     check_not_empty([body.query], "query")
     check_not_empty(body.texts, "texts")
     _check_count(len(body.texts), "texts")
+    check_repeated(body.query, len(body.texts), "query")
     async with until_gone(request.receive):
         pairs = [(body.query, text) for text in body.texts]
         encodings = await from_pairs(service, pairs, _cut(body), "texts")

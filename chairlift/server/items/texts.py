@@ -18,6 +18,8 @@ T = TypeVar("T")
 MAX_SPLADE_INPUTS = 512
 # About what a text takes besides its characters, in characters.
 _EACH_TEXT = 32
+# Characters of a text that is paired with many others, in all those pairs: about what the largest body has by default.
+_MOST_REPEATED = 2**22
 
 
 async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
@@ -81,6 +83,15 @@ def _shorten(ids: list[int], cut: Cut, max_tokens: int | None) -> list[int]:
     if len(ids) <= length:
         return ids
     return ids[:length] if cut.side == "right" else ids[-length:]
+
+
+def check_repeated(text: str, times: int, field: str) -> None:
+    """Refuse a text that goes with so many others that a short request would take very long to tokenize."""
+    if len(text) * times > _MOST_REPEATED:
+        problem = (
+            f"{field} has {len(text)} characters, which beside {times} others are more than {_MOST_REPEATED} in all"
+        )
+        raise InvalidRequest(f"{problem}; shorten it, or send fewer at once", field)
 
 
 def check_not_empty(texts: Sequence[str], field: str) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from chairlift.core.finished import ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Failure
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
-from chairlift.errors import DeadlineExceeded, QueueFull
+from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from chairlift.server.metrics.families import (
     ERRORS,
     LONG,
@@ -85,7 +85,7 @@ class ItemMetrics:
         self._dispatcher = dispatcher
         self.queue_time = Histogram(LONG)
         self._answered = 0
-        self._finished: Counter[str] = Counter(dict.fromkeys(("done", "error", "shed", "late", "abort"), 0))
+        self._finished: Counter[str] = Counter(dict.fromkeys(("done", "error", "invalid", "shed", "late", "abort"), 0))
         self._batch_items = Histogram(SIZES)
         self._batch_tokens = Histogram(TOKENS)
         self._batch_padding = Histogram(_RATIOS)
@@ -115,6 +115,8 @@ class ItemMetrics:
                 outcome = "shed"
             case DeadlineExceeded():
                 outcome = "late"
+            case InvalidRequest():
+                outcome = "invalid"
             case Exception():
                 outcome = "error"
             case _:

@@ -37,6 +37,7 @@ FINISH_REASONS = (
     FinishReason.ERROR,
     FinishReason.INVALID,
     FinishReason.SHED,
+    FinishReason.LATE,
 )
 
 if TYPE_CHECKING:

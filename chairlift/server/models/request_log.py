@@ -32,6 +32,8 @@ _MOST_ENDED = 1000
 # What `new_id` makes, and what is put behind it where a request has several sequences.
 REQUEST_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 PART_ID = re.compile(rf"\b{REQUEST_ID.pattern}(?:-\d+)*")
+# What items have instead: those of one request are numbered one after the other.
+_ITEM_ID = re.compile(r"(item-[0-9a-f]{8}-)([1-9][0-9]*)")
 _arrival, _ended = attrgetter("arrival"), attrgetter("ended")
 
 
@@ -87,6 +89,15 @@ class RequestLog(Generic[LiveT]):
         self.live: defaultdict[str | None, dict[str, LiveT]] = defaultdict(dict)
         self.ended: defaultdict[str | None, deque[EndedRequest]] = defaultdict(partial(deque, maxlen=_MOST_ENDED))
 
+    def keep(self, owner: str | None, ended: EndedRequest) -> None:
+        """Keep one that ended, in order: of a client that reads slowly it is heard when others have long ended."""
+        line = self.ended[owner]
+        later: list[EndedRequest] = []
+        while line and line[-1].ended > ended.ended:
+            later.append(line.pop())
+        line.append(ended)
+        line.extend(reversed(later))
+
     def live_of(self, viewer: Viewer) -> Iterator[LiveT]:
         """Those that a viewer may see, oldest first."""
         lines = [self.live.get(name, {}).values() for name in (self.live if viewer.sees_all else [viewer.name])]
@@ -108,9 +119,22 @@ class RequestLog(Generic[LiveT]):
         return takewhile(lambda each: each.ended >= since, heapq.merge(*lines, key=_ended, reverse=True))
 
     def find_ended(self, viewer: Viewer, request_id: str) -> list[EndedRequest]:
-        """What is kept of the one of this id, or of all parts of a request."""
+        """What is kept of the one of this id, of all parts of a request, or of that which an item belonged to."""
+        if (item := numbered(request_id)) is not None:
+            return [each for each in self.ended_of(viewer) if _had(each, *item)]
         is_whole = REQUEST_ID.fullmatch(request_id) is not None
         parts = f"{request_id}-"
         return [
             each for each in self.ended_of(viewer) if each.id == request_id or (is_whole and each.id.startswith(parts))
         ]
+
+
+def numbered(item_id: str) -> tuple[str, int] | None:
+    """What an item's id begins with, which all of its model have in common, and its number; None of another id."""
+    found = _ITEM_ID.fullmatch(item_id)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def _had(ended: EndedRequest, prefix: str, number: int) -> bool:
+    """Whether an item was one of a request's, of which the id is that of the first."""
+    return ended.id.startswith(prefix) and 0 <= number - int(ended.id.removeprefix(prefix)) < ended.count

@@ -390,7 +390,7 @@ class Sample:
         self._terms.spend(self._text.num_tokens)
         del self._log.live[self.owner][self.stream.request.id]
         ended = self._as_ended(reason)
-        self._log.ended[self.owner].append(ended)
+        self._log.keep(self.owner, ended)
         if self._at_end is not None:
             self._at_end(self.stream.request, self._terms, ended)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self._live:
@@ -477,6 +477,8 @@ def _reason_of(error: ChairliftError) -> FinishReason:
             return FinishReason.SHED
         case InvalidRequest():
             return FinishReason.INVALID
+        case DeadlineExceeded():
+            return FinishReason.LATE
     return FinishReason.ERROR
 
 
