@@ -17,6 +17,7 @@ from chairlift.own_server import own_server
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S, _FETCH_S = 10.0, 30.0
+_PART_BYTES = 2**16
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 # What a terminal might obey.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -94,11 +95,15 @@ class ChatEndpoint(NamedTuple):
         with self._answer("POST", "/chat/completions", json.dumps({**body, "stream": True}), None) as answer:
             for line in answer:
                 event = line.strip().removeprefix(b"data: ")
-                if event and event != b"[DONE]":
+                if event == b"[DONE]":
+                    return
+                if event:
                     made = json.loads(event)
                     if "error" in made:
                         raise RequestFailed(_told(event, 200))
                     yield from (choice["delta"] for choice in made["choices"])
+            # The library takes the end of a connection for the end of an answer.
+            raise Unavailable(f"the answer of {self.host} broke off")
 
     def fetch(self, path: str, patience: float = _FETCH_S) -> Any:
         """The JSON at a path of the API, which may take so many seconds to come. Raises as `stream`."""
@@ -113,7 +118,16 @@ class ChatEndpoint(NamedTuple):
         """An empty line once the answer at a path has begun, and then its lines as they come. Raises as `stream`."""
         with self._answer("GET", path, None, None) as answer:
             yield b""
-            yield from answer
+            rest = b""
+            try:
+                # The library's own lines end where a connection does, as if that were the end of the answer.
+                while part := answer.read1(_PART_BYTES):
+                    *lines, rest = (rest + part).split(b"\n")
+                    yield from (line + b"\n" for line in lines)
+            except http.client.IncompleteRead:
+                raise Unavailable(f"what {self.host} sent broke off") from None
+            if rest:
+                yield rest
 
     @contextlib.contextmanager
     def _answer(
@@ -195,18 +209,23 @@ class Talk:
         texts: list[str] = []
         deltas = self._endpoint.stream({**self._settings, "messages": messages})
         dim = False
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(deltas):  # type: ignore[type-var]
-            for delta in deltas:
-                thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
-                text = delta.get("content") or ""
-                if thought:
-                    self._say(thought, _DIM if self._is_terminal and not dim else "")
-                    dim = True
-                if text:
-                    self._say(text, _PLAIN if self._is_terminal and dim else "")
-                    dim = False
-                    texts.append(text)
-        self._say("\n", _PLAIN if self._is_terminal and dim else "")
+        try:
+            with contextlib.suppress(KeyboardInterrupt), contextlib.closing(deltas):  # type: ignore[type-var]
+                for delta in deltas:
+                    thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                    text = delta.get("content") or ""
+                    if thought:
+                        self._say(thought, _DIM if self._is_terminal and not dim else "")
+                        dim = True
+                    if text:
+                        self._say(text, _PLAIN if self._is_terminal and dim else "")
+                        dim = False
+                        texts.append(text)
+        finally:
+            # What follows is not dim, not even where the answer broke off.
+            if self._is_terminal and dim:
+                self._say("", _PLAIN)
+        self._say("\n")
         self._messages = [*messages, {"role": "assistant", "content": "".join(texts)}]
 
     def _line(self) -> str | None:

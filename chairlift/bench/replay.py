@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -128,7 +129,7 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--slo-tpot-ms", type=float, default=120.0, help="goodput: mean time of a token after it")
     parser.add_argument("--vocab", type=int, default=_DEFAULT_VOCAB, help="prompts use the token ids below")
     parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request; oip: its body")
-    parser.add_argument("--api-key", help="sent as Authorization: Bearer")
+    parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
     parser.add_argument(
         "--seed", type=int, help="of the prompts (default: another each time, as a server has those that it met cached)"
     )
@@ -142,11 +143,12 @@ def main(args: argparse.Namespace) -> int:
     trace = _wanted(args)
     if args.seed is None:
         args.seed = random.randrange(2**32)
-    target = make_target(args.url, args.model, args.api, args.extra, args.api_key)
-    load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
+    key = args.api_key or os.environ.get("CHAIRLIFT_API_KEY")
+    target = make_target(args.url, args.model, args.api, args.extra, key)
     hidden = {"run", "command", "bench", "json", "out", "requests_out", "api_key"}
     settings = {name: value for name, value in vars(args).items() if name not in hidden}
-    recording = Recording(start(RESULTS_OF, settings, args.model, args.api_key), args.out)
+    recording = Recording(start(RESULTS_OF, settings, args.model, key), args.out)
+    load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
     recording.add(figures(load, Slo(args.slo_ttft_ms, args.slo_tpot_ms)))
     if args.requests_out:
         save_requests(args.requests_out, load)
@@ -209,6 +211,10 @@ def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
     """The trace as the flags have it."""
     if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
         raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
+    for flag, path in (("--out", args.out), ("--requests-out", args.requests_out)):
+        # Said now, and not after the replay.
+        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
+            raise ConfigError(f"{flag} {path} can't be written: name a file in a folder that is there")
     trace = with_answers(read_trace(args.trace, most=args.limit))
     try:
         trace = scaled(trace, args.speed, args.scale_lengths)

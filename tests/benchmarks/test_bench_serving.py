@@ -177,6 +177,17 @@ def test_figures_of_a_load() -> None:
     assert "| 50% " in lines[2]
 
 
+def test_where_all_come_at_once_rates_are_of_the_time_until_the_last_answer() -> None:
+    outcomes = [Outcome(5.0, 5.0, 5.0 + each, [5.5, 5.0 + each], 2) for each in (1.0, 2.0, 4.0)]
+    row = figures(Load(began=5.0, seconds=0.0, outcomes=outcomes, cpu=0.0), Slo(1000, 10_000))
+    assert (row["seconds"], row["offered"], row["achieved"], row["goodput"]) == (4.0, 0.75, 0.75, 0.75)
+    assert row["output_tok_s"] == 1.5
+    # Of longer ones they are of the time in which requests came.
+    row = figures(Load(began=5.0, seconds=3.0, outcomes=outcomes, cpu=0.0), Slo(1000, 10_000))
+    assert (row["seconds"], row["achieved"]) == (3.0, 2 / 3)
+
+
+
 def test_percentiles_interpolate_and_nothing_is_zero() -> None:
     assert percentiles([0.0, 0.1], (50, 95)) == pytest.approx({"p50": 50, "p95": 95})
     assert percentiles([], (50,)) == {"p50": 0.0}

@@ -155,6 +155,8 @@ def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys
         (["--extra", "[]"], "--extra must be a JSON object"),
         (["--vocab", "5"], "--vocab must be more than 10"),
         (["--api", "oip"], "--extra is the body"),
+        (["--requests-out", "/nowhere/lines.jsonl"], "--requests-out /nowhere/lines.jsonl can't be written"),
+        (["--out", "/"], "--out / can't be written"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
@@ -186,3 +188,12 @@ def test_whoever_was_refused_is_sent_with_an_answer_of_somebodys_length(fake: Fa
     write_trace(tmp_path / "t.jsonl", [TraceRequest(arrival=0.0, input_length=5, output_length=7), refused])
     assert main(["bench", "serve", url(fake), str(tmp_path / "t.jsonl"), "--model", "m"]) == 0
     assert [body["max_tokens"] for body in fake.bodies] == [7, 7]
+
+
+def test_the_key_may_be_in_the_environment(fake: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "clk_secret")
+    out = tmp_path / "out.json"
+    write_trace(tmp_path / "trace.jsonl", TRACE)
+    assert main(["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), "--model", "m", "--out", str(out)]) == 0
+    assert ["Bearer clk_secret" in head for head in fake.heads] == [True] * len(TRACE)
+    assert "clk_secret" not in out.read_text()

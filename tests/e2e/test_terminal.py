@@ -1,8 +1,11 @@
 """`chairlift chat` against real servers, as a program and with a terminal's lines."""
 
+import contextlib
 import io
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,3 +128,43 @@ def test_a_folder_is_served_for_as_long_as_the_talk_lasts() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{PARIS}\n"), ended.stderr
     wrong = subprocess.run([*command[:4], "nowhere"], capture_output=True, text=True, timeout=100)
     assert (wrong.returncode, "neither a URL nor a folder" in wrong.stderr) == (1, True)
+
+
+@pytest.fixture
+def breaking() -> Iterator[Callable[[bytes], ChatEndpoint]]:
+    """A server that sends so much of an answer, and dies."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(part: bytes) -> ChatEndpoint:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def answer() -> None:
+                with listener.accept()[0] as asking:
+                    asking.recv(65536)
+                    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+                    asking.sendall(head + b"%x\r\n%s\r\n" % (len(part), part))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            stack.callback(thread.join)
+            return ChatEndpoint.at(f"http://127.0.0.1:{listener.getsockname()[1]}", None)
+
+        yield serve
+
+
+def test_an_answer_that_breaks_off_is_no_whole_one(breaking: Callable[[bytes], ChatEndpoint], lines: Any) -> None:
+    endpoint = breaking(b'data: {"choices":[{"delta":{"reasoning":"let me"}}]}\n\n')
+    lines("Hello!")
+    out = io.StringIO()
+    talk = Talk(endpoint, {}, None, out, is_terminal=True)
+    talk.run()
+    dim, plain = terminal._DIM, terminal._PLAIN
+    assert f"{dim}let me{plain}the answer of 127.0.0.1 broke off\n" in out.getvalue()
+    assert talk._messages == []
+
+
+def test_lines_that_break_off_are_no_whole_answer(breaking: Callable[[bytes], ChatEndpoint]) -> None:
+    found = breaking(b"one\ntwo\nthr").lines("/recording")
+    assert [next(found), next(found), next(found)] == [b"", b"one\n", b"two\n"]
+    with pytest.raises(Unavailable, match=r"what 127\.0\.0\.1 sent broke off"):
+        next(found)
