@@ -97,12 +97,30 @@ def profile_of(args: argparse.Namespace, subject: Subject) -> tuple[SequenceProf
         if len(models) != 1:
             kind = "model that answers in one call" if wanted is ItemProfile else "language model"
             raise ConfigError(f"profile {args.profile}: it must hold one {kind}, and has {len(models)}")
+        _check_settings(args.profile, machine, subject)
         return models[0], machine
     machine = subject.measure(args.measure_seconds)
+    machine.settings = _settings_of(subject)
     (profile,) = machine.models.values()
     if args.profile is not None:
         machine.save(args.profile)
     return profile, machine
+
+
+def _settings_of(subject: Subject) -> dict[str, Any]:
+    """What steps and calls depend on, beside what a plan seeks."""
+    config = subject.config
+    found = {name: getattr(config, name) for name in SETTINGS if name in config.__struct_fields__}
+    return {**found, "model": Path(config.model).name}
+
+
+def _check_settings(path: Path, machine: MachineProfile, subject: Subject) -> None:
+    """Raise ConfigError for a profile of something else, which would be planned for in silence."""
+    wanted = _settings_of(subject)
+    for name, measured in machine.settings.items():
+        if name in wanted and wanted[name] != measured:
+            problem = f"it was measured with {name} {measured!r}, and the plan is for {wanted[name]!r}"
+            raise ConfigError(f"profile {path}: {problem}; name another file, and that is measured and saved there")
 
 
 def read_examples(path: Path | None) -> list[Any]:

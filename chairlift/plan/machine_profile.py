@@ -4,7 +4,7 @@ from bisect import bisect_left
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -131,9 +131,13 @@ _sequences = attrgetter("sequences")
 
 
 class MachineProfile(msgspec.Struct, kw_only=True):
-    """A machine, in words, what its front costs, and the models that were measured on it, by name."""
+    """A machine, in words, what its front costs, and the models that were measured on it, by name.
+
+    `settings` are those that what was measured depends on, where they are known.
+    """
 
     machine: str
+    settings: dict[str, Any] = {}
     front: FrontCost = FrontCost()
     models: dict[str, SequenceProfile | ItemProfile] = {}
 

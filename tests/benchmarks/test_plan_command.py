@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.simulated import exact_calls, few_candidates, noisy_profile
 
-from chairlift.bench import plan_traffic
+from chairlift.bench import plan_subject, plan_traffic
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
@@ -99,6 +100,23 @@ def test_lengths_that_are_not_said_are_those_that_the_settings_expect(
     lengths = ("--input-lengths", "exponential:40", "--output-lengths", "exponential:12")
     assert plan("--rate", 5, "--profile", profile, *lengths, "--out", said) == 0
     assert json.loads(expected.read_text())["facts"] == json.loads(said.read_text())["facts"]
+
+
+def test_a_profile_is_used_for_what_it_was_measured_with(
+    trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_subject, "_measured_sequences", lambda config, seconds: MachineProfile.load(profile))
+    kept = tmp_path / "kept.json"
+    wanted = ("--trace", trace, "--profile", kept, "--mode", "balanced")
+    assert plan(*wanted) == 0
+    assert MachineProfile.load(kept).settings["model"] == model_folder().name
+    capsys.readouterr()
+    assert plan(*wanted, "--quantization", "int8") == 1
+    assert "it was measured with quantization 'none', and the plan is for 'int8'" in capsys.readouterr().err
+    other = shutil.copytree(model_folder(), tmp_path / "other")
+    assert main(["plan", str(other), "--processes", "1", *map(str, wanted)]) == 1
+    assert "and the plan is for 'other'; name another file" in capsys.readouterr().err
+    assert plan(*wanted) == 0
 
 
 def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
