@@ -187,7 +187,6 @@ def test_where_all_come_at_once_rates_are_of_the_time_until_the_last_answer() ->
     assert (row["seconds"], row["achieved"]) == (3.0, 2 / 3)
 
 
-
 def test_percentiles_interpolate_and_nothing_is_zero() -> None:
     assert percentiles([0.0, 0.1], (50, 95)) == pytest.approx({"p50": 50, "p95": 95})
     assert percentiles([], (50,)) == {"p50": 0.0}
