@@ -267,7 +267,7 @@ def _moment(moment: Mapping[str, Any] | None, band: bool = False) -> str:
     told = _seconds(moment["in_s"])
     if not band or moment["early_s"] is None:
         return told
-    return f"{told} (8 times in 10 in {_seconds(moment['early_s'])} to {_seconds(moment['late_s'])})"
+    return f"{told} (9 times in 10 in {_seconds(moment['early_s'])} to {_seconds(moment['late_s'])})"
 
 
 def _seconds(seconds: float | None) -> str:

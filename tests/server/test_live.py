@@ -3,8 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
-import subprocess
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -412,71 +410,6 @@ def test_the_page_is_open_and_says_nothing_and_the_rest_is_not(keys: str) -> Non
             assert (await get(front, wrong)).status == 404
 
     run(go)
-
-
-# Has the page's code run with elements that do nothing.
-IN_NODE = """
-const calls = ["append", "replaceChildren", "addEventListener", "setAttribute", "scrollIntoView", "focus"];
-const node = () => ({ value: "", style: { setProperty() {} }, classList: { toggle() {} },
-  ...Object.fromEntries(calls.map((name) => [name, () => {}])) });
-const nodes = {};
-globalThis.document = { createElement: node, getElementById: (id) => (nodes[id] ??= node()) };
-globalThis.matchMedia = node;
-globalThis.sessionStorage = { getItem: () => "" };
-globalThis.fetch = async () => ({ ok: true });
-const { Chat } = await import("./chat.js");
-const { Feed } = await import("./feed.js");
-"""
-
-
-def in_node(script: str, folder: Path) -> Any:
-    """What a script logs, as JSON."""
-    for each in (resources.files("chairlift.server.live") / "page").iterdir():
-        (folder / each.name).write_text(each.read_text())
-    (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "script.js").write_text(IN_NODE + script)
-    ended = subprocess.run(["node", "script.js"], cwd=folder, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
-
-
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
-
-
-@needs_node
-def test_a_new_conversation_has_nothing_of_the_one_before(tmp_path: Path) -> None:
-    said = in_node(
-        """
-        const chat = new Chat();
-        chat.read = async (stream, answer) => {
-          Object.assign(answer, { content: "half of it", calls: [{ id: "1", name: "f", arguments: "" }] });
-          chat.clear();
-          throw new DOMException("", "AbortError");
-        };
-        nodes["chat-say"].value = "hello";
-        await chat.send();
-        console.log(JSON.stringify([chat.messages, chat.pending, chat.stopping]));
-        """,
-        tmp_path,
-    )
-    assert said == [[], [], None]
-
-
-@needs_node
-def test_the_past_of_a_machine_that_was_started_anew_is_forgotten(tmp_path: Path) -> None:
-    said = in_node(
-        """
-        const feed = new Feed(() => {}, () => {});
-        const told = ([now, full]) => {
-          feed.take({ now, full, models: [{ name: "m", version: "1", bars: [] }] });
-          return feed.models.get("m 1").past.map(([then]) => then);
-        };
-        const moments = [[1000, true], [1001, false], [1002, true], [5, true], [6, false]];
-        console.log(JSON.stringify(moments.map(told)));
-        """,
-        tmp_path,
-    )
-    assert said == [[1000], [1000, 1001], [1000, 1001, 1002], [5], [5, 6]]
 
 
 @pytest.mark.parametrize(

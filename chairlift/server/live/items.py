@@ -56,14 +56,28 @@ class ItemWatch:
                 return WHY_WAITING.get(decision.reason, "they have just come")
         return "they have just come"
 
+    def _load(self) -> defaultdict[str | None, TenantLoad]:
+        """The requests that each tenant has: one runs as soon as an item of it does."""
+        service = self.service
+        instances = service.dispatcher.scheduler.instances.values()
+        calls = (batch for each in instances for batch in (each.batch, each.following) if batch is not None)
+        running = set(service.requests_of(item.id for call in calls for item in call.items))
+        load: defaultdict[str | None, TenantLoad] = defaultdict(TenantLoad)
+        for request in service.requests.values():
+            if request in running:
+                load[request.owner].running += 1
+            else:
+                load[request.owner].waiting += 1
+        return load
+
     def _bars(self, now: float) -> tuple[list[Bar], list[Bar]]:
-        """The bars of calls that run, and of those that ended lately; and what each tenant has that ended."""
+        """The bars of calls that run, and of those that ended lately; and what each tenant has."""
         batches = [each.batch for each in self.service.dispatcher.scheduler.instances.values() if each.batch]
         live = [
             Bar(batch.items[0].id, 0, batch.started, background=batch.items[0].background, count=len(batch.items))
             for batch in batches
         ]
-        load: defaultdict[str | None, TenantLoad] = defaultdict(TenantLoad)
+        load = self._load()
         # Requests that were computed together ended together.
         calls: dict[float, Bar] = {}
         for owner, each in self._log.read(now):

@@ -27,6 +27,7 @@ class ModelLook(msgspec.Struct, kw_only=True):
     whose content is still known, and all. `limit` is what `written` would be with all slots taken, as the cost model
     has it, `most` the highest that was seen. `ttft`, `itl` and `queue_time` are 50th, 95th and 99th percentiles in
     seconds. Of a model for items `batch` is how many are in a call, `busy` the share of time that calls run.
+    `newest` is false of older versions, of which no route tells the settings or a forecast.
     `bars` are those that are new or have changed, or, where all is told, those of the last minute.
     """
 
@@ -37,6 +38,7 @@ class ModelLook(msgspec.Struct, kw_only=True):
     state: str
     failure: str | None
     slots: int
+    newest: bool = True
     running: int = 0
     waiting: int = 0
     background_running: int = 0

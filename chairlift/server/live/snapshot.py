@@ -91,6 +91,8 @@ class Observer:
         for service in services[:_MOST_MODELS]:
             self._watches[service] = known.get(service) or _watch(service)
         looks = [watch.look(now) for watch in self._watches.values()]
+        for service, look in zip(self._watches, looks, strict=True):
+            look.newest = self._models.find(service.name) is service
         self.was_cut = any(len(look.bars) > _MOST_CHANGES for look in looks)
         for look in looks:
             look.bars = look.bars[-_MOST_CHANGES:]

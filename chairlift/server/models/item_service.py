@@ -4,9 +4,10 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,20 @@ from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.items import ItemMetrics
-from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.request_log import EndedRequest, RequestLog, numbered
 from chairlift.text.encoding import TextEncoder
 
 if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_notes import TraceNotes
+
+
+class LiveRequest(NamedTuple):
+    """A request that has not ended: its id, which is that of its first item, how many items it has, and whose it is."""
+
+    id: str
+    items: int
+    owner: str | None
 
 
 class ItemService:
@@ -55,6 +64,8 @@ class ItemService:
         self.dispatcher = dispatcher
         # The items that live are the dispatcher's to tell.
         self.log: RequestLog[Item] = RequestLog()
+        # The requests that these belong to, by id, in the order of their items' numbers.
+        self.requests: dict[str, LiveRequest] = {}
         dispatcher.id_prefix = f"item-{os.urandom(4).hex()}-"
         self.metrics = ItemMetrics(name if version == "1" else f"{name}:{version}", dispatcher)
         dispatcher.on_batch = self.metrics.on_batch
@@ -161,7 +172,22 @@ class ItemService:
             self.failed(futures, error, terms)
             raise
         terms.spend(tokens)
+        if futures and isinstance(futures[0], Ticket):
+            first = futures[0].item_id
+            self.requests[first] = LiveRequest(first, len(futures), owner)
         return futures
+
+    def requests_of(self, item_ids: Iterable[str]) -> list[LiveRequest | None]:
+        """The live request that each of these items belongs to, or did until it was done; None where there is none."""
+        prefix, ids = self.dispatcher.id_prefix, list(self.requests)
+        firsts = [int(each.removeprefix(prefix)) for each in ids]
+        found: list[LiveRequest | None] = []
+        for item_id in item_ids:
+            start, number = numbered(item_id) or ("", 0)
+            at = bisect_right(firsts, number) - 1
+            request = self.requests[ids[at]] if at >= 0 and start == prefix else None
+            found.append(request if request is not None and number < firsts[at] + request.items else None)
+        return found
 
     def check_count(self, inputs: int) -> None:
         """Raise InvalidRequest for more inputs than may wait; to be asked before anything is made of them."""
@@ -173,20 +199,22 @@ class ItemService:
         """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
         events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
         futures = self.submit(payloads, terms, on_part=lambda index, part: events.put_nowait((index, part)))
-        answers: list[Answer] = []
+        done = 0
         try:
             for future in futures:
                 future.add_done_callback(events.put_nowait)
-            while len(answers) < len(payloads):
+            while done < len(payloads):
                 event = await events.get()
                 if isinstance(event, asyncio.Future):
-                    answers.append(event.result())
+                    event.result()
+                    done += 1
                 else:
                     yield event
         except BaseException as error:
             self.failed(futures, error, terms)
             raise blamed(error, futures) from None
-        self._count(answers, terms, None)
+        # In the order of the payloads: a request has the id of its first.
+        self._count([future.result() for future in futures], terms, None)
 
     def answered(self, answers: Sequence[Answer], terms: Terms, sizes: Sequence[float] | None = None) -> None:
         """Count a request whose answers are on their way."""
@@ -196,6 +224,7 @@ class ItemService:
 
     def _count(self, answers: Sequence[Answer], terms: Terms, sizes: Sequence[float] | None) -> None:
         background, tenant = terms.background, terms.tenant
+        self.requests.pop(answers[0].id, None)
         self.metrics.on_answers(answers, background)
         slowest = answers[0] if len(answers) == 1 else max(answers, key=_seconds)
         queued, run = slowest.queue_s, slowest.run_s
@@ -236,6 +265,7 @@ class ItemService:
         )
         if futures and isinstance(futures[0], Ticket):
             ended.id, ended.total_s = futures[0].item_id, now - futures[0].arrival
+            self.requests.pop(ended.id, None)
             self.log.ended[None if terms.tenant is None else terms.tenant.name].append(ended)
         if self.spans is not None:
             self.spans.items(self.name, self.task, ended, terms)

@@ -32,9 +32,17 @@ def live_items(service: ItemService, viewer: Viewer) -> Iterator[Item]:
 
 
 def find_items(service: ItemService, viewer: Viewer, request_id: str) -> list[Item]:
-    """The live one of this id, if the viewer may see it."""
-    found = service.dispatcher.find_item(_owner(viewer), request_id)
-    return [] if found is None else [found]
+    """The live one of this id, if the viewer may see it; of one that is done, those that its request waits for."""
+    dispatcher, owner = service.dispatcher, _owner(viewer)
+    found = dispatcher.find_item(owner, request_id)
+    if found is not None:
+        return [found]
+    (request,) = service.requests_of([request_id])
+    if request is None:
+        return []
+    first = int(request.id.removeprefix(dispatcher.id_prefix))
+    ids = (f"{dispatcher.id_prefix}{number}" for number in range(first, first + request.items))
+    return [item for each in ids if (item := dispatcher.find_item(owner, each)) is not None]
 
 
 def _owner(viewer: Viewer) -> str | None:
@@ -46,15 +54,16 @@ def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> l
     scheduler, now = service.dispatcher.scheduler, time.monotonic()
     mine = islice(live_items(service, viewer), _MOST_OWN)
     queue = sorted((ahead, item.id) for item in mine if (ahead := scheduler.num_ahead(item.id)) is not None)
+    requests = service.requests_of(item.id for item in items)
     views = []
-    for item in items:
+    for item, request in zip(items, requests, strict=True):
         decision, ahead = scheduler.explain(item.id), scheduler.num_ahead(item.id)
         runs = decision is not None and decision.reason is Reason.ADMITTED
         waits = WHY_WAITING.get(decision.reason, "") if decision is not None else "it has just come"
         waited = None if runs else now - item.arrival
         view = RequestView(
             id=item.id,
-            request=item.id,
+            request=item.id if request is None else request.id,
             model=service.name,
             kind="item",
             state="running" if runs else "waiting",

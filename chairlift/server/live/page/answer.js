@@ -17,6 +17,7 @@ export class Answer {
     this.content = "";
     this.text.addEventListener("mouseover", (event) => this.point(event.target));
     this.text.addEventListener("mouseleave", () => this.point(null));
+    this.text.addEventListener("blur", () => this.point(null));
     this.text.addEventListener("keydown", (event) => this.onKey(event));
   }
 

@@ -84,11 +84,12 @@ export class Chat {
     this.add(make("article", { className: "user" }, make("h3", { textContent: call ? `Result of ${call.name}` : "You" }),
       make("div", { className: "text", textContent: said })));
     this.pending.shift();
-    if (!this.pending.length) await this.answer(body);
+    if (!this.pending.length) await this.answer(body, call && { call, said });
     this.label();
   }
 
-  async answer(body) {
+  // The last result of a tool can be given again where nothing came of it: else its call would never have one.
+  async answer(body, result) {
     // A conversation that begins meanwhile has a list of its own.
     const messages = this.messages;
     const answer = new Answer(body.model);
@@ -102,9 +103,14 @@ export class Chat {
       answer.foot.classList.toggle("problem", error.name !== "AbortError");
     }
     // What had no answer is not part of the conversation.
-    if (answer.content || answer.calls.length) messages.push(answer.message);
+    const came = answer.content || answer.calls.length;
+    if (came) messages.push(answer.message);
     else messages.pop();
-    if (messages === this.messages) this.pending = answer.calls.filter(Boolean);
+    if (messages === this.messages) {
+      const again = came ? null : result;
+      this.pending = again ? [again.call] : answer.calls.filter(Boolean);
+      if (again) byId("chat-say").value ||= again.said;
+    }
     this.busy(null);
   }
 
@@ -157,6 +163,8 @@ export class Chat {
     this.stopping?.abort();
     this.messages = [];
     this.pending = [];
+    // It belongs to a token that is gone.
+    byId("probabilities").hidden = true;
     byId("chat-log").replaceChildren();
     this.label();
   }

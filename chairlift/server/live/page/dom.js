@@ -17,8 +17,12 @@ export function table(caption, head, rows) {
 
 export function number(value) {
   if (value === null || value === undefined) return "–";
-  if (Math.abs(value) >= 10000) return Math.round(value).toLocaleString("en");
-  return value >= 100 || Number.isInteger(value) ? String(Math.round(value)) : value.toPrecision(2);
+  const size = Math.abs(value);
+  // Rounding first: of two digits, 99.5 would be written as 1.0e+2, and 9999.5 without its comma.
+  const whole = Math.sign(value) * Math.round(size);
+  if (Math.abs(whole) >= 10000) return whole.toLocaleString("en");
+  if (size >= 99.5 || size < 1e-6 || Number.isInteger(value)) return String(whole);
+  return value.toPrecision(2);
 }
 
 export function seconds(value) {

@@ -4,6 +4,8 @@ import { ask, events } from "./session.js";
 
 export const SHOWN = 60;
 const PAUSE = 2000;
+// Messages come three times a second: after so long without one none will come on this connection.
+const SILENCE = 5000;
 
 // One model of the server. A bar is [id, slot, start, first token, end, background, count, owner, finish reason].
 class Model {
@@ -46,20 +48,36 @@ export class Feed {
 
   async run() {
     for (;;) {
-      try {
-        const answer = await ask("v1/live");
-        for await (const { name, data } of events(answer)) {
-          if (name !== "message") throw new Error(JSON.parse(data).message);
-          this.take(JSON.parse(data));
-        }
-        this.onState("the stream ended, connecting again", null);
-      } catch (error) {
-        this.onState("not connected", error);
-      }
+      await this.listen();
       await new Promise((done) => {
         this.woken = done;
         setTimeout(done, PAUSE);
       });
+    }
+  }
+
+  // One stream, to its end.
+  async listen() {
+    const silence = new AbortController();
+    let timer;
+    const expect = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => silence.abort(), SILENCE);
+    };
+    try {
+      expect();
+      for await (const { name, data } of events(await ask("v1/live", { signal: silence.signal }))) {
+        // No failure: the server ends a stream that has lasted for as long as a request may.
+        if (name !== "message") break;
+        expect();
+        this.take(JSON.parse(data));
+      }
+      this.onState("the stream ended, connecting again", null);
+    } catch (error) {
+      if (silence.signal.aborted) this.onState("nothing comes, connecting again", null);
+      else this.onState("not connected", error);
+    } finally {
+      clearTimeout(timer);
     }
   }
 

@@ -26,7 +26,7 @@ function onMessage() {
 // What is wrong, and what to do about it.
 function onState(text, error) {
   byId("status").textContent = text;
-  byId("status").dataset.state = text === "live" ? "ready" : "failed";
+  byId("status").dataset.state = text === "live" ? "ready" : error ? "failed" : "";
   byId("notice").hidden = error === null;
   if (!error) return;
   const asksForKey = error.status === 401 || error.code === "missing_right";
@@ -38,7 +38,12 @@ function onState(text, error) {
 
 byId("notice").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!byId("key-label").hidden) key.set(byId("key").value.trim());
+  try {
+    if (!byId("key-label").hidden) key.set(byId("key").value.trim());
+  } catch (error) {
+    byId("notice-text").textContent = error.message;
+    return;
+  }
   feed.again();
   chat.refresh();
 });

@@ -71,6 +71,9 @@ class Panel {
     const { look } = model;
     this.state.textContent = look.state === "ready" ? ABOUT.Requests(look) : look.state;
     this.state.dataset.state = look.state;
+    // An older version has no routes of its own: what one would set there is the newest one's.
+    this.whatIf.node.hidden = !look.newest;
+    if (!look.newest) this.whatIf.stop();
     this.problem.hidden = !look.failure && look.state === "ready";
     this.problem.textContent = look.failure ?? { loading: "It is loading, and takes requests when it is done.",
       restarting: "Its worker ended, and another starts.", draining: "It finishes what it has, and takes no more." }[look.state] ?? "";

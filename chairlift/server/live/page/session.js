@@ -4,7 +4,15 @@ const STORED = "chairlift.key";
 
 export const key = {
   get: () => sessionStorage.getItem(STORED) ?? "",
-  set: (value) => sessionStorage.setItem(STORED, value),
+  // Throws what is wrong with it: a browser sends no request at all with a header that it can't write.
+  set: (value) => {
+    try {
+      new Headers({ Authorization: `Bearer ${value}` });
+    } catch {
+      throw new Error("This is no key: it has a character that can't be sent, such as the … of one that was shortened.");
+    }
+    sessionStorage.setItem(STORED, value);
+  },
 };
 
 export class Refused extends Error {

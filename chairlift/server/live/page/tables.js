@@ -70,45 +70,90 @@ class ModelRows {
   }
 }
 
+// A table that stays, of which those cells alone are made anew that tell something else: three times a second no text could
+// be selected in another, nor would a phone stay where it was scrolled to.
+class StayingTable {
+  constructor(node, head, none) {
+    Object.assign(this, { node, head, none });
+    this.caption = null;
+  }
+
+  // Cells are texts; what is no text is made by a function, of what the cell tells.
+  update(caption, rows) {
+    if (!rows.length) {
+      if (this.caption !== "") this.node.replaceChildren(make("p", { className: "quiet", textContent: this.none }));
+      this.caption = "";
+      return;
+    }
+    if (!this.caption) this.begin(caption);
+    if (this.caption !== caption) this.title.textContent = this.caption = caption;
+    for (const [at, row] of rows.entries()) this.fill(at, row);
+    while (this.lines.length > rows.length) this.lines.pop().node.remove();
+  }
+
+  begin(caption) {
+    const whole = table(caption, this.head, []);
+    [this.title, , this.body] = whole.firstChild.children;
+    this.caption = caption;
+    this.lines = [];
+    this.node.replaceChildren(whole);
+  }
+
+  fill(at, row) {
+    if (at === this.lines.length) {
+      const cells = row.map(() => make("td"));
+      const node = make("tr", {}, ...cells);
+      this.lines.push({ node, cells, told: [] });
+      this.body.append(node);
+    }
+    const { cells, told } = this.lines[at];
+    for (const [place, cell] of row.entries()) {
+      const tells = typeof cell === "string" ? cell : JSON.stringify(cell.of);
+      if (tells === told[place]) continue;
+      told[place] = tells;
+      cells[place].replaceChildren(typeof cell === "string" ? cell : cell.make(cell.of));
+    }
+  }
+}
+
 function limitsOf(left) {
   const parts = Object.entries(left).map(([name, [rest, of]]) => `${number(rest)} of ${number(of)} ${name.replaceAll("_", " ")}`);
   return parts.join(", ") || "no limits";
 }
 
-function showTenants({ keys, tenants, more }) {
-  byId("tenants-part").hidden = !keys;
-  if (!keys) return;
-  const left = more.tenants ? `; ${more.tenants} more are not shown` : "";
-  const rows = tenants.map((each) => [each.name ?? "the server's own key", number(each.running), number(each.waiting),
-    number(each.ended), number(each.tokens), limitsOf(each.left)]);
-  byId("tenants").replaceChildren(rows.length
-    ? table(`Tenants, the busiest first${left}`, ["name", "run", "wait", "ended in the last minute", "their tokens", "left"], rows)
-    : make("p", { className: "quiet", textContent: "No key has been given out." }));
+function tenantRow(each) {
+  return [each.name ?? "the server's own key", number(each.running), number(each.waiting), number(each.ended),
+    number(each.tokens), limitsOf(each.left)];
 }
 
-function showJobs({ batches, more }) {
-  const rows = batches.map((each) => {
-    const done = each.completed + each.failed;
-    const bar = make("progress", each.total ? { max: each.total, value: done } : {});
-    bar.setAttribute("aria-label", `How far ${each.id} is`);
-    const failed = each.failed ? `, ${number(each.failed)} failed` : "";
-    const told = each.total === null ? "its lines are counted" : `${number(done)} of ${number(each.total)}${failed}`;
-    return [each.id, each.model ?? "", each.endpoint, each.state, make("span", { className: "row" }, bar, told), each.tenant ?? ""];
-  });
-  const left = more.batches ? `; ${more.batches} more are not shown` : "";
-  byId("jobs").replaceChildren(rows.length
-    ? table(`Batches that are not over${left}`, ["id", "model", "route", "state", "lines", "tenant"], rows)
-    : make("p", { className: "quiet", textContent: "No batch is under way." }));
+function progress({ id, total, completed, failed }) {
+  const done = completed + failed;
+  const bar = make("progress", total ? { max: total, value: done } : {});
+  bar.setAttribute("aria-label", `How far ${id} is`);
+  const some = failed ? `, ${number(failed)} failed` : "";
+  const told = total === null ? "its lines are counted" : `${number(done)} of ${number(total)}${some}`;
+  return make("span", { className: "row" }, bar, told);
 }
+
+function jobRow({ id, model, endpoint, state, tenant, total, completed, failed }) {
+  return [id, model ?? "", endpoint, state, { of: { id, total, completed, failed }, make: progress }, tenant ?? ""];
+}
+
+const left = (count) => (count ? `; ${count} more are not shown` : "");
 
 export class Tables {
   constructor() {
     this.models = new ModelRows(byId("models"));
+    this.tenants = new StayingTable(byId("tenants"), ["name", "run", "wait", "ended in the last minute", "their tokens", "left"],
+      "No key has been given out.");
+    this.jobs = new StayingTable(byId("jobs"), ["id", "model", "route", "state", "lines", "tenant"], "No batch is under way.");
   }
 
   update(message) {
+    const { keys, tenants, batches, more } = message;
     this.models.update(message);
-    showTenants(message);
-    showJobs(message);
+    byId("tenants-part").hidden = !keys;
+    if (keys) this.tenants.update(`Tenants, the busiest first${left(more.tenants)}`, tenants.map(tenantRow));
+    this.jobs.update(`Batches that are not over${left(more.batches)}`, batches.map(jobRow));
   }
 }

@@ -26,7 +26,7 @@ function phasesOf({ phases }) {
 
 function moment(expected) {
   if (!expected) return null;
-  const band = expected.early_s === null ? "" : ` (8 times in 10 in ${seconds(expected.early_s)} to ${seconds(expected.late_s)})`;
+  const band = expected.early_s === null ? "" : ` (9 times in 10 in ${seconds(expected.early_s)} to ${seconds(expected.late_s)})`;
   return `in ${seconds(expected.in_s)}${band}`;
 }
 
