@@ -13,6 +13,7 @@ from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.locate import find_class
+from chairlift.runners.out_of_memory import text_of
 from chairlift.runners.tensors import as_bytes, as_floats, check_tensors, dtype_of, groups, split, stack
 
 _MAX_THREADS = 4
@@ -83,14 +84,18 @@ class FunctionRunner:
         return self.stream(payloads, lambda parts: None)
 
     def stream(self, payloads: Sequence[Any], emit: Callable[[dict[int, Any]], None]) -> list[Any]:
-        """Like `run`, and hand over the parts of a streaming class as they come, by their item's index."""
+        """Like `run`, and hand over the parts of a streaming class as they come, by their item's index.
+
+        What `emit` raises ends the stream, and is raised.
+        """
         results = self._inputs(payloads)
-        emitted = False
+        emitted = stopped = False
 
         def passed(parts: dict[int, Any]) -> None:
-            nonlocal emitted
-            emitted = True
+            nonlocal emitted, stopped
+            stopped = True
             emit(parts)
+            emitted, stopped = True, False
 
         good = [index for index, value in enumerate(results) if not isinstance(value, BaseException)]
         members = [good]
@@ -104,7 +109,7 @@ class FunctionRunner:
             try:
                 outputs = self._stream(batch, group, passed) if self.hooks.streams else self._predict(batch, len(group))
             except Exception as error:
-                if not emitted and not (len(group) == 1 and isinstance(error, BadItem)):
+                if stopped or not (emitted or (len(group) == 1 and isinstance(error, BadItem))):
                     raise
                 outputs = [error] * len(group)
             for index, output in zip(group, outputs, strict=True):
@@ -208,4 +213,4 @@ def _as_output(value: Any, datatype: str) -> Any:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"

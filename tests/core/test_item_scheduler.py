@@ -476,6 +476,39 @@ def test_an_item_that_alone_runs_out_of_memory_gets_the_error() -> None:
     assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == ["5"]
 
 
+@pytest.mark.parametrize("culprit", [0, 13, 31])
+@pytest.mark.parametrize("background", [False, True])
+def test_an_item_that_no_memory_is_enough_for_leaves_batches_as_they_were(culprit: int, background: bool) -> None:
+    s = scheduler(max_batch_size=32, background_step=10.0)
+    fill(s, ["first"], background=background)
+    went_well(s, s.schedule(0.0), 0.01)
+    for round_ in range(5):
+        names = [f"{round_} {number}" for number in range(32)]
+        fill(s, names, background=background)
+        ended, calls = run_all(s, lambda each, bad=names[culprit]: Failure.OUT_OF_MEMORY if bad in each else None)
+        assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == [names[culprit]]
+        assert calls[0] == 32
+    fill(s, ["alone"], background=background)
+    run_all(s, lambda each: Failure.OUT_OF_MEMORY)
+    fill(s, range(32), background=background)
+    assert len(ids(s.schedule(1.0))) == 32
+
+
+def test_a_batch_beside_one_with_a_culprit_does_not_keep_the_limit_down() -> None:
+    s = scheduler(num_instances=2, max_batch_size=8)
+    fill(s, [*"abcdefg", "bad one", *"hijklmn", "bad two"])
+    running = [s.schedule(0.0), s.schedule(0.0)]
+    while running:
+        batch = running.pop(0)
+        failure = Failure.OUT_OF_MEMORY if any("bad" in name for name in ids(batch)) else None
+        s.update(batch, BatchResult(seconds=0.01, failure=failure), 0.1)
+        if (batch := s.schedule(0.1)) is not None:
+            running.append(batch)
+    assert s.num_waiting == 0
+    fill(s, range(8))
+    assert len(ids(s.schedule(1.0))) == 8
+
+
 def test_the_memory_limit_counts_size_so_that_small_items_are_not_held_back() -> None:
     s = scheduler(max_batch_size=32)
     fill(s, range(2), size=1000)

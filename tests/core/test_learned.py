@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chairlift.core.items.learned import BatchTime
+from chairlift.core.items.learned import BatchTime, MemoryLimit
 
 EXECUTORS = [(0.008, 0.00025), (0.001, 0.004), (0.001, 0.00005), (0.0001, 0.01), (0.02, 0.0)]
 
@@ -75,3 +75,66 @@ def test_caution_has_an_end() -> None:
     for _ in range(100):
         time.observe(0.012, 1.0, 16, 16)
     assert time.cautious.seconds(16) == pytest.approx(1.5 * time.expected.seconds(16))
+
+
+def grow(limit: MemoryLimit, calls: int, most: int = 32, size: float = 1.0) -> int:
+    """Have calls go well that are as large as the limit lets them be; return how large the last was."""
+    count = 0
+    for _ in range(calls):
+        count = max(int(min(limit.max_size / size, limit.max_items, most)), 1)
+        limit.fitted(count * size, count)
+    return count
+
+
+@pytest.mark.parametrize("first", range(2, 17))
+@pytest.mark.parametrize("size", [1.0, 0.25, 300.0])
+def test_one_call_that_ran_out_of_memory_holds_batches_down_for_a_while_only(first: int, size: float) -> None:
+    limit = MemoryLimit()
+    limit.exceeded(first * size, first)
+    assert limit.max_size == first * size / 2
+    assert grow(limit, 3000, size=size) == 32
+
+
+def test_where_the_number_of_items_counts_that_grows_back_too() -> None:
+    limit = MemoryLimit()
+    for count in (2, 2, 1):
+        limit.fitted(2, 2)
+        limit.exceeded(2, count)
+    assert (limit.max_size, limit.max_items) == (1, 1)
+    assert grow(limit, 20_000) == 32
+
+
+def test_calls_that_had_room_for_one_more_do_not_raise_the_memory_limit() -> None:
+    limit = MemoryLimit()
+    limit.exceeded(64, 64)
+    for _ in range(1000):
+        limit.fitted(31, 31)
+    assert limit.max_size == 32
+
+
+def test_an_item_that_runs_out_of_memory_alone_limits_no_batch() -> None:
+    limit = MemoryLimit()
+    limit.fitted(32, 32)
+    for _ in range(3):
+        limit.exceeded(1, 1)
+    assert grow(limit, 1) == 32
+    before = limit.room
+    for count in (32, 16, 8, 4, 2):
+        limit.exceeded(count, count, before)
+    assert (limit.max_size, limit.max_items) == (1, 1)
+    limit.exceeded(1, 1, before)
+    assert limit.room == before
+
+
+def test_what_fits_of_a_batch_that_did_not_is_the_least_that_the_limit_allows() -> None:
+    limit = MemoryLimit()
+    for count in (32, 16, 8):
+        limit.exceeded(count, count)
+    limit.fitted(10, 10)
+    assert limit.max_size == 4, "it may be another instance that has more"
+    limit.fitted(8, 8, again=True)
+    assert limit.max_size == 8
+    limit.exceeded(8, 8)
+    assert limit.max_items == 4
+    limit.fitted(6, 6, again=True)
+    assert (limit.max_size, limit.max_items) == (6, 6)

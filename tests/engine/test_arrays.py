@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from chairlift.engine.items import arrays
 from chairlift.engine.items.arrays import decode, encode
 from chairlift.runners.items import Encoding
 
@@ -144,8 +145,21 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_sent() -> None:
     twice: list[object] = [1]
     for _ in range(60):
         twice = [twice, twice]
-    with pytest.raises(ValueError, match="96 levels"):
+    with pytest.raises(ValueError, match="more than 4,194,304 lists and dicts on one level"):
         encode(twice)
+
+
+def test_what_was_checked_before_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes seconds where there are millions of lists, and the event loop has no such time."""
+    monkeypatch.setattr(arrays, "_MAX_LISTS", 10)
+    wide: list[object] = [[]] * 11
+    with pytest.raises(ValueError, match="more than 10 lists and dicts on one level"):
+        encode(wide)
+    assert decode([memoryview(frame) for frame in encode(wide, checked=True)]) == wide
+    cycle: list[object] = []
+    cycle.append(cycle)
+    with pytest.raises(ValueError, match="contains itself"):
+        encode(cycle, checked=True)
 
 
 def test_nothing_waits_for_the_collector() -> None:

@@ -11,7 +11,7 @@ from chairlift.core.decision import Reason
 from chairlift.core.finished import ShedReason
 from chairlift.core.items.item import Failure
 from chairlift.core.items.limits import BatchLimits
-from chairlift.engine.items.call import CallFailed, CallResult
+from chairlift.engine.items.call import CallFailed, CallResult, Unwanted
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
@@ -94,6 +94,14 @@ def test_who_comes_while_all_are_busy_is_next_and_two_executors_share_the_work()
         assert dispatcher.explain(futures[-1]) is None
 
     run(main)
+
+
+class Streams:
+    """An executor whose parts the test hands over."""
+
+    async def run(self, payloads: Sequence[Any], on_parts: Any = None) -> CallResult:
+        self.on_parts = on_parts
+        return await asyncio.get_running_loop().create_future()
 
 
 class Queue:
@@ -370,6 +378,28 @@ def test_parts_of_a_stream_reach_their_caller() -> None:
         futures = [dispatcher.submit("a"), dispatcher.submit("b", on_part=heard.append)]
         await asyncio.gather(*futures)
         assert heard == ["part of b"]
+
+    run(main)
+
+
+def test_parts_of_items_that_have_gone_go_nowhere_and_once_all_have_the_stream_is_told() -> None:
+    async def main() -> None:
+        executor = Streams()
+        dispatcher = Dispatcher(BatchLimits(), [executor])
+        heard: list[str] = []
+        whole, *streamed = [dispatcher.submit("whole"), *(dispatcher.submit(n, on_part=heard.append) for n in range(2))]
+        await turns()
+        assert executor.on_parts({0: "a", 1: "b", 2: "c"}) == {0: "a"}
+        streamed[0].cancel()
+        assert executor.on_parts({1: "d", 2: "e"}) == {}
+        assert heard == ["b", "c", "e"]
+        whole.cancel()
+        assert executor.on_parts({0: "f"}) == {}
+        streamed[1].cancel()
+        with pytest.raises(Unwanted):
+            executor.on_parts({0: "g", 1: "h", 2: "i"})
+        assert heard == ["b", "c", "e"]
+        await dispatcher.close()
 
     run(main)
 

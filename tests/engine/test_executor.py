@@ -18,6 +18,7 @@ from support.encoder_factory import encoder_folder
 from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine import supervisor
+from chairlift.engine.items import arrays
 from chairlift.engine.items.call import CallFailed
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.engine.items.worker import compute
@@ -88,6 +89,52 @@ def test_results_errors_and_arrays() -> None:
             # The pipe that tells the worker of the front's end is not the model's to read.
             assert (await failure_of(executor, "stdin")).detail.startswith("EOFError")
             assert executor.restarts == 0
+
+    asyncio.run(body())
+
+
+def test_errors_whose_text_can_not_be_sent_as_it_is_cost_no_worker() -> None:
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            made = await executor.run(["no utf-8", "refused in no utf-8", "no text", 1])
+            assert shown(made.results) == [
+                "RequestFailed: FileNotFoundError: a\\udc80b",
+                "BadItem: a\\udc80b",
+                "RequestFailed: HasNoText: (its text can't be had: ValueError)",
+                2,
+            ]
+            failed = await failure_of(executor, "no utf-8 late", 1)
+            assert (failed.failure, failed.detail) == (Failure.RAISED, "FileNotFoundError: a\\udc80b")
+            failed = await failure_of(executor, "no text late", 1)
+            assert failed.detail == "HasNoText: (its text can't be had: ValueError)"
+            assert executor.restarts == 0
+
+    asyncio.run(body())
+
+
+def test_results_that_fit_alone_fit_together() -> None:
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            made = await executor.run(["as deep as may be", 1])
+            assert str(made.results[0]).count("[") == 96
+            assert made.results[1] == 2
+            assert executor.restarts == 0
+
+    asyncio.run(body())
+
+
+def test_items_may_have_any_number_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of JSON was held to its depth before, and the front has no time to count what is in it."""
+    monkeypatch.setattr(arrays, "_MAX_LISTS", 10)
+
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            assert (await executor.run([[[]] * 20])).results == [[[]] * 40]
+            endless: list[Any] = []
+            endless.append(endless)
+            unsent = await failure_of(executor, endless)
+            assert (unsent.failure, executor.restarts) == (Failure.RAISED, 0)
+            assert unsent.detail.startswith("the payload can't be sent: ValueError")
 
     asyncio.run(body())
 
@@ -245,6 +292,9 @@ def test_streams_hand_over_each_part_once(tmp_path: Path) -> None:
     [
         ("CannotLoad", "OSError: no weights here"),
         ("Exits", "SystemExit: the model's own idea"),
+        ("CannotLoadByName", "FileNotFoundError: a"),
+        ("CannotBeSo", "udc80b"),
+        ("HasNoTextToLoad", "its text can't be had: ValueError"),
         ("Missing", "has no class Missing"),
     ],
 )

@@ -160,6 +160,51 @@ def test_streams_reach_their_callers_through_the_line() -> None:
             ]
             answers = await asyncio.gather(*futures)
             assert parts == {2: [0, 1], 3: [0, 1, 2]}
-            assert [len(answer.value) for answer in answers] == [2, 3, 1]
+            assert [len(answer.value) for answer in answers] == [0, 0, 1], "a part is kept for nobody who has had it"
+
+    asyncio.run(body())
+
+
+def test_a_stream_that_nobody_waits_for_is_stopped_and_its_instance_is_free_for_others() -> None:
+    async def body() -> None:
+        async with serving("Endless", BatchLimits(max_batch_size=2), call_timeout_s=1000.0) as served:
+            for stopped in range(3):
+                heard: list[asyncio.Queue[Any]] = [asyncio.Queue(), asyncio.Queue()]
+                futures = [served.dispatcher.submit("on", on_part=each.put_nowait) for each in heard]
+                first = await heard[0].get()
+                assert first == stopped, "how many were closed before it"
+                futures[1].cancel()
+                while not heard[1].empty():
+                    heard[1].get_nowait()
+                for _ in range(10):
+                    await heard[0].get()
+                assert heard[1].empty()
+                (call,) = served.executors[0]._calls
+                assert call.streamed == [[], []]
+                futures[0].cancel()
+            last = await asyncio.wait_for(served.dispatcher.submit("once", on_part=heard[0].put_nowait), 60)
+            assert last.batch_size == 1
+            assert served.executors[0].restarts == 0
+            assert served.calls == [Failure.RAISED] * 3 + [None]
+            assert served.dispatcher.scheduler.instances[0].time.num_observed <= 1, "how long it went on tells nothing"
+
+    asyncio.run(body())
+
+
+def test_a_part_that_can_not_be_sent_ends_its_own_item_only() -> None:
+    async def body() -> None:
+        async with serving("Endless", BatchLimits(max_batch_size=4)) as served:
+            heard: list[list[Any]] = [[], [], []]
+            payloads = ["odd", "twice", "twice"]
+            futures = [
+                served.dispatcher.submit(payload, on_part=parts.append)
+                for payload, parts in zip(payloads, heard, strict=True)
+            ]
+            odd, *others = await asyncio.gather(*futures, return_exceptions=True)
+            assert isinstance(odd, RequestFailed)
+            assert str(odd).startswith("the part can't be sent: TypeError: builtins.complex can't be sent")
+            assert [other.batch_size for other in others] == [3, 3]
+            assert heard == [[0], [0, 1], [0, 1]]
+            assert served.calls == [None]
 
     asyncio.run(body())

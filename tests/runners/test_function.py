@@ -284,6 +284,23 @@ def test_what_a_stream_raises_after_its_first_part_is_every_item_s_error() -> No
         runner.hooks.stream([]).__next__()
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_what_the_hearer_of_parts_raises_ends_the_stream(after: int) -> None:
+    """It is nobody's result: the worker was told that nobody waits."""
+    runner = loaded("AsyncStreams")
+    parts: list[dict[int, int]] = []
+
+    def emit(new: dict[int, int]) -> None:
+        if len(parts) == after:
+            raise KeyError("no more")
+        parts.append(new)
+
+    with pytest.raises(KeyError, match="no more"):
+        runner.stream([1, 5], emit)
+    assert parts == [{0: 1, 1: 5}][:after]
+    assert runner.hooks._object.closed
+
+
 def test_async_generators_stream_too() -> None:
     runner = loaded("AsyncStreams")
     assert runner.run([1, 5]) == [[1, 2], [5, 6]]

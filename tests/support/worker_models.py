@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 
 from chairlift import BadItem
+from chairlift.errors import ConfigError
+
+
+class HasNoText(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
 
 class Doubles:
@@ -26,6 +32,12 @@ class Doubles:
             raise ValueError("mine alone")
         if item == "refused":
             raise BadItem("a number is wanted")
+        if item == "no utf-8":
+            raise FileNotFoundError("a\udc80b")
+        if item == "refused in no utf-8":
+            raise BadItem("a\udc80b")
+        if item == "no text":
+            raise HasNoText
         return item
 
     def predict(self, batch: list[Any]) -> list[Any]:
@@ -38,6 +50,10 @@ class Doubles:
         match item:
             case "poison":
                 raise RuntimeError("poisoned")
+            case "no utf-8 late":
+                raise FileNotFoundError("a\udc80b")
+            case "no text late":
+                raise HasNoText
             case "refused late":
                 raise BadItem("a number was wanted")
             case "hang":
@@ -58,6 +74,8 @@ class Doubles:
                 return {1j}
             case "deep":
                 return functools.reduce(lambda inner, _: [inner], range(500), [])
+            case "as deep as may be":
+                return functools.reduce(lambda inner, _: [inner], range(95), [])
             case "threads":
                 return os.environ.get("OMP_NUM_THREADS")
         values = item.values() if isinstance(item, dict) else [item]
@@ -102,12 +120,47 @@ class Counts:
             yield [buffer if number < abs(item) else None for item in batch]
 
 
+class Endless:
+    """Streams for ever to "on", how many were closed before their end; to others one or two numbers.
+
+    The second part of "odd" can't be sent.
+    """
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def predict(self, batch: list[str]) -> Any:
+        try:
+            number = 0
+            while "on" in batch or number < 2 - ("once" in batch):
+                yield [{1j} if item == "odd" and number else self.closed if item == "on" else number for item in batch]
+                number += 1
+        except GeneratorExit:
+            self.closed += 1
+            raise
+
+
 class CannotLoad:
     def load(self) -> None:
         raise OSError("no weights here")
 
     def predict(self, batch: list[Any]) -> list[Any]:
         return batch
+
+
+class CannotLoadByName(CannotLoad):
+    def load(self) -> None:
+        raise FileNotFoundError("a\udc80b")
+
+
+class CannotBeSo(CannotLoad):
+    def load(self) -> None:
+        raise ConfigError("a\udc80b")
+
+
+class HasNoTextToLoad(CannotLoad):
+    def load(self) -> None:
+        raise HasNoText
 
 
 class Exits(CannotLoad):

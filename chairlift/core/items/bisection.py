@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.core.items.item import Batch, Failure, Item
+from chairlift.core.items.learned import Room
 from chairlift.core.items.limits import BatchLimits
 
 # One culprit among n takes 2 log2(n) calls to find. Where there are more than about four, the model itself is at fault.
@@ -19,10 +20,14 @@ _TOO_MANY = "; smaller batches of the same items failed as well, too many to loo
 
 
 class Bisection(msgspec.Struct, eq=False):
-    """What may still be spent on all that a failed batch was split into: calls of halves, and calls that are deadly."""
+    """What may still be spent on all that a failed batch was split into: calls of halves, and calls that are deadly.
+
+    `room` is what batches could hold before it failed.
+    """
 
     calls_left: int
     deaths_left: int
+    room: Room
 
 
 class BatchPart(msgspec.Struct, eq=False):
@@ -102,16 +107,17 @@ class Bisections(dict[str, BatchPart]):
         return gone
 
     def split(
-        self, batch: Batch, items: list[Item], failure: Failure, part: BatchPart | None, what: str
+        self, batch: Batch, items: list[Item], failure: Failure, part: BatchPart | None, what: str, room: Room
     ) -> Blame | None:
         """Take what is left of a failed batch into parts that go next; return None, or why its items must fail instead.
 
-        `part` is the one that the batch was, if it was one. A call that raised, or ran out of memory, is halved.
+        `part` is the one that the batch was, if it was one, and `room` what batches could hold before it. A call that
+        raised, or ran out of memory, is halved.
         """
         alone, deadly = len(batch.items) == 1, failure in _DEADLY
         if (self._limits.retries == 0) if deadly else (alone or not self._limits.bisect):
             return Blame("", [])
-        search = self._begin(batch) if part is None else part.search
+        search = self._begin(batch, room) if part is None else part.search
         if deadly and not (part is None or part.again):
             search.deaths_left -= 1
             if search.deaths_left < 0:
@@ -132,12 +138,12 @@ class Bisections(dict[str, BatchPart]):
         self._add(parts, last=alone)
         return None
 
-    def _begin(self, batch: Batch) -> Bisection:
+    def _begin(self, batch: Batch, room: Room) -> Bisection:
         count = len(batch.items)
         levels = 1
         while _PARTS**levels < count:
             levels += 1
-        return Bisection(2 * _CULPRITS * max(count - 1, 1).bit_length(), _CULPRITS * levels)
+        return Bisection(2 * _CULPRITS * max(count - 1, 1).bit_length(), _CULPRITS * levels, room)
 
     def _add(self, parts: list[BatchPart], last: bool) -> None:
         """Put parts to the front; whoever was alone goes last, as nobody else need wait for that."""

@@ -68,49 +68,84 @@ class BatchTime:
 
 _PATIENCE, _MOST_PATIENCE = 64, 8192
 _GROWTH = 1.125
-# A call this close to the limit counts as having tried it.
-_NEAR = 0.85
+
+
+class Room(NamedTuple):
+    """What a batch may hold as far as memory goes; how much is known to fit, and how patiently more is tried."""
+
+    size: float = inf
+    items: float = inf
+    proven: float = 0.0
+    patience: int = _PATIENCE
+    was_exceeded: bool = False
 
 
 class MemoryLimit:
     """The largest batch that fits, in computed size and, where size does not explain it, in items.
 
     After a call that ran out of memory the limit is the larger of half of it and what is known to fit. After 64
-    calls in a row near the limit it grows by an eighth; each time that proves wrong, the patience doubles. A single
-    item is never refused: alone it either fits or gets the error.
+    calls in a row that had no room for one item more it grows by an eighth; each time that proves wrong, the patience
+    doubles. A single item is never refused: alone it either fits or gets the error.
+
+    An item that runs out of memory alone says nothing of batches but of those that it was in. So where it was found in
+    smaller and smaller parts of a batch, the limit is again what it was before that one.
     """
 
     def __init__(self) -> None:
-        self.max_size = inf
-        self.max_items: float = inf
-        self.num_exceeded = 0
-        self._proven = 0.0
-        self._patience = _PATIENCE
+        self.room = Room()
         self._near = 0
 
-    def exceeded(self, computed: float, count: int) -> None:
-        """Note that a call ran out of memory."""
-        self.num_exceeded += 1
+    @property
+    def max_size(self) -> float:
+        """The computed size that a batch may have."""
+        return self.room.size
+
+    @property
+    def max_items(self) -> float:
+        """How many items a batch may hold."""
+        return self.room.items
+
+    def exceeded(self, computed: float, count: int, before: Room | None = None) -> None:
+        """Note that a call ran out of memory. Of a part of a batch that failed, `before` is the room before that."""
+        size, items, proven, patience, was_exceeded = self.room
+        if count == 1:
+            if before is not None:
+                self.room = Room(
+                    max(size, before.size),
+                    max(items, before.items),
+                    max(proven, before.proven),
+                    min(patience, before.patience),
+                    before.was_exceeded,
+                )
+            return
         self._near = 0
-        if self.num_exceeded > 1:
-            self._patience = min(self._patience * 2, _MOST_PATIENCE)
-        if computed <= self._proven:
+        if was_exceeded:
+            patience = min(patience * 2, _MOST_PATIENCE)
+        if computed <= proven:
             # As much once fitted: either memory has become scarcer, or it is the number of items that counts.
-            self._proven = computed / 2
-            self.max_items = min(self.max_items, max(count // 2, 1))
-        self.max_size = max(self._proven, computed / 2)
+            proven = computed / 2
+            items = min(items, max(count // 2, 1))
+        self.room = Room(max(proven, computed / 2), items, proven, patience, True)
 
-    def fitted(self, computed: float, count: int) -> None:
-        """Note that a call went well."""
-        self._proven = max(self._proven, computed)
-        if computed < _NEAR * self.max_size and count < _NEAR * self.max_items:
+    def fitted(self, computed: float, count: int, again: bool = False) -> None:
+        """Note that a call went well. If it was a part of one that failed, it may have been more than the limit is now.
+
+        Of other calls that says nothing: they were sent before the limit was lowered, or another instance has more.
+        """
+        size, items, proven, patience, was_exceeded = self.room
+        proven = max(proven, computed)
+        if again:
+            size, items = max(size, computed), max(items, count)
+        self.room = Room(size, items, proven, patience, was_exceeded)
+        if computed + computed / count <= size and count + 1 <= items:
             return
         self._near += 1
-        if self._near >= self._patience:
+        if self._near >= patience:
             self._near = 0
             # At least by one item, or of small batches an eighth would be nothing.
-            self.max_size = max(self.max_size * _GROWTH, self.max_size + computed / count)
-            self.max_items = max(self.max_items * _GROWTH, self.max_items + 1)
+            size = max(size * _GROWTH, size + computed / count)
+            items = max(items * _GROWTH, items + 1)
+            self.room = Room(size, items, proven, patience, was_exceeded)
 
 
 # What a call waited for beyond this many seconds is waiting; below, it is what taking a message costs.

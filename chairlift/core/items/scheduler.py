@@ -164,7 +164,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if outcome.failure is not None:
             return self._failed(batch, items, outcome, part)
         instance.observe(batch, outcome, now)
-        self.memory.fitted(batch.computed, len(batch.items))
+        self.memory.fitted(batch.computed, len(batch.items), again=part is not None)
         errors = outcome.errors
         return [
             Finished(item.id, FinishReason.ERROR, errors[item.id])
@@ -416,9 +416,8 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
 
     def _most(self) -> BatchCapacity:
         """What a batch may hold, however long it takes."""
-        limits, memory = self.limits, self.memory
-        size = min(limits.max_batch_tokens or inf, memory.max_size)
-        return BatchCapacity(int(min(limits.max_batch_size, memory.max_items)), size)
+        size = min(self.limits.max_batch_tokens or inf, self.memory.max_size)
+        return BatchCapacity(int(min(self.limits.max_batch_size, self.memory.max_items)), size)
 
     def _capacity(self, time: LinearCost) -> BatchCapacity:
         capacity = self._most()
@@ -484,12 +483,13 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             return []
         for item in items:
             item.attempts += 1
+        room = self.memory.room if part is None else part.search.room
         if failure is Failure.OUT_OF_MEMORY:
-            self.memory.exceeded(batch.computed, len(batch.items))
+            self.memory.exceeded(batch.computed, len(batch.items), room)
         if not items:
             return []
         bisections = self._background.bisections if items[0].background else self._bisections
-        blame = bisections.split(batch, items, failure, part, _WHAT[failure])
+        blame = bisections.split(batch, items, failure, part, _WHAT[failure], room)
         if blame is None:
             return []
         detail = (outcome.detail or f"the call {_WHAT[failure]}") + blame.text

@@ -17,14 +17,16 @@ _MAX_DEPTH, _MAX_LISTS = 96, 2**22
 _PLAIN_KINDS = "biufcSUmM"
 
 
-def encode(value: Any) -> list[bytes | memoryview]:
+def encode(value: Any, *, checked: bool = False) -> list[bytes | memoryview]:
     """Return the frames of a value of dicts, lists, strings, numbers, bytes, arrays, and whatever NumPy can read.
 
     NumPy scalars become plain numbers. Arrays that are framed are not copied: they must not change until the frames are
     sent. Raises TypeError for other objects, for structured arrays and bfloat16; OverflowError for integers beyond 64
-    bits; ValueError for a value that contains itself.
+    bits; ValueError for a value that contains itself, or is nested too deeply. What is `checked` is known not to be: to
+    look takes seconds where there are millions of lists.
     """
-    _check_depth(value)
+    if not checked:
+        _check_depth(value)
     writer = _FrameWriter()
     try:
         writer.frames[0] = msgspec.msgpack.encode(value, enc_hook=writer.convert)
@@ -74,7 +76,7 @@ class _FrameWriter:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError for what is nested so deeply that others could not read it."""
+    """Raise ValueError for what is nested so deeply that others could not read it, or would have no end of lists."""
     level = [value] if isinstance(value, list | tuple | dict) else []
     for _ in range(_MAX_DEPTH):
         level = [
@@ -86,7 +88,7 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
         if len(level) > _MAX_LISTS:
-            break
+            raise ValueError(f"the value has more than {_MAX_LISTS:,} lists and dicts on one level, or contains itself")
     raise ValueError(f"the value is nested more than {_MAX_DEPTH} levels deep, or contains itself")
 
 

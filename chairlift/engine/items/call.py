@@ -1,13 +1,21 @@
 """One call with a batch of items: what comes of it, wherever it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from chairlift.core.items.item import Failure
+from chairlift.errors import RequestFailed
+from chairlift.runners.out_of_memory import text_of
 
-OnParts = Callable[[dict[int, Any]], None]
+# Is handed the parts of a step of a stream, by item. Of those it returns they are also in the results; of all, if it
+# returns None. Raises Unwanted.
+OnParts = Callable[[dict[int, Any]], dict[int, Any] | None]
+
+
+class Unwanted(Exception):
+    """Nobody waits for a stream any more: whoever hands over its parts need not go on."""
 
 
 class CallResult(msgspec.Struct):
@@ -32,4 +40,14 @@ class CallFailed(Exception):
 
 def describe(error: BaseException) -> str:
     """Say in one line what was raised."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def checked(results: Sequence[Any], expected: int) -> Sequence[Any]:
+    """One result each. If they are too few or too many nobody's can be told, and smaller batches would not help."""
+    if len(results) == expected:
+        return results
+    error = RequestFailed(
+        f"{len(results)} results came for a batch of {expected}: there must be one for each, in order"
+    )
+    return [error] * expected

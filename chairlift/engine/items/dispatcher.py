@@ -20,7 +20,7 @@ from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, describe
 from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
@@ -174,8 +174,8 @@ class Dispatcher:
         """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
 
         Its id begins with `id_prefix`, and it is among the `items_of` its `owner`. `on_part` hears of the parts of a
-        streaming model's result. Raises QueueFull, InvalidRequest or Unavailable. So
-        may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
+        streaming model's result, which then need not be in the answer. Raises QueueFull, InvalidRequest or Unavailable.
+        So may the future raise QueueFull (shed by prediction), DeadlineExceeded, RequestFailed and Unavailable.
         """
         if self._refusal is not None:
             raise Unavailable(self._refusal)
@@ -353,12 +353,28 @@ class Dispatcher:
         payloads = [entry.payload for entry in members]
         executor = self._all[batch.instance]
         if any(entry.on_part is not None for entry in members):
-            run = executor.run(payloads, partial(_hand_out, [entry.on_part for entry in members]))
+            run = executor.run(payloads, partial(self._hand_out, batch))
         else:
             run = executor.run(payloads)
         assert self._loop is not None
         call = self._loop.create_task(self._call(batch, run), name="batch")
         self._calls[call] = batch
+
+    def _hand_out(self, batch: Batch, parts: dict[int, Any]) -> dict[int, Any]:
+        """Give parts to those who hear of them, and return those of the others, who want them in their results.
+
+        What is for an item that is not here any more goes nowhere. Raises Unwanted if that is so for all of the batch.
+        """
+        entries, kept = self._entries, {}
+        for place, part in parts.items():
+            entry = entries.get(batch.items[place].id)
+            if entry is not None and entry.on_part is not None:
+                entry.on_part(part)
+            elif entry is not None:
+                kept[place] = part
+        if not any(item.id in entries for item in batch.items):
+            raise Unwanted
+        return kept
 
     async def _call(self, batch: Batch, run: Any) -> None:
         """Await one call and hand out what came of it."""
@@ -367,7 +383,7 @@ class Dispatcher:
         results: Sequence[Any] = []
         try:
             result = await run
-            results = _checked(result.results, batch)
+            results = checked(result.results, len(batch.items))
             errors = {
                 item.id: describe(value)
                 for item, value in zip(batch.items, results, strict=True)
@@ -471,24 +487,6 @@ class Dispatcher:
 
     def _busy(self) -> set[int]:
         return {batch.instance for batch in self._calls.values()}
-
-
-def _checked(results: Sequence[Any], batch: Batch) -> Sequence[Any]:
-    """One result each. If they are too few or too many nobody's can be told, and smaller batches would not help."""
-    expected = len(batch.items)
-    if len(results) == expected:
-        return results
-    error = RequestFailed(
-        f"{len(results)} results came for a batch of {expected}: there must be one for each, in order"
-    )
-    return [error] * expected
-
-
-def _hand_out(on_part: list[OnPart | None], parts: dict[int, Any]) -> None:
-    for place, part in parts.items():
-        hear = on_part[place]
-        if hear is not None:
-            hear(part)
 
 
 def _raisable(error: BaseException) -> BaseException:

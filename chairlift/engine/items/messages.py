@@ -17,7 +17,13 @@ class RunBatch(msgspec.Struct, tag=True):
     stream: bool = False
 
 
-ItemsToWorker = RunBatch | Shutdown
+class StopBatch(msgspec.Struct, tag=True):
+    """Front to worker: nobody waits for this stream any more. Nothing happens if it has ended."""
+
+    id: int
+
+
+ItemsToWorker = RunBatch | StopBatch | Shutdown
 
 
 class InstanceReady(msgspec.Struct, tag=True):

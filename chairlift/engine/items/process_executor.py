@@ -12,8 +12,8 @@ import zmq
 from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
-from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, describe
+from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch, StopBatch
 from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import BadItem, RequestFailed, Unavailable
@@ -31,16 +31,25 @@ class _Call:
         self.size = size
         self.on_parts = on_parts
         self.streamed: list[Any] = [[] for _ in range(size)]
-        self.expired = False
+        self.begun = self.unwanted = self.expired = False
         self.timer: asyncio.TimerHandle | None = None
         self.future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
 
-    def take(self, parts: dict[int, Any]) -> None:
-        """Hand over parts of a stream, unless nobody waits any more."""
-        for index, part in parts.items():
+    def take(self, parts: dict[int, Any]) -> bool:
+        """Hand over parts of a stream, and keep those that belong in the results. False if nobody waits any more."""
+        self.begun = True
+        kept: dict[int, Any] | None = None
+        try:
+            if self.future.done():
+                raise Unwanted
+            if self.on_parts is not None:
+                kept = self.on_parts(parts)
+        except Unwanted:
+            self.unwanted = True
+            return False
+        for index, part in (parts if kept is None else kept).items():
             self.streamed[index].append(part)
-        if self.on_parts is not None and not self.future.done():
-            self.on_parts(parts)
+        return True
 
     def succeed(self, result: CallResult) -> None:
         """Hand over the results, unless nobody waits any more."""
@@ -49,7 +58,7 @@ class _Call:
 
     def fail(self, failure: Failure, detail: str) -> None:
         """Say that the call failed as a whole; or, where parts are out that can't be called back, each of its items."""
-        if any(self.streamed):
+        if self.begun and not self.unwanted:
             text = f"{detail}, after a part of the answer"
             self.succeed(CallResult([RequestFailed(text) for _ in range(self.size)], 0.0))
         elif not self.future.done():
@@ -122,8 +131,9 @@ class ProcessExecutor(Supervised):
     async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
         """Compute one batch, once the worker is ready and has at most one call to end before.
 
-        With `on_parts`, a streaming model hands over its parts as they come, by item; each result has all of them too.
-        Raises CallFailed. Once a part is out it does not, as nobody may get it twice: every item has an error then.
+        With `on_parts`, a streaming model hands over its parts as they come, by item; each result has those that it
+        returns. If it raises Unwanted, the model is told to stop. Raises CallFailed. Once a part is out it does not, as
+        nobody may get it twice: every item has an error then.
         """
         try:
             while len(self._calls) >= _MOST_CALLS or not self.ready:
@@ -132,7 +142,8 @@ class ProcessExecutor(Supervised):
         except Unavailable as error:
             raise CallFailed(Failure.DIED, str(error)) from None
         try:
-            frames = encode(list(payloads))
+            # A body of JSON has been held to fewer levels, and the event loop has no time to look again.
+            frames = encode(list(payloads), checked=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise CallFailed(Failure.RAISED, f"the payload can't be sent: {describe(error)}") from error
         streams = self.info is not None and self.info.streams
@@ -172,7 +183,8 @@ class ProcessExecutor(Supervised):
         match message:
             case Parts(indices=indices):
                 self._set_timer(call)
-                call.take(dict(zip(indices, decode(buffers), strict=True)))
+                if not call.unwanted and not call.take(dict(zip(indices, decode(buffers), strict=True))):
+                    self._worker.send([msgspec.msgpack.encode(StopBatch(call.number))])
             case Done(seconds=seconds, idle=idle, errors=errors, refused=refused):
                 results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():

@@ -4,13 +4,15 @@ It computes the batches that it is sent, one after the other, and sleeps in betw
 `Lifeline`: when the front is gone, so is the worker.
 """
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,39 +22,53 @@ from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
-from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, ItemsToWorker, Parts, RunBatch
+from chairlift.engine.items.call import CallFailed, CallResult, Unwanted, describe
+from chairlift.engine.items.messages import (
+    Done,
+    Failed,
+    InstanceReady,
+    ItemsToFront,
+    ItemsToWorker,
+    Parts,
+    RunBatch,
+    StopBatch,
+)
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.worker_messages import Shutdown, load_failed
 from chairlift.errors import BadItem, InvalidRequest
 from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line
+from chairlift.runners.out_of_memory import as_utf8, is_out_of_memory, one_line, text_of
 
 log = logging.getLogger(__name__)
 
 _OF_TEXTS = ("embed", "classify", "rerank")
 
+Emit = Callable[[dict[int, Any]], None]
+Received = tuple[ItemsToWorker, list[memoryview]]
 
-def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+
+def compute(runner: ItemRunner, payloads: Sequence[Any], emit: Emit | None = None) -> CallResult:
     """Run one batch in the calling thread.
 
-    `on_parts` is for a `StreamingRunner` only, and gets the parts as they come. Raises CallFailed, after logging the
-    traceback, or where memory ran out or a `BadItem` was raised, a line; and as it is what says that no other batch can
-    be run in this process either.
+    `emit` is for a `StreamingRunner` only, and gets the parts as they come; if it raises Unwanted, so does this. Raises
+    CallFailed, after logging the traceback, or where memory ran out or a `BadItem` was raised, a line; and as it is
+    what says that no other batch can be run in this process either.
     """
     started = time.perf_counter()
     try:
-        if on_parts is None:
+        if emit is None:
             results = runner.run(payloads)
         else:
             streaming: StreamingRunner = runner  # type: ignore[assignment]
-            results = streaming.stream(payloads, on_parts)
+            results = streaming.stream(payloads, emit)
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
+    except Unwanted:
+        raise
     except Exception as error:
-        if is_device_lost(error):
+        if _ends_process(error):
             raise
         failure = Failure.OUT_OF_MEMORY if is_out_of_memory(error) else Failure.RAISED
         # Of these two a traceback would tell nothing more.
@@ -62,6 +78,14 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], on_parts: OnParts | Non
             log.warning("a call of %d items failed", len(payloads), exc_info=True)
         raise CallFailed(failure, describe(error)) from error
     return CallResult(results, time.perf_counter() - started)
+
+
+def _ends_process(error: Exception) -> bool:
+    """Whether no other batch can be run here. One whose text can't be read is of a model's code, not of CUDA."""
+    try:
+        return is_device_lost(error)
+    except Exception:
+        return False
 
 
 class ItemWorker:
@@ -74,35 +98,72 @@ class ItemWorker:
         self._payloads: Any = list[Encoding] if info.task in _OF_TEXTS else list[Any]
         self._decoder = msgspec.msgpack.Decoder(ItemsToWorker)
         self._idle = 0.0
+        # What came while a stream was computed, in its order.
+        self._inbox: deque[Received] = deque()
 
     def serve(self) -> None:
         """Compute what comes until told to shut down."""
         while True:
             free = time.perf_counter()
-            header, *frames = self.socket.recv_multipart(copy=False)
+            message, frames = self._inbox.popleft() if self._inbox else self._receive()
             self._idle = time.perf_counter() - free
-            message = self._decoder.decode(header.buffer)
             if isinstance(message, Shutdown):
                 return
-            self._run(message, [frame.buffer for frame in frames])
+            if isinstance(message, RunBatch):
+                self._run(message, frames)
+
+    def _receive(self, flags: int = 0) -> Received:
+        header, *frames = self.socket.recv_multipart(flags, copy=False)
+        return self._decoder.decode(header.buffer), [frame.buffer for frame in frames]
+
+    def _check_wanted(self, batch: int) -> None:
+        """Raise Unwanted if the front has said that nobody waits for this batch any more."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._inbox.append(self._receive(zmq.NOBLOCK))
+        if any(isinstance(message, StopBatch) and message.id == batch for message, _ in self._inbox):
+            raise Unwanted
 
     def _run(self, message: RunBatch, frames: list[memoryview]) -> None:
+        unsent: dict[int, str] = {}
+
         def send_parts(parts: dict[int, Any]) -> None:
-            self._send(Parts(message.id, list(parts)), encode(list(parts.values())))
+            self._check_wanted(message.id)
+            going = {index: part for index, part in parts.items() if index not in unsent}
+            try:
+                encoded = encode(list(going.values()))
+            except Exception:
+                unsent.update(_unsendable(going, "part"))
+                going = {index: part for index, part in going.items() if index not in unsent}
+                encoded = encode(list(going.values()), checked=True)
+            if going:
+                self._send(Parts(message.id, list(going)), encoded)
 
         try:
             payloads = decode(frames, self._payloads)
             made = compute(self.runner, payloads, send_parts if message.stream else None)
         except CallFailed as failed:
             self._send(Failed(message.id, failed.failure, failed.detail))
+        except Unwanted:
+            self._send(Failed(message.id, Failure.RAISED, "nobody waits for it any more"))
         except (msgspec.DecodeError, ValueError) as error:
-            self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {error}"))
+            self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {text_of(error)}"))
         else:
-            errors = {i: _told(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)}
-            refused = [index for index in errors if isinstance(made.results[index], InvalidRequest)]
-            results = [None if index in errors else each for index, each in enumerate(made.results)]
-            encoded = [] if message.stream else _encode(results, errors)
-            self._send(Done(message.id, made.seconds, self._idle, errors, refused), encoded)
+            self._answer(message, made, unsent)
+
+    def _answer(self, message: RunBatch, made: CallResult, unsent: dict[int, str]) -> None:
+        """Send what a call gave; an item whose parts can't be sent has an error, whatever came after that part."""
+        errors = {i: _told(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)} | unsent
+        refused = [i for i in errors if i not in unsent and isinstance(made.results[i], InvalidRequest)]
+        encoded: list[bytes | memoryview] = []
+        if not message.stream:
+            results = [None if i in errors else each for i, each in enumerate(made.results)]
+            try:
+                encoded = encode(results)
+            except Exception:
+                errors |= _unsendable(dict(enumerate(results)), "result")
+                encoded = encode([None if i in errors else each for i, each in enumerate(results)], checked=True)
+        self._send(Done(message.id, made.seconds, self._idle, errors, refused), encoded)
 
     def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
         # Copied, since the model may write its next parts or results into the same arrays at once.
@@ -112,21 +173,18 @@ class ItemWorker:
 
 def _told(error: BaseException) -> str:
     """What the front hears of an item's error; what is for the client's eyes names no type."""
-    return str(error) if isinstance(error, InvalidRequest) else describe(error)
+    return text_of(error) if isinstance(error, InvalidRequest) else describe(error)
 
 
-def _encode(results: list[Any], errors: dict[int, str]) -> list[bytes | memoryview]:
-    """Encode results; those that can't be become errors of their own."""
-    try:
-        return encode(results)
-    except Exception:
-        for index, result in enumerate(results):
-            try:
-                encode(result)
-            except Exception as error:
-                results[index] = None
-                errors[index] = f"the result can't be sent: {describe(error)}"
-        return encode(results)
+def _unsendable(values: dict[int, Any], what: str) -> dict[int, str]:
+    """Of values that can't be sent together, which can't be alone, and why. All others can be: they nest no deeper."""
+    errors = {}
+    for index, value in values.items():
+        try:
+            encode(value)
+        except Exception as error:
+            errors[index] = f"the {what} can't be sent: {describe(error)}"
+    return errors
 
 
 def main(address: str, config_json: str) -> int:
@@ -146,7 +204,9 @@ def main(address: str, config_json: str) -> int:
         info = _load(runner, config)
     except (Exception, SystemExit) as error:
         log.debug("the model can't be loaded", exc_info=True)
-        socket.send(msgspec.msgpack.encode(load_failed(error)))
+        failed = load_failed(error)
+        failed.message = as_utf8(failed.message)
+        socket.send(msgspec.msgpack.encode(failed))
         socket.close()
         context.term()
         return 1
